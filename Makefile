@@ -1,0 +1,33 @@
+# Everything runs in a virtual environment of its own: nothing but Python is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test check format bench clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[places,dev]' --constraint constraints.txt
+	touch $(READY)
+
+demo: $(READY)  ## train SNM and S2M on places, compare them, write the report
+	$(BIN)/evenhand demo
+
+test: $(READY)  ## every test
+	$(BIN)/pytest
+
+check: $(READY)  ## format, lint, strict types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## time of a step beside the obvious ways to write it
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) build dist

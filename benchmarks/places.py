@@ -1,0 +1,285 @@
+"""SNM against S2M on `places`, fairly: tuned on validation with equal trials, then seeds.
+
+    python benchmarks/places.py tune  --size demo     every method, every trial, validation only
+    python benchmarks/places.py seeds --size demo     the chosen settings, three new seeds, test
+
+`tune` trains each method once for every (steps, learning rate) of the size's grid and chooses by
+pair recall@10 over the whole validation part: the figure one has when nobody labelled the groups.
+`seeds` repeats the chosen settings with new seeds, fixes the list of worst groups on the
+validation part, and gives paired differences with intervals over queries and over seeds.
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import platform
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from evenhand.config import Config, build_config
+from evenhand.data import open_dataset
+from evenhand.evaluation import (
+    GroupList,
+    Outcome,
+    compare_outcomes,
+    score_table,
+    selected_value,
+    worst_members,
+)
+from evenhand.files import write_json
+from evenhand.pipeline import build_training, evaluate_model, open_data
+from evenhand.tables import differences_table
+from evenhand.training.loop import Places, train
+
+RESULTS = Path(__file__).parent / "results"
+METHODS = ("snm", "s2m", "s2m-annealed")
+CRITERION = "recall@10"
+SHOWN = (
+    "recall@10",
+    "recall@10 on head",
+    "recall@10 on torso",
+    "recall@10 on tail",
+    "recall@10 on worst tenth of country",
+    "recall@10 on worst 3 of script",
+)
+SIZES: dict[str, dict[str, Any]] = {
+    "demo": {
+        "data": {"num_buckets": 2**14},
+        "model": {"embedding_dim": 128},
+        "mining": {
+            "batch_size": 1024,
+            "num_sampled_labels": 2048,
+            "num_hard_labels": 32,
+            "num_hard_examples": 256,
+        },
+        "steps": (1500, 2000, 3000),
+        "learning_rates": (0.012, 0.024, 0.048),
+    },
+    "full": {
+        "data": {"num_buckets": 2**20},
+        "model": {"embedding_dim": 512},
+        "mining": {
+            "batch_size": 2048,
+            "num_sampled_labels": 4096,
+            "num_hard_labels": 64,
+            "num_hard_examples": 512,
+        },
+        "steps": (1500, 3000, 4500),
+        "learning_rates": (0.006, 0.012, 0.024),
+    },
+}
+
+
+def settings_of(size: str, method: str, steps: int, learning_rate: float, seed: int) -> Config:
+    chosen = SIZES[size]
+    return build_config(
+        {
+            "data": chosen["data"],
+            "model": chosen["model"],
+            "mining": {"method": method, **chosen["mining"]},
+            "training": {
+                "num_steps": steps,
+                "learning_rate": learning_rate,
+                "seed": seed,
+                "checkpoint_every": 0,
+            },
+        }
+    )
+
+
+def trained_outcomes(
+    config: Config, data: str | None, part_names: tuple[str, ...], num_threads: int
+) -> tuple[dict[str, Outcome], float]:
+    """Trains once and searches for every query of the parts; also the seconds of training."""
+    torch.set_num_threads(num_threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dataset = open_dataset(Path(data)) if data else open_data(config.data, Console(quiet=True))
+    built = build_training(config, dataset, device)
+    with tempfile.TemporaryDirectory() as folder:
+        places = Places(Path(folder) / "metrics.jsonl", Path(folder) / "checkpoints")
+        began = time.monotonic()
+        train(
+            built.training, built.plan, sampler=built.sampler, loss_fn=built.loss_fn, places=places
+        )
+        seconds = time.monotonic() - began
+    model = built.training.model
+    return {name: evaluate_model(model, dataset, name, config) for name in part_names}, seconds
+
+
+def tune(options: argparse.Namespace, console: Console) -> None:
+    grid = list(
+        itertools.product(SIZES[options.size]["steps"], SIZES[options.size]["learning_rates"])
+    )
+    jobs = [(method, *point) for method in METHODS for point in grid]
+    jobs.sort(key=lambda job: -job[1])  # the longest first
+    configs = [settings_of(options.size, *job, seed=0) for job in jobs]
+    data = prepared(options, configs[0], console)
+    trials = []
+    with pool(options.workers) as executor:
+        running = [
+            executor.submit(trained_outcomes, c, data, ("validation",), threads(options))
+            for c in configs
+        ]
+        for (method, steps, rate), future in zip(jobs, running, strict=True):
+            outcomes, seconds = future.result()
+            figures = figures_of(outcomes["validation"], data, configs[0], "validation")
+            trials.append(
+                {
+                    "method": method,
+                    "num_steps": steps,
+                    "learning_rate": rate,
+                    "validation": figures,
+                    "training_seconds": round(seconds, 1),
+                }
+            )
+            console.print(
+                f"{method:13s} steps {steps} rate {rate}: {CRITERION} {figures[CRITERION]:.4f}, "
+                f"worst 3 scripts {figures[SHOWN[-1]]:.4f} ({seconds:.0f} s)"
+            )
+    chosen = {
+        method: max(
+            (trial for trial in trials if trial["method"] == method),
+            key=lambda trial: trial["validation"][CRITERION],
+        )
+        for method in METHODS
+    }
+    path = RESULTS / f"places-{options.size}-tuning.json"
+    write_json(path, about(options) | {"criterion": CRITERION, "chosen": chosen, "trials": trials})
+    for method, trial in chosen.items():
+        console.print(f"chosen for {method}: {trial}")
+    console.print(f"written to {path}")
+
+
+def seeds(options: argparse.Namespace, console: Console) -> None:
+    tuning = json.loads((RESULTS / f"places-{options.size}-tuning.json").read_text())
+    jobs = [(method, seed) for seed in options.seeds for method in METHODS]
+    configs = []
+    for method, seed in jobs:
+        trial = tuning["chosen"][method]
+        configs.append(
+            settings_of(options.size, method, trial["num_steps"], trial["learning_rate"], seed=seed)
+        )
+    data = prepared(options, configs[0], console)
+    runs: dict[str, list[dict[str, Outcome]]] = {method: [] for method in METHODS}
+    rows = []
+    with pool(options.workers) as executor:
+        parts = ("validation", "test")
+        running = [
+            executor.submit(trained_outcomes, c, data, parts, threads(options)) for c in configs
+        ]
+        for (method, seed), future in zip(jobs, running, strict=True):
+            outcomes, seconds = future.result()
+            runs[method].append(outcomes)
+            figures = figures_of(outcomes["test"], data, configs[0], "test")
+            rows.append({"method": method, "seed": seed, "test": figures, "seconds": seconds})
+            console.print(
+                f"{method:13s} seed {seed}: test {CRITERION} {figures[CRITERION]:.4f}, "
+                f"worst 3 scripts {figures[SHOWN[-1]]:.4f} ({seconds:.0f} s)"
+            )
+    differences = {}
+    for contender in METHODS[1:]:
+        found = compared(runs["snm"], runs[contender], data, configs[0])
+        console.print(differences_table(found, baseline="snm", contender=contender))
+        differences[contender] = [vars(row) for row in found]
+    path = RESULTS / f"places-{options.size}-seeds.json"
+    write_json(
+        path,
+        about(options) | {"chosen": tuning["chosen"], "runs": rows, "differences": differences},
+    )
+    console.print(f"written to {path}")
+
+
+def figures_of(outcome: Outcome, data: str, config: Config, part_name: str) -> dict[str, float]:
+    scores = score_table(
+        outcome,
+        open_dataset(Path(data)),
+        part_name,
+        min_pairs=config.evaluation.min_pairs,
+        num_resamples=0,
+    )
+    return {name: selected_value(scores, name) for name in SHOWN}
+
+
+def compared(
+    baseline: list[dict[str, Outcome]],
+    contender: list[dict[str, Outcome]],
+    data: str,
+    config: Config,
+) -> list[Any]:
+    """Paired differences on test; the worst groups are those of the baseline on validation."""
+    dataset = open_dataset(Path(data))
+    scores = score_table(
+        baseline[0]["validation"],
+        dataset,
+        "validation",
+        # The validation part is half the test part: the same groups can be judged.
+        min_pairs={
+            name: count // 2
+            for name, count in (config.evaluation.min_pairs | {"country": 30}).items()
+        },
+        num_resamples=0,
+    )
+    groups = {
+        "worst 3 of script": GroupList(
+            "script", worst_members(scores, "script", CRITERION, count=3)
+        ),
+        "worst tenth of country": GroupList("country", worst_members(scores, "country", CRITERION)),
+    }
+    return compare_outcomes(
+        [run["test"] for run in baseline],
+        [run["test"] for run in contender],
+        dataset,
+        "test",
+        groups,
+    )
+
+
+def prepared(options: argparse.Namespace, config: Config, console: Console) -> str:
+    """The folder of the data set, prepared once for all workers."""
+    if options.data:
+        return str(options.data)
+    open_data(config.data, console)
+    return f"datasets/places-{config.data.min_population}-{config.data.num_buckets}"
+
+
+def pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def threads(options: argparse.Namespace) -> int:
+    return max(1, multiprocessing.cpu_count() // options.workers)
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    return {
+        "command": " ".join(["python", "benchmarks/places.py", *sys.argv[1:]]),
+        "device": device or platform.machine(),
+        "torch": torch.__version__,
+        "settings": {key: SIZES[options.size][key] for key in ("data", "model", "mining")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("tune", "seeds"))
+    parser.add_argument("--size", choices=tuple(SIZES), default="demo")
+    parser.add_argument("--workers", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--data", help="folder of a prepared data set")
+    options = parser.parse_args()
+    {"tune": tune, "seeds": seeds}[options.what](options, Console())
+
+
+if __name__ == "__main__":
+    main()

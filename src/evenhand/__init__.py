@@ -1,0 +1,60 @@
+"""Evenhand: retrieval models that work for every part of the data.
+
+For a training loop of your own, everything is here: draw negatives with a sampler, score them,
+`mask_positives`, and hand the scores to `s2m_loss`.
+"""
+
+from evenhand.losses import (
+    averaged_loss,
+    bowl_loss,
+    contrastive_loss,
+    crammer_singer_loss,
+    exponential,
+    hinge,
+    logistic,
+    softmax_loss,
+    squared_hinge,
+)
+from evenhand.mining import hardest_examples, hardest_labels, mask_positives
+from evenhand.objective import s2m_loss
+from evenhand.risk import mean_weights, top_weights
+from evenhand.sampling import (
+    Distinct,
+    FrequencySampler,
+    InBatchSampler,
+    LabelSample,
+    LabelSampler,
+    LogUniformSampler,
+    MixedSampler,
+    UniformSampler,
+    log_q_corrected,
+)
+from evenhand.version import __version__
+
+__all__ = [
+    "Distinct",
+    "FrequencySampler",
+    "InBatchSampler",
+    "LabelSample",
+    "LabelSampler",
+    "LogUniformSampler",
+    "MixedSampler",
+    "UniformSampler",
+    "__version__",
+    "averaged_loss",
+    "bowl_loss",
+    "contrastive_loss",
+    "crammer_singer_loss",
+    "exponential",
+    "hardest_examples",
+    "hardest_labels",
+    "hinge",
+    "log_q_corrected",
+    "logistic",
+    "mask_positives",
+    "mean_weights",
+    "s2m_loss",
+    "softmax_loss",
+    "squared_hinge",
+    "top_weights",
+]

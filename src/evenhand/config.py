@@ -1,0 +1,321 @@
+"""Settings: TOML files and flags, read strictly, written out in full into the run folder."""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evenhand.errors import UserError
+from evenhand.losses import (
+    LossFn,
+    averaged_loss,
+    bowl_loss,
+    contrastive_loss,
+    crammer_singer_loss,
+    exponential,
+    hinge,
+    logistic,
+    softmax_loss,
+    squared_hinge,
+)
+
+T = TypeVar("T")
+
+METHODS = {
+    "sgd": "all labels, all examples",
+    "snm": "hardest sampled labels, all examples",
+    "topk-sgd": "all labels, hardest examples",
+    "s2m": "hardest sampled labels, hardest examples (Algorithm 1)",
+    "s2m-annealed": "s2m, with k' shrinking from the whole batch",
+}
+MARGIN_LOSSES = {
+    "hinge": hinge,
+    "squared-hinge": squared_hinge,
+    "logistic": logistic,
+    "exponential": exponential,
+}
+LOSSES = ("contrastive", "softmax", "bowl", "crammer-singer", "averaged")
+SAMPLERS = ("uniform", "frequency", "log-uniform", "in-batch", "mixed")
+OPTIMIZERS = ("row-adam", "row-adagrad")
+LEARNING_RATE_SHAPES = ("linear", "cosine", "constant")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What to train on: `places`, or the folder of a data set made by `evenhand data`."""
+
+    dataset: str = "places"
+    min_population: int = 15000  # of the cities in `places`: 500, 1000, 5000 or 15000
+    num_buckets: int = 2**20  # n-grams of a name are hashed into so many features
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    embedding_dim: int = 256
+    similarity: str = "cosine"  # or "dot"
+    scale: float = 1.0  # of the scores
+    label_bias: bool = False  # only with "dot"
+    hidden_widths: tuple[int, ...] = ()  # of the perceptron for dense features
+
+    def __post_init__(self) -> None:
+        _check_positive("model", embedding_dim=self.embedding_dim, scale=self.scale)
+        _check_choice("model.similarity", self.similarity, ("cosine", "dot"))
+        if self.label_bias and self.similarity == "cosine":
+            raise UserError('model.label_bias goes with model.similarity = "dot"')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    name: str = "contrastive"
+    margin: float = 0.3  # contrastive: negatives cost above it
+    power: float = 1.0  # contrastive
+    margin_loss: str = "hinge"  # bowl, crammer-singer, averaged
+    log_q: bool = False  # softmax: correct for how often a label is drawn
+
+    def __post_init__(self) -> None:
+        _check_choice("loss.name", self.name, LOSSES)
+        _check_choice("loss.margin_loss", self.margin_loss, tuple(MARGIN_LOSSES))
+        if not -1 <= self.margin <= 1:
+            raise UserError(f"loss.margin must be between -1 and 1, got {self.margin}")
+        if not self.power >= 1:
+            raise UserError(f"loss.power must be at least 1, got {self.power}")
+        if self.log_q and self.name != "softmax":
+            raise UserError(f'loss.log_q is for loss.name = "softmax" alone, got "{self.name}"')
+
+    def build(self) -> LossFn:
+        margin_loss = MARGIN_LOSSES[self.margin_loss]
+        losses: dict[str, LossFn] = {
+            "contrastive": partial(contrastive_loss, margin=self.margin, power=self.power),
+            "softmax": softmax_loss,
+            "bowl": partial(bowl_loss, margin_loss=margin_loss),
+            "crammer-singer": partial(crammer_singer_loss, margin_loss=margin_loss),
+            "averaged": partial(averaged_loss, margin_loss=margin_loss),
+        }
+        return losses[self.name]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MiningConfig:
+    """How many labels and examples a step looks at, and how many it keeps."""
+
+    method: str = "s2m-annealed"
+    batch_size: int = 2048
+    num_sampled_labels: int = 4096  # K-bar in the paper
+    num_hard_labels: int = 64  # k; the paper's advice: the r of the recall@r one cares about
+    num_hard_examples: int = 512  # k'; what the rarest subpopulation may fill of a batch
+    anneal_fraction: float = 1.0  # s2m-annealed: part of the run over which k' shrinks
+    sampler: str = "uniform"
+    sampler_power: float = 0.75  # frequency, mixed: labels are drawn by count ** power
+    in_batch_share: float = 0.5  # mixed: part of the sample that is the batch's own labels
+    for_each_example: bool = False  # a sample of its own for each example (slower)
+    masks_all_positives: bool = True  # False: the paper's mask, the drawn positive alone
+
+    def __post_init__(self) -> None:
+        _check_choice("mining.method", self.method, tuple(METHODS))
+        _check_choice("mining.sampler", self.sampler, SAMPLERS)
+        _check_positive("mining", batch_size=self.batch_size)
+        _check_positive("mining", num_sampled_labels=self.num_sampled_labels)
+        if self.draws_labels and not 1 <= self.num_hard_labels <= self.num_sampled_labels:
+            raise UserError(
+                f"mining.num_hard_labels must be between 1 and mining.num_sampled_labels "
+                f"({self.num_sampled_labels}), got {self.num_hard_labels}"
+            )
+        if not 1 <= self.num_hard_examples <= self.batch_size:
+            raise UserError(
+                f"mining.num_hard_examples must be between 1 and mining.batch_size "
+                f"({self.batch_size}), got {self.num_hard_examples}"
+            )
+        if not 0 <= self.anneal_fraction <= 1:
+            raise UserError(
+                f"mining.anneal_fraction must be between 0 and 1, got {self.anneal_fraction}"
+            )
+
+    @property
+    def draws_labels(self) -> bool:
+        """Whether the method samples labels, or looks at them all."""
+        return self.method in ("snm", "s2m", "s2m-annealed")
+
+    @property
+    def mines_examples(self) -> bool:
+        return self.method in ("topk-sgd", "s2m", "s2m-annealed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    num_steps: int = 3000
+    learning_rate: float = 0.012
+    learning_rate_shape: str = "linear"
+    warmup_steps: int = 0
+    optimizer: str = "row-adam"
+    max_gradient_norm: float = 0.0  # 0: gradients are not clipped
+    seed: int = 0
+    log_every: int = 50
+    evaluate_every: int = 0  # validate so often, keep the best weights; 0: at the end only
+    checkpoint_every: int = 500  # 0: none, so that the run cannot be resumed
+    select_by: str = "recall@10"  # or "recall@10 on worst 3 of script", "mrr", ...
+    patience: int = 0  # stop after so many validations without a new best; 0: never
+
+    def __post_init__(self) -> None:
+        _check_choice(
+            "training.learning_rate_shape", self.learning_rate_shape, LEARNING_RATE_SHAPES
+        )
+        _check_choice("training.optimizer", self.optimizer, OPTIMIZERS)
+        _check_positive("training", num_steps=self.num_steps, learning_rate=self.learning_rate)
+        _check_positive("training", log_every=self.log_every)
+        for name in (
+            "warmup_steps", "max_gradient_norm", "seed",
+            "evaluate_every", "checkpoint_every", "patience",
+        ):  # fmt: skip
+            if getattr(self, name) < 0:
+                raise UserError(f"training.{name} must be at least 0, got {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    cutoffs: tuple[int, ...] = (1, 5, 10, 25, 50)
+    num_resamples: int = 1000  # of the bootstrap intervals
+    # A group with fewer pairs than this is said to be too small to judge.
+    min_pairs: dict[str, int] = dataclasses.field(default_factory=lambda: {"script": 100})
+
+    def __post_init__(self) -> None:
+        if not self.cutoffs or min(self.cutoffs) < 1:
+            raise UserError(f"evaluation.cutoffs must be positive, got {list(self.cutoffs)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    mining: MiningConfig = dataclasses.field(default_factory=MiningConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    field.name: typing.cast(type[Any], field.type) for field in dataclasses.fields(Config)
+}
+
+
+def read_settings(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a TOML file, unchecked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a folder, not a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def with_assignments(
+    settings: Mapping[str, Mapping[str, Any]], assignments: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Settings changed by `section.key=value` words, the value in TOML's notation."""
+    changed = {section: dict(values) for section, values in settings.items()}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and key):
+            raise UserError(f"--set takes section.key=value, got {assignment!r}")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text  # a bare word is a string
+        changed.setdefault(section, {})[key] = value
+    return changed
+
+
+def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Checks every section and key, and fills in the rest."""
+    for section in settings:
+        if section not in SECTIONS:
+            raise UserError(f"there is no section [{section}]; {_hint(section, SECTIONS)}")
+    return Config(
+        **{
+            section: build(cls, settings.get(section, {}), section=section)
+            for section, cls in SECTIONS.items()
+        }
+    )
+
+
+def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
+    """Builds a config dataclass from one TOML section, refusing keys it does not know."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"[{section}] must be a section of settings, got {values!r}")
+    kinds = typing.get_type_hints(cls)
+    for key in values:
+        if key not in kinds:
+            raise UserError(f"[{section}] has no setting {key!r}; {_hint(key, kinds)}")
+    return cls(
+        **{key: _typed(f"{section}.{key}", value, kinds[key]) for key, value in values.items()}
+    )
+
+
+def to_toml(config: Config) -> str:
+    """Every setting, in a form that `build_config` reads back to an equal config."""
+    lines = []
+    for section in SECTIONS:
+        lines.append(f"[{section}]")
+        values = dataclasses.asdict(getattr(config, section))
+        lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml(key)} = {_toml(item)}' for key, item in value.items())} }}"
+    return repr(value)
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """The value as the type of its setting, where nothing is lost by it."""
+    plain = typing.get_origin(kind) or kind
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if plain is tuple and isinstance(value, list):
+        inner = typing.get_args(kind)[0]
+        return tuple(_typed(name, item, inner) for item in value)
+    if plain is dict and isinstance(value, dict):
+        inner = typing.get_args(kind)[1]
+        return {key: _typed(f"{name}.{key}", item, inner) for key, item in value.items()}
+    if isinstance(value, plain) and not (isinstance(value, bool) and plain is not bool):
+        if plain is float and not abs(value) < float("inf"):
+            raise UserError(f"{name} must be a finite number, got {value}")
+        return value
+    wanted = kind.__name__ if isinstance(kind, type) else str(kind)
+    if isinstance(kind, types.GenericAlias):
+        wanted = plain.__name__
+    raise UserError(f"{name} must be of type {wanted}, got {value!r}")
+
+
+def _hint(word: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        close = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
+
+
+def _check_positive(section: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            raise UserError(f"{section}.{name} must be above 0, got {value}")

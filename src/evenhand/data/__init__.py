@@ -1,0 +1,55 @@
+"""Files to examples: the on-disk form, text features, and the data sets it can read.
+
+    dataset = load_table(Path("pairs.csv"), group_columns=["country"])
+    dataset = save_dataset(dataset, Path("datasets/pairs"))
+
+`load_places` is the default data set, `load_table` reads one's own pairs of texts, `load_extreme`
+the Extreme Classification format. Each returns a `Dataset`: parts (train, validation, test) of
+queries with features, positives and groups.
+"""
+
+from evenhand.data.dataset import (
+    Dataset,
+    Groups,
+    Pairs,
+    Part,
+    Rows,
+    Strings,
+    count_unseen_labels,
+    open_dataset,
+    padded_rows,
+    pairs_of,
+    save_dataset,
+    taken_rows,
+)
+from evenhand.data.extreme import ExtremeFile, load_extreme, read_extreme
+from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data.places import load_places
+from evenhand.data.table import load_table
+from evenhand.data.text import NgramFeaturizer, featurizer_from, normalized, script_of
+
+__all__ = [
+    "Dataset",
+    "ExtremeFile",
+    "Groups",
+    "NgramFeaturizer",
+    "Pairs",
+    "Part",
+    "Rows",
+    "Strings",
+    "count_unseen_labels",
+    "featurizer_from",
+    "frequency_groups_by_labels",
+    "frequency_groups_by_pairs",
+    "load_extreme",
+    "load_places",
+    "load_table",
+    "normalized",
+    "open_dataset",
+    "padded_rows",
+    "pairs_of",
+    "read_extreme",
+    "save_dataset",
+    "script_of",
+    "taken_rows",
+]

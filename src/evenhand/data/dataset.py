@@ -1,0 +1,383 @@
+"""A data set in memory and on disk: queries, their positives, and the groups both belong to.
+
+On disk a data set is a folder of .npy files and one `dataset.json`. It is written once, opened
+at once (every array is memory-mapped) and holds no absolute path, so it can be carried to
+another machine. Rows of different length are kept as CSR: `offsets` and one flat array.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.errors import UserError
+
+IntArray = NDArray[np.integer[Any]]
+FloatArray = NDArray[np.float32]
+
+FORMAT_VERSION = 1
+PARTS = ("train", "validation", "test")
+ABOUT: dict[str, Any] = {  # what dataset.json holds
+    "name": str,
+    "num_features": int,
+    "num_labels": int,
+    "parts": list,
+    "group_names": dict,
+    "featurizer": dict | None,
+    "attribution": str,
+    "fingerprint": str,
+    "arrays": dict,
+}
+
+
+class Rows(NamedTuple):
+    """Rows of ids, as CSR: row i holds ids[offsets[i] : offsets[i + 1]]."""
+
+    offsets: IntArray  # (N + 1,) int64
+    ids: IntArray  # (nnz,) int32
+    values: FloatArray | None = None  # (nnz,); None: every value is 1
+
+    def __len__(self) -> int:  # rows, not fields of the tuple
+        return len(self.offsets) - 1
+
+    def row(self, index: int) -> IntArray:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def lengths(self) -> IntArray:
+        return np.diff(self.offsets)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Strings:
+    """Many strings in two arrays, so that millions of names open without being read."""
+
+    offsets: IntArray  # (N + 1,) int64, into `utf8`
+    utf8: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> str:
+        position = range(len(self))[index]  # counts from the end below 0; IndexError beyond
+        start, stop = self.offsets[position], self.offsets[position + 1]
+        return self.utf8[start:stop].tobytes().decode("utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+    @classmethod
+    def pack(cls, strings: Iterable[str]) -> "Strings":
+        encoded = [string.encode("utf-8") for string in strings]
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return cls(offsets, np.frombuffer(b"".join(encoded), dtype=np.uint8))
+
+
+class Groups(NamedTuple):
+    """One named column of subpopulations: which group each query, or each label, belongs to."""
+
+    ids: IntArray  # (N,) int32, -1: belongs to none
+    names: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Train, validation or test: one row a query."""
+
+    features: Rows | FloatArray  # sparse rows, or dense (N, F)
+    positives: Rows
+    groups: dict[str, Groups] = dataclasses.field(default_factory=dict)  # of the queries
+    texts: Strings | None = None
+
+    def __len__(self) -> int:
+        return len(self.positives)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    name: str
+    num_features: int
+    num_labels: int
+    parts: dict[str, Part]
+    label_names: Strings | None = None
+    label_groups: dict[str, Groups] = dataclasses.field(default_factory=dict)
+    label_coordinates: FloatArray | None = None  # (L, 2) latitude, longitude
+    featurizer: dict[str, Any] | None = None  # how a text becomes features; None: it cannot
+    attribution: str = ""
+    fingerprint: str = ""  # of the content; set by `save_dataset`
+
+    def label_counts(self) -> NDArray[np.int64]:
+        """How many training pairs each label has: (L,)."""
+        return np.bincount(self.parts["train"].positives.ids, minlength=self.num_labels)
+
+    def label_name(self, label_id: int) -> str:
+        return f"label {label_id}" if self.label_names is None else self.label_names[label_id]
+
+
+class Pairs(NamedTuple):
+    """Multilabel turned multiclass: one example for each (query, positive)."""
+
+    query_ids: IntArray  # (N_pairs,) int64
+    label_ids: IntArray  # (N_pairs,) int64
+
+
+def pairs_of(positives: Rows) -> Pairs:
+    """Every (query, positive) pair, in the order of the queries."""
+    query_ids = np.repeat(np.arange(len(positives)), positives.lengths())
+    return Pairs(query_ids, positives.ids.astype(np.int64))
+
+
+def padded_rows(rows: Rows, row_ids: IntArray, *, width: int | None = None) -> NDArray[np.int64]:
+    """Chosen rows side by side, padded with -1: (B,) -> (B, P), P the longest row or `width`."""
+    starts = rows.offsets[row_ids]
+    lengths = rows.offsets[row_ids + 1] - starts
+    width = int(lengths.max(initial=1)) if width is None else width
+    columns = np.arange(max(width, 1))
+    is_id = columns < lengths[:, None]  # (B, P)
+    positions = np.where(is_id, starts[:, None] + columns, 0)
+    if not len(rows.ids):
+        return np.full(is_id.shape, -1, dtype=np.int64)
+    return np.where(is_id, rows.ids[positions], -1).astype(np.int64)
+
+
+def taken_rows(rows: Rows, row_ids: IntArray) -> Rows:
+    """The chosen rows, in that order, as rows of their own."""
+    starts = rows.offsets[row_ids]
+    lengths = rows.offsets[row_ids + 1] - starts
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+    values = None if rows.values is None else rows.values[positions]
+    return Rows(offsets, rows.ids[positions], values)
+
+
+def count_unseen_labels(dataset: Dataset, part_name: str) -> int:
+    """How many pairs of a part have a label that no training pair has: they cannot be learnt."""
+    counts = dataset.label_counts()  # (L,)
+    return int((counts[dataset.parts[part_name].positives.ids] == 0).sum())
+
+
+# --- on disk ------------------------------------------------------------------------------------
+
+
+def save_dataset(dataset: Dataset, folder: Path) -> Dataset:
+    """Writes a data set to a new folder, all of it or nothing, and opens it from there."""
+    if folder.exists():
+        raise UserError(f"{folder} exists already; choose another folder or remove it first")
+    staging: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        whole = staging / "whole"
+        whole.mkdir()  # mkdtemp's own folder is closed to other users
+        _write(dataset, whole)
+        os.rename(whole, folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder} could not be written ({error.strerror or error}); nothing was left there, "
+            f"make room or choose another folder"
+        ) from error
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+    return open_dataset(folder)
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """Opens a folder written by `save_dataset`; arrays stay on disk until they are read."""
+    about = _read_about(folder)
+    try:
+        return _dataset(folder, about)
+    except (AttributeError, KeyError, TypeError) as error:  # valid JSON that lacks something
+        raise UserError(
+            f"{folder / 'dataset.json'} is damaged ({type(error).__name__}: {error}); "
+            f"make the data set again"
+        ) from error
+
+
+def _dataset(folder: Path, about: dict[str, Any]) -> Dataset:
+    arrays = {name: _open_array(folder, name, shape) for name, shape in about["arrays"].items()}
+    return Dataset(
+        name=about["name"],
+        num_features=about["num_features"],
+        num_labels=about["num_labels"],
+        parts={name: _part(name, about, arrays) for name in about["parts"]},
+        label_names=_strings("labels.names", arrays),
+        label_groups=_groups("labels", about, arrays),
+        label_coordinates=arrays.get("labels.coordinates"),
+        featurizer=about["featurizer"],
+        attribution=about["attribution"],
+        fingerprint=about["fingerprint"],
+    )
+
+
+def _arrays(dataset: Dataset) -> dict[str, NDArray[Any]]:
+    """Every array of the data set under the name of its file."""
+    arrays: dict[str, NDArray[Any] | None] = {"labels.coordinates": dataset.label_coordinates}
+
+    def add_strings(name: str, strings: Strings | None) -> None:
+        if strings is not None:
+            arrays.update({f"{name}.offsets": strings.offsets, f"{name}.utf8": strings.utf8})
+
+    def add_rows(name: str, rows: Rows) -> None:
+        arrays.update({f"{name}.{field}": array for field, array in rows._asdict().items()})
+
+    def add_groups(name: str, groups: Mapping[str, Groups]) -> None:
+        arrays.update({f"{name}.groups.{column}": group.ids for column, group in groups.items()})
+
+    add_strings("labels.names", dataset.label_names)
+    add_groups("labels", dataset.label_groups)
+    for name, part in dataset.parts.items():
+        if isinstance(part.features, Rows):
+            add_rows(f"{name}.features", part.features)
+        else:
+            arrays[f"{name}.features.dense"] = part.features
+        add_rows(f"{name}.positives", part.positives)
+        add_groups(name, part.groups)
+        add_strings(f"{name}.texts", part.texts)
+    return {
+        name: np.ascontiguousarray(array, dtype=_dtype_of(name))
+        for name, array in sorted(arrays.items())
+        if array is not None
+    }
+
+
+def _dtype_of(name: str) -> np.dtype[Any]:
+    """The type an array has on disk, by the name of its file."""
+    if ".groups." in name:
+        return np.dtype("<i4")
+    kinds = {"offsets": "<i8", "ids": "<i4", "utf8": "|u1"}
+    return np.dtype(kinds.get(name.rsplit(".", 1)[-1], "<f4"))
+
+
+def _array_path(folder: Path, name: str) -> Path:
+    return folder / f"{quote(name, safe=' ')}.npy"  # a group column may be called a/b
+
+
+def _write(dataset: Dataset, folder: Path) -> None:
+    arrays = _arrays(dataset)
+    for name, array in arrays.items():
+        with open(_array_path(folder, name), "wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+    about = {
+        "format": "evenhand data set",
+        "version": FORMAT_VERSION,
+        "name": dataset.name,
+        **_meaning(dataset),
+        "attribution": dataset.attribution,
+        "fingerprint": _fingerprint(dataset, arrays),
+        "arrays": {name: list(array.shape) for name, array in arrays.items()},
+    }
+    with open(folder / "dataset.json", "w", encoding="utf-8") as file:
+        json.dump(about, file, ensure_ascii=False, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _meaning(dataset: Dataset) -> dict[str, Any]:
+    """What the arrays mean: everything that matters and is no array."""
+    holders = {
+        "labels": dataset.label_groups,
+        **{name: part.groups for name, part in dataset.parts.items()},
+    }
+    return {
+        "num_features": dataset.num_features,
+        "num_labels": dataset.num_labels,
+        "parts": list(dataset.parts),
+        "group_names": {
+            holder: {column: list(group.names) for column, group in groups.items()}
+            for holder, groups in holders.items()
+        },
+        "featurizer": dataset.featurizer,
+    }
+
+
+def _fingerprint(dataset: Dataset, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """A digest of the content; the same wherever, and under whatever name, it is written."""
+    digest = hashlib.sha256(json.dumps(_meaning(dataset), sort_keys=True).encode())
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.data if array.size else b"")
+    return digest.hexdigest()
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    path = folder / "dataset.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not an Evenhand data set: it holds no dataset.json")
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged ({error}); make the data set again") from error
+    if not isinstance(about, dict) or about.get("format") != "evenhand data set":
+        raise UserError(f"{path} does not describe an Evenhand data set")
+    if about.get("version") != FORMAT_VERSION:
+        raise UserError(
+            f"{path} is of format version {about.get('version')}, this Evenhand reads "
+            f"{FORMAT_VERSION}; make the data set again"
+        )
+    for key, kind in ABOUT.items():
+        if key not in about or not isinstance(about[key], kind):
+            found = repr(about[key]) if key in about else "missing"
+            raise UserError(f"{path} is damaged ({key!r} is {found}); make the data set again")
+    return about
+
+
+def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
+    path = _array_path(folder, name)
+    try:  # an empty array cannot be memory-mapped
+        array = np.load(path, mmap_mode="r" if 0 not in shape else None, allow_pickle=False)
+        found = (list(array.shape), array.dtype)
+    except Exception as error:  # numpy's reader of a damaged header raises a dozen kinds
+        raise UserError(
+            f"{path} is missing or damaged ({error}); make the data set again"
+        ) from error
+    if found != (shape, _dtype_of(name)):
+        raise UserError(
+            f"{path} holds {found[1]} of shape {found[0]}, expected {_dtype_of(name)} of shape "
+            f"{shape}; make the data set again"
+        )
+    return array  # type: ignore[no-any-return]
+
+
+def _part(name: str, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Part:
+    features: Rows | FloatArray
+    if f"{name}.features.dense" in arrays:
+        features = arrays[f"{name}.features.dense"]
+    else:
+        features = Rows(
+            arrays[f"{name}.features.offsets"],
+            arrays[f"{name}.features.ids"],
+            arrays.get(f"{name}.features.values"),
+        )
+    return Part(
+        features=features,
+        positives=Rows(arrays[f"{name}.positives.offsets"], arrays[f"{name}.positives.ids"]),
+        groups=_groups(name, about, arrays),
+        texts=_strings(f"{name}.texts", arrays),
+    )
+
+
+def _strings(name: str, arrays: dict[str, NDArray[Any]]) -> Strings | None:
+    if f"{name}.offsets" not in arrays:
+        return None
+    return Strings(arrays[f"{name}.offsets"], arrays[f"{name}.utf8"])
+
+
+def _groups(
+    holder: str, about: dict[str, Any], arrays: dict[str, NDArray[Any]]
+) -> dict[str, Groups]:
+    return {
+        column: Groups(arrays[f"{holder}.groups.{column}"], tuple(names))
+        for column, names in about["group_names"][holder].items()
+    }

@@ -1,0 +1,235 @@
+"""The Extreme Classification text format: documents as sparse features, and their labels.
+
+The first line is `num_rows num_features num_labels`; then comes a line a document,
+`label,label feature:value feature:value ...`, where a line that starts with a space has no label.
+Files may be compressed (.gz, .bz2, .xz). A label named twice in a line counts once; a feature
+named twice is kept twice, so its values add. A wrong file is refused, by file and line.
+"""
+
+import codecs
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.data.dataset import Dataset, Part, Rows, Strings, taken_rows
+from evenhand.data.extreme_lines import Block, Header, careful_block, quick_block
+from evenhand.data.files import line_blocks, lines_of, shown
+from evenhand.data.parts import GroupValues, check_fractions, part_of, shared_groups
+from evenhand.errors import UserError
+
+IntArray = NDArray[np.integer[Any]]
+ProgressFn = Callable[[Path, int, int], None]  # the file, rows read, rows it has
+
+HEADER = re.compile(rb"([0-9]{1,18}) +([0-9]{1,18}) +([0-9]{1,18}) *")
+COUNTED = "documents, features and labels"
+MAX_IDS = 2**31 - 1  # ids are 32 bits wide on disk
+
+
+class ExtremeFile(NamedTuple):
+    """One file: N rows of features and of positives."""
+
+    features: Rows  # with float32 values
+    positives: Rows
+    num_features: int
+    num_labels: int
+    num_repeated_labels: int  # dropped: labels named before in the same line
+
+
+def load_extreme(
+    train_path: Path,
+    test_path: Path,
+    *,
+    name: str,
+    label_names_path: Path | None = None,
+    train_groups_path: Path | None = None,
+    test_groups_path: Path | None = None,
+    validation_fraction: float = 0.1,
+    progress_fn: ProgressFn | None = None,
+) -> Dataset:
+    """A data set from two files; the validation part is taken out of the training file.
+
+    Args:
+        label_names_path: one name a line, as many as there are labels.
+        train_groups_path, test_groups_path: one line a document, tab between the cells: its id,
+            then a group. A first line `id<TAB>name<TAB>name ...` names the group columns; without
+            it there is one, called `group`. An empty cell belongs to no group.
+        validation_fraction: about this share of the training rows, chosen by the md5 of the row
+            number, so the same everywhere. 0: no validation part.
+        progress_fn: called after each block with the file, the rows read and the rows it has.
+    """
+    check_fractions(validation_fraction=validation_fraction)
+    train = read_extreme(train_path, progress_fn=progress_fn)
+    test = read_extreme(test_path, progress_fn=progress_fn)
+    _check_same_ids(train_path, train, test_path, test)
+    label_names = _label_names(label_names_path, train.num_labels)
+    groups = shared_groups(
+        {
+            "train": _group_values(train_groups_path, len(train.positives)),
+            "test": _group_values(test_groups_path, len(test.positives)),
+        }
+    )
+    whole = Part(train.features, train.positives, groups["train"])
+    return Dataset(
+        name=name,
+        num_features=train.num_features,
+        num_labels=train.num_labels,
+        parts={
+            **_without_validation(whole, validation_fraction),
+            "test": Part(test.features, test.positives, groups["test"]),
+        },
+        label_names=label_names,
+    )
+
+
+def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
+    """Reads one file, a few megabytes at a time, in numpy where its lines are regular."""
+    header, rows, blocks = None, 0, []
+    for line_number, text in line_blocks(path):
+        if header is None:
+            first_line, _, text = text.partition(b"\n")
+            header, line_number = _header(first_line, path), 2
+        if not text:
+            continue
+        block = quick_block(text, header)
+        if block is None:
+            block = careful_block(text, header, path=path, first_line=line_number)
+        blocks.append(block)
+        rows += len(block.label_counts)
+        if rows > header.num_rows:
+            raise UserError(
+                f"{path}, line {header.num_rows + 2}: is one document more than the header's "
+                f"{header.num_rows}; mend the first number of the header or remove the line"
+            )
+        if progress_fn is not None:
+            progress_fn(path, rows, header.num_rows)
+    if header is None:
+        raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
+    if rows < header.num_rows:
+        raise UserError(
+            f"{path}, line {rows + 1}: is the last, but the header promises {header.num_rows} "
+            f"documents and there are {rows}; fetch the file again or mend the header"
+        )
+    return _joined(blocks, header)
+
+
+def _header(line: bytes, path: Path) -> Header:
+    match = HEADER.fullmatch(line.removeprefix(codecs.BOM_UTF8))
+    if match is None:
+        raise UserError(
+            f"{path}, line 1: {shown(line)} is not a header; write the numbers of {COUNTED}, as in "
+            f"'4880 1836 159' (a compressed file must end in .gz, .bz2 or .xz)"
+        )
+    header = Header(*map(int, match.groups()))
+    for count, kind in zip(header, COUNTED.replace(" and", ",").split(", "), strict=True):
+        if not 1 <= count <= MAX_IDS:
+            raise UserError(
+                f"{path}, line 1: the number of {kind} must be between 1 and {MAX_IDS}, "
+                f"got {count}; the order is {COUNTED}"
+            )
+    return header
+
+
+def _joined(blocks: list[Block], header: Header) -> ExtremeFile:
+    label_counts, label_ids, feature_counts, feature_ids, values = map(
+        np.concatenate, zip(*blocks, strict=True)
+    )
+    is_first = _is_first_of_row(label_ids, label_counts)
+    kept_before = np.concatenate([[0], np.cumsum(is_first)])  # (pairs + 1,)
+    return ExtremeFile(
+        Rows(_offsets(feature_counts), feature_ids, values),
+        Rows(kept_before[_offsets(label_counts)], label_ids[is_first]),
+        header.num_features,
+        header.num_labels,
+        int((~is_first).sum()),
+    )
+
+
+def _is_first_of_row(label_ids: IntArray, label_counts: IntArray) -> NDArray[np.bool_]:
+    """Whether a label is named for the first time in its row: (pairs,)."""
+    row_ids = np.repeat(np.arange(len(label_counts)), label_counts)
+    order = np.argsort(label_ids, kind="stable")  # equal labels stay in the order of the rows
+    is_repeated = (np.diff(row_ids[order]) == 0) & (np.diff(label_ids[order]) == 0)
+    is_first = np.ones(len(label_ids), dtype=np.bool_)
+    is_first[order[1:][is_repeated]] = False
+    return is_first
+
+
+def _offsets(counts: IntArray) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _without_validation(whole: Part, validation_fraction: float) -> dict[str, Part]:
+    """The training file as train and validation part; the latter only if it holds a row."""
+    sides = [
+        part_of(str(row), test_fraction=0.0, validation_fraction=validation_fraction)
+        for row in range(len(whole) if validation_fraction else 0)
+    ]
+    if not {"train", "validation"} <= set(sides):  # nothing to take out, or nothing would be left
+        return {"train": whole}
+    return {
+        side: _taken(whole, np.flatnonzero(np.array(sides) == side))
+        for side in ("train", "validation")
+    }
+
+
+def _taken(part: Part, row_ids: IntArray) -> Part:
+    assert isinstance(part.features, Rows)
+    groups = {
+        column: group._replace(ids=group.ids[row_ids]) for column, group in part.groups.items()
+    }
+    return Part(taken_rows(part.features, row_ids), taken_rows(part.positives, row_ids), groups)
+
+
+def _check_same_ids(
+    train_path: Path, train: ExtremeFile, test_path: Path, test: ExtremeFile
+) -> None:
+    for kind in ("features", "labels"):
+        counts = [getattr(file, f"num_{kind}") for file in (train, test)]
+        if counts[0] != counts[1]:
+            raise UserError(
+                f"{test_path}, line 1: the header says {counts[1]} {kind}, that of {train_path} "
+                f"says {counts[0]}; if their ids mean the same, write the larger number in both"
+            )
+
+
+def _label_names(path: Path | None, num_labels: int) -> Strings | None:
+    if path is None:
+        return None
+    names = list(lines_of(path))
+    if len(names) != num_labels:
+        raise UserError(
+            f"{path} has {len(names)} lines for {num_labels} labels; give one name a line, "
+            f"in the order of the label ids"
+        )
+    return Strings.pack(names)
+
+
+def _group_values(path: Path | None, num_rows: int) -> GroupValues:
+    """Group column -> the group of each document, from a file of tab-separated lines."""
+    if path is None:
+        return {}
+    cells = [line.split("\t") for line in lines_of(path)]
+    has_names = len(cells) == num_rows + 1 and cells[0][0].strip().lower() == "id"
+    if len(cells) != num_rows + has_names:
+        raise UserError(
+            f"{path} has {len(cells)} lines for {num_rows} documents; give one line a document, "
+            f"after an optional first line that starts with 'id'"
+        )
+    names = cells[0] if has_names else ["id", "group"]
+    for line_number, line_cells in enumerate(cells, start=1):
+        if len(line_cells) != len(names):
+            raise UserError(
+                f"{path}, line {line_number}: has {len(line_cells)} cells, expected {len(names)} "
+                f"({', '.join(names)}) with tabs between them; several group columns need a "
+                f"first line with their names"
+            )
+    columns = zip(*cells[has_names:], strict=True)
+    return {
+        name: [cell or None for cell in column]
+        for name, column in zip(names, columns, strict=True)
+        if name != names[0]
+    }

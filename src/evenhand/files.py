@@ -1,0 +1,70 @@
+"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evenhand.errors import UserError
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    staging = Path(name)
+    try:
+        yield staging
+        sync(staging)
+        os.replace(staging, path)
+        sync(path.parent)
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written ({error.strerror or error}); what stood there before "
+            f"is untouched"
+        ) from error
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_path(path) as staging:
+        staging.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes `value` as JSON; NaN, which JSON does not know, becomes null."""
+    write_text(path, json.dumps(_without_nan(value), ensure_ascii=False, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+
+
+def sync(path: Path) -> None:
+    """Asks the disk to hold what was written to a file or a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and value != value:
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return value

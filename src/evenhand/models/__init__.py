@@ -1,0 +1,1 @@
+"""Query encoders and the table of label vectors."""

@@ -1,0 +1,80 @@
+"""A retriever: a query encoder, a table of label vectors and the similarity between the two."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evenhand.models.encoders import BagEncoder, Features, MlpEncoder, random_rows
+
+SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
+
+
+class Retriever(nn.Module):
+    """Scores are `scale * cosine` or `scale * dot product + label bias`.
+
+    Label vectors have no autograd gradient: training writes the touched rows itself.
+    """
+
+    def __init__(
+        self,
+        encoder: BagEncoder | MlpEncoder,
+        num_labels: int,
+        embedding_dim: int,
+        *,
+        is_cosine: bool = True,
+        scale: float = 1.0,
+        has_label_bias: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if is_cosine and has_label_bias:
+            raise ValueError("a label bias goes with the dot product, not with cosine scores")
+        if not scale > 0:
+            raise ValueError(f"scale must be above 0, got {scale}")
+        self.encoder = encoder
+        self.is_cosine = is_cosine
+        self.scale = scale
+        self.label_table = nn.Parameter(
+            random_rows(num_labels, embedding_dim, generator), requires_grad=False
+        )
+        self.label_bias: nn.Parameter | None = None
+        if has_label_bias:
+            self.label_bias = nn.Parameter(torch.zeros(num_labels, 1), requires_grad=False)
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.label_table)
+
+    @torch.no_grad()
+    def query_vectors(self, features: Features) -> Tensor:
+        """(B, D), scale included: their product with `label_vectors` is the score, less a bias."""
+        vectors: Tensor = self.encoder(features)
+        return self.scale * self.unit(vectors)
+
+    @torch.no_grad()
+    def label_vectors(self, label_ids: Tensor | None = None) -> Tensor:
+        """(n, D) of chosen labels, or of all."""
+        if label_ids is None:
+            return self.unit(self.label_table)
+        return self.unit(self.label_table.index_select(0, label_ids))
+
+    def biases(self, label_ids: Tensor | None = None) -> Tensor | None:
+        """(n,) of chosen labels, or of all; None for a model without."""
+        if self.label_bias is None:
+            return None
+        if label_ids is None:
+            return self.label_bias[:, 0]
+        return self.label_bias.index_select(0, label_ids)[:, 0]
+
+    def unit(self, vectors: Tensor) -> Tensor:
+        """Rows of length 1 under the cosine, the rows themselves under the dot product."""
+        return F.normalize(vectors, dim=-1, eps=SMALLEST_NORM) if self.is_cosine else vectors
+
+    def through_unit(self, gradients: Tensor, vectors: Tensor) -> Tensor:
+        """Gradients by rows from gradients by their `unit` rows: (n, D), (n, D) -> (n, D)."""
+        if not self.is_cosine:
+            return gradients
+        norms: Tensor = vectors.norm(dim=-1, keepdim=True).clamp(min=SMALLEST_NORM)
+        units = vectors / norms
+        along = (gradients * units).sum(dim=-1, keepdim=True)  # only the part across changes units
+        return (gradients - along * units) / norms

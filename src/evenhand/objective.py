@@ -1,0 +1,64 @@
+"""The S2M objective of a minibatch, twice.
+
+`s2m_loss` is the obvious form, for a loop of one's own and as the oracle. `score_gradients` is
+what the fast step uses: the same derivative, but with respect to the survivors' scores alone.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from evenhand.losses import LossFn, softmax_loss
+from evenhand.mining import hardest_labels
+from evenhand.risk import top_weights
+
+
+def s2m_loss(
+    positive_scores: Tensor,
+    negative_scores: Tensor,
+    *,
+    num_hard_labels: int,
+    num_hard_examples: int,
+    loss_fn: LossFn = softmax_loss,
+) -> Tensor:
+    """The S2M minibatch objective (algorithm 1): (B,), (B, M) -> ().
+
+    The corners are familiar: num_hard_examples == B is stochastic negative mining; all labels
+    sampled and kept is average top-k' SGD; both together are plain SGD.
+
+    Example:
+        >>> positives, negatives = torch.tensor([2.0, 0.0]), torch.tensor([[0.0, 1.0], [3.0, 0.0]])
+        >>> s2m_loss(positives, negatives, num_hard_labels=1, num_hard_examples=1)
+        tensor(3.0486)
+    """
+    kept = hardest_labels(negative_scores, num_hard_labels)  # (B, k)
+    losses = loss_fn(positive_scores, negative_scores.gather(1, kept))  # (B,)
+    return (top_weights(losses, num_hard_examples=num_hard_examples) * losses).sum()
+
+
+class ScoreGradients(NamedTuple):
+    positive: Tensor  # (k',) d objective / d positive score
+    negative: Tensor  # (k', k) d objective / d kept score; 0 where a slot holds no label
+
+
+def score_gradients(
+    positive_scores: Tensor, negative_scores: Tensor, weights: Tensor, *, loss_fn: LossFn
+) -> ScoreGradients:
+    """Derivative of sum_b w_b * loss_b by the scores: (k',), (k', k), (k',).
+
+    Autograd runs over these few numbers only, so any loss works and none needs a formula.
+
+    Example:
+        >>> gradients = score_gradients(
+        ...     torch.zeros(1), torch.zeros(1, 1), torch.ones(1), loss_fn=softmax_loss
+        ... )
+        >>> gradients.positive, gradients.negative
+        (tensor([-0.5000]), tensor([[0.5000]]))
+    """
+    with torch.enable_grad():
+        positive = positive_scores.detach().requires_grad_()
+        negative = negative_scores.detach().requires_grad_()
+        objective = (weights * loss_fn(positive, negative)).sum()
+        gradients = torch.autograd.grad(objective, [positive, negative])
+    return ScoreGradients(*gradients)

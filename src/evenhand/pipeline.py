@@ -1,0 +1,482 @@
+"""From settings to a trained, evaluated run folder: what the commands have in common."""
+
+import dataclasses
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+from rich.console import Console
+from safetensors import SafetensorError
+from torch import Tensor
+
+from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
+from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
+from evenhand.errors import UserError
+from evenhand.evaluation import (
+    Outcome,
+    Score,
+    check_selector,
+    evaluate,
+    score_table,
+    selected_value,
+)
+from evenhand.files import atomic_path, read_json, write_json, write_text
+from evenhand.losses import LossFn
+from evenhand.models.encoders import BagEncoder, MlpEncoder
+from evenhand.models.retriever import Retriever
+from evenhand.progress import count_bar, step_bar
+from evenhand.runs import save_result
+from evenhand.sampling import (
+    FrequencySampler,
+    InBatchSampler,
+    LabelSampler,
+    LogUniformSampler,
+    MixedSampler,
+    UniformSampler,
+)
+from evenhand.search import ExactIndex
+from evenhand.training.checkpoint import load_latest_checkpoint
+from evenhand.training.feed import PairFeed, features_of
+from evenhand.training.loop import Optimizers, Places, Plan, Training, rewind_metrics, train
+from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
+from evenhand.version import __version__
+
+DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def open_data(config: DataConfig, console: Console) -> Dataset:
+    """The data set of a config; `places` is prepared the first time it is asked for."""
+    if config.dataset != "places":
+        return open_dataset(Path(config.dataset))
+    folder = DATASETS_DIR / f"places-{config.min_population}-{config.num_buckets}"
+    if not folder.exists():
+        with console.status(f"preparing {folder} (once)"):
+            dataset = load_places(
+                min_population=config.min_population, num_buckets=config.num_buckets
+            )
+            save_dataset(dataset, folder)
+    return open_dataset(folder)
+
+
+# --- building -------------------------------------------------------------------------------------
+
+
+class Built(NamedTuple):
+    """The parts of a training run, made from a config."""
+
+    training: Training
+    plan: Plan
+    sampler: LabelSampler
+    loss_fn: LossFn
+
+
+def build_model(
+    config: Config, num_features: int, num_labels: int, *, is_sparse: bool
+) -> Retriever:
+    generator = torch.Generator().manual_seed(config.training.seed)
+    encoder: BagEncoder | MlpEncoder
+    if is_sparse:
+        encoder = BagEncoder(num_features, config.model.embedding_dim, generator=generator)
+    else:
+        encoder = MlpEncoder(
+            num_features,
+            config.model.embedding_dim,
+            hidden_widths=config.model.hidden_widths,
+            generator=generator,
+        )
+    return Retriever(
+        encoder,
+        num_labels,
+        config.model.embedding_dim,
+        is_cosine=config.model.similarity == "cosine",
+        scale=config.model.scale,
+        has_label_bias=config.model.label_bias,
+        generator=generator,
+    )
+
+
+def build_training(config: Config, dataset: Dataset, device: torch.device) -> Built:
+    """Everything a run starts from. The three generators come from one seed."""
+    part = dataset.parts["train"]
+    mining = config.mining
+    check_against_data(config, dataset)
+    model = build_model(
+        config,
+        dataset.num_features,
+        dataset.num_labels,
+        is_sparse=isinstance(part.features, Rows),
+    ).to(device)
+    feed = PairFeed(
+        part,
+        batch_size=mining.batch_size,
+        masks_all_positives=mining.masks_all_positives,
+        generator=torch.Generator().manual_seed(config.training.seed + 1_000_003),
+        device=device,
+    )
+    generator = torch.Generator().manual_seed(config.training.seed + 2_000_003)
+    training = Training(model, _build_optimizers(config, model), feed, generator)
+    return Built(
+        training,
+        _build_plan(config, dataset),
+        _build_sampler(config, dataset, device),
+        config.loss.build(),
+    )
+
+
+def check_against_data(config: Config, dataset: Dataset) -> None:
+    """Refuses settings that this data set cannot meet, before anything is made."""
+    mining, num_labels = config.mining, dataset.num_labels
+    num_pairs = len(dataset.parts["train"].positives.ids)
+    if mining.batch_size > num_pairs:
+        raise UserError(
+            f"mining.batch_size must be at most {num_pairs} (the training pairs of "
+            f"{dataset.name}), got {mining.batch_size}"
+        )
+    most = num_labels - 1 if mining.for_each_example else num_labels
+    if mining.draws_labels and mining.num_sampled_labels > most:
+        raise UserError(
+            f"mining.num_sampled_labels must be at most {most} ({dataset.name} has {num_labels} "
+            f"labels), got {mining.num_sampled_labels}"
+        )
+    if "validation" in dataset.parts:
+        check_selector(
+            config.training.select_by,
+            dataset,
+            "validation",
+            cutoffs=config.evaluation.cutoffs,
+            min_pairs=config.evaluation.min_pairs,
+        )
+
+
+def _build_plan(config: Config, dataset: Dataset) -> Plan:
+    mining, training = config.mining, config.training
+    is_sampled = mining.draws_labels
+    return Plan(
+        num_steps=training.num_steps,
+        num_sampled_labels=mining.num_sampled_labels if is_sampled else dataset.num_labels,
+        num_hard_labels=mining.num_hard_labels if is_sampled else dataset.num_labels,
+        num_hard_examples=mining.num_hard_examples if mining.mines_examples else mining.batch_size,
+        anneal_fraction=mining.anneal_fraction if mining.method == "s2m-annealed" else 0.0,
+        learning_rate=training.learning_rate,
+        learning_rate_shape=training.learning_rate_shape,
+        warmup_steps=training.warmup_steps,
+        max_gradient_norm=training.max_gradient_norm,
+        draws_for_each=mining.for_each_example and is_sampled,
+        is_log_q_corrected=config.loss.log_q and is_sampled,
+        log_every=training.log_every,
+        evaluate_every=training.evaluate_every,
+        checkpoint_every=training.checkpoint_every,
+        patience=training.patience,
+    )
+
+
+def _build_sampler(config: Config, dataset: Dataset, device: torch.device) -> LabelSampler:
+    mining = config.mining
+    uniform = UniformSampler(dataset.num_labels)
+    if not mining.draws_labels or mining.sampler == "uniform":
+        return uniform  # asked for all labels, it gives them all
+    counts = torch.from_numpy(dataset.label_counts()).to(device)
+    if mining.sampler == "frequency":
+        return FrequencySampler(counts, power=mining.sampler_power)
+    if mining.sampler == "log-uniform":
+        order = counts.argsort(descending=True, stable=True)
+        return LogUniformSampler(dataset.num_labels, label_order=order)
+    if mining.sampler == "in-batch":
+        return InBatchSampler(counts)
+    return MixedSampler(InBatchSampler(counts), uniform, first_share=mining.in_batch_share)
+
+
+def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
+    def row_optimizer(table: Tensor) -> RowOptimizer:
+        return RowAdam(table) if config.training.optimizer == "row-adam" else RowAdagrad(table)
+
+    is_sparse = isinstance(model.encoder, BagEncoder)
+    return Optimizers(
+        label_rows=row_optimizer(model.label_table),
+        bias_rows=None if model.label_bias is None else row_optimizer(model.label_bias),
+        feature_rows=row_optimizer(model.encoder.weight) if is_sparse else None,  # type: ignore[arg-type]
+        dense=None if is_sparse else torch.optim.Adam(model.encoder.parameters()),
+    )
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def begin_run(folder: Path, config: Config, dataset: Dataset, *, device: torch.device) -> None:
+    """Makes a new run folder that says what will be run; an existing one is never touched."""
+    if folder.exists():
+        raise UserError(
+            f"{folder} exists already; choose another --run folder, continue it with --resume, or "
+            f"remove it first"
+        )
+    folder.mkdir(parents=True)
+    write_text(folder / "config.toml", f"# evenhand train {folder}/config.toml\n{to_toml(config)}")
+    write_json(folder / "run.json", _about(folder, config, dataset, device))
+
+
+def resumable_config(folder: Path, config: Config | None, dataset: Dataset | None = None) -> Config:
+    """The config of a run that is to go on; another config or data set is refused."""
+    if not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} cannot be resumed: it holds no config.toml")
+    saved = build_config(read_settings(folder / "config.toml"))
+    if config is not None and config != saved:
+        ours, theirs = dataclasses.asdict(config), dataclasses.asdict(saved)
+        name, ours_value, theirs_value = next(
+            (f"{section}.{key}", ours[section][key], value)
+            for section, values in theirs.items()
+            for key, value in values.items()
+            if ours[section][key] != value
+        )
+        raise UserError(
+            f"{folder} was begun with {name} = {theirs_value!r}, and now it is {ours_value!r}; "
+            f"resume it with its own settings (evenhand train --resume --run {folder}) or choose "
+            f"another --run folder"
+        )
+    if dataset is not None:
+        fingerprint = read_json(folder / "run.json")["dataset"]["fingerprint"]
+        if fingerprint != dataset.fingerprint:
+            raise UserError(
+                f"{folder} was trained on another data set (fingerprint {fingerprint[:12]}, this "
+                f"one has {dataset.fingerprint[:12]}); restore that data or choose another --run"
+            )
+    return saved
+
+
+def train_run(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    console: Console,
+    title: str = "training",
+    should_stop_fn: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Trains into a run folder, from its newest checkpoint where there is one.
+
+    Returns:
+        Whether training is complete; if not, it was asked to stop and can be resumed.
+    """
+    built = build_training(config, dataset, device)
+    training = built.training
+    checkpoint = load_latest_checkpoint(folder / "checkpoints")
+    if checkpoint is not None:
+        training.load(checkpoint)
+    rewind_metrics(folder / "metrics.jsonl", step=training.step)
+    has_validation = "validation" in dataset.parts
+    began, began_at = time.monotonic(), training.step
+    with step_bar(console, title, total=built.plan.num_steps, done=training.step) as advance:
+        is_complete = train(
+            training,
+            built.plan,
+            sampler=built.sampler,
+            loss_fn=built.loss_fn,
+            places=Places(folder / "metrics.jsonl", folder / "checkpoints"),
+            validate_fn=_validator(config, dataset) if has_validation else None,
+            save_best_fn=lambda model: save_model(folder, model),
+            progress_fn=advance,
+            should_stop_fn=should_stop_fn,
+        )
+    if not is_complete:
+        return False
+    if not has_validation:
+        save_model(folder, training.model)
+    about = read_json(folder / "run.json")
+    seconds = time.monotonic() - began + about.get("training_seconds", 0.0)
+    finished = {
+        "is_complete": True,
+        "num_steps": training.step,
+        "best_step": training.best_step or training.step,
+        "training_seconds": round(seconds, 1),
+        "milliseconds_a_step": round(1000 * seconds / max(1, training.step - began_at), 2),
+    }
+    write_json(folder / "run.json", about | finished)
+    return True
+
+
+def _validator(
+    config: Config, dataset: Dataset
+) -> Callable[[Retriever], tuple[float, dict[str, float]]]:
+    def validate(model: Retriever) -> tuple[float, dict[str, float]]:
+        outcome = evaluate_model(model, dataset, "validation", config)
+        scores = score_table(
+            outcome,
+            dataset,
+            "validation",
+            min_pairs=config.evaluation.min_pairs,
+            num_resamples=0,
+        )
+        shown = f"recall@{10 if 10 in outcome.cutoffs else outcome.cutoffs[-1]}"
+        figures = {
+            shown
+            if score.column == "all"
+            else f"{shown} on {score.group} of {score.column}": score.value
+            for score in scores
+            if score.metric == shown
+            and (score.column == "all" or score.group in ("worst 3", "worst tenth"))
+            and not np.isnan(score.value)
+        }
+        value = selected_value(scores, config.training.select_by)
+        return value, figures | {config.training.select_by: value}
+
+    return validate
+
+
+def save_model(folder: Path, model: Retriever) -> None:
+    (folder / "model").mkdir(exist_ok=True)
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+    with atomic_path(folder / "model" / "weights.safetensors") as staging:
+        try:
+            safetensors.torch.save_file(tensors, staging)
+        except SafetensorError as error:  # a full disk, said by the library in its own way
+            raise UserError(f"{folder / 'model'} could not be written ({error})") from error
+
+
+def load_model(folder: Path, dataset: Dataset, *, device: torch.device) -> Retriever:
+    config = build_config(read_settings(folder / "config.toml"))
+    path = folder / "model" / "weights.safetensors"
+    if not path.is_file():
+        raise UserError(
+            f"{folder} holds no trained model yet; finish it: "
+            f"evenhand train --resume --run {folder}"
+        )
+    model = build_model(
+        config,
+        dataset.num_features,
+        dataset.num_labels,
+        is_sparse=isinstance(dataset.parts["train"].features, Rows),
+    )
+    try:
+        model.load_state_dict(safetensors.torch.load_file(path))
+    except (SafetensorError, RuntimeError) as error:
+        raise UserError(f"{path} does not fit this run's settings and data: {error}") from error
+    return model.to(device)
+
+
+# --- evaluation -----------------------------------------------------------------------------------
+
+
+def evaluate_model(
+    model: Retriever,
+    dataset: Dataset,
+    part_name: str,
+    config: Config,
+    *,
+    progress_fn: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Searches all labels for every query of a part."""
+    part, device = dataset.parts[part_name], model.label_table.device
+    index = ExactIndex(model.label_vectors(), label_bias=model.biases())
+    return evaluate(
+        lambda row_ids: model.query_vectors(features_of(part, row_ids, device=device)),
+        index,
+        part,
+        dataset.label_counts(),
+        num_results=max(config.evaluation.cutoffs),
+        cutoffs=config.evaluation.cutoffs,
+        num_train_queries=len(dataset.parts["train"]),
+        progress=progress_fn,
+    )
+
+
+def evaluate_run(
+    folder: Path,
+    dataset: Dataset,
+    part_name: str,
+    *,
+    device: torch.device,
+    console: Console,
+    title: str | None = None,
+) -> list[Score]:
+    """Evaluates a trained run on a part and writes the result into its folder."""
+    if part_name not in dataset.parts:
+        raise UserError(
+            f"{dataset.name} has no {part_name} part; it has {', '.join(dataset.parts)}"
+        )
+    config = build_config(read_settings(folder / "config.toml"))
+    model = load_model(folder, dataset, device=device)
+    with count_bar(console, title or f"evaluating {folder} on {part_name}") as advance:
+        outcome = evaluate_model(model, dataset, part_name, config, progress_fn=advance)
+    with console.status("intervals"):
+        scores = score_table(
+            outcome,
+            dataset,
+            part_name,
+            min_pairs=config.evaluation.min_pairs,
+            num_resamples=config.evaluation.num_resamples,
+        )
+    save_result(folder, part_name, outcome, scores)
+    return scores
+
+
+def run_config(folder: Path) -> Config:
+    if not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} is not a run folder: it holds no config.toml")
+    return build_config(read_settings(folder / "config.toml"))
+
+
+def _about(folder: Path, config: Config, dataset: Dataset, device: torch.device) -> dict[str, Any]:
+    return {
+        "name": folder.name,
+        "method": config.mining.method,
+        "seed": config.training.seed,
+        "command": " ".join(["evenhand", *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "versions": {
+            "evenhand": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "device": _device_name(device),
+        "is_complete": False,
+        "dataset": {
+            "name": dataset.name,
+            "fingerprint": dataset.fingerprint,
+            "num_labels": dataset.num_labels,
+            "num_features": dataset.num_features,
+            "num_queries": {name: len(part) for name, part in dataset.parts.items()},
+            "attribution": dataset.attribution,
+        },
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from, if it is one."""
+    try:
+        answer = subprocess.run(
+            [
+                "git",
+                "-C",
+                str(Path(__file__).parent),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=12",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

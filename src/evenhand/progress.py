@@ -1,0 +1,84 @@
+"""Progress bars: what is going on, how fast, and how long it will take."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class SpeedColumn(ProgressColumn):
+    """Steps a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
+
+
+@contextlib.contextmanager
+def step_bar(
+    console: Console, title: str, *, total: int, done: int
+) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """A bar for the training loop: call it with the step and the figures to show."""
+    with _bar(console) as progress:
+        task = progress.add_task(title, total=total, completed=done, figures="")
+
+        def advance(step: int, figures: dict[str, float]) -> None:
+            shown = ""
+            if figures:
+                shown = (
+                    f"loss {figures['loss']:.4f}  zero-loss {figures['zero_loss_share']:.0%}  "
+                    f"k' {figures['num_hard_examples']:,.0f}"
+                )
+            progress.update(task, completed=step, figures=shown)
+
+        yield advance
+
+
+@contextlib.contextmanager
+def count_bar(console: Console, title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that is counted: call it with what is done and how much there is."""
+    with _bar(console) as progress:
+        task = progress.add_task(title, total=None, figures="")
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def file_bar(console: Console) -> Iterator[Callable[[Path, int, int], None]]:
+    """A bar for reading files: call it with the file, the rows read and the rows there are."""
+    with _bar(console) as progress:
+        tasks: dict[Path, int] = {}
+
+        def advance(path: Path, done: int, total: int) -> None:
+            if path not in tasks:
+                tasks[path] = progress.add_task(f"reading {path.name}", figures="")
+            progress.update(tasks[path], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield advance
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        SpeedColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+    )

@@ -1,0 +1,168 @@
+"""The runs side by side, as every section of the report reads them."""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.data.dataset import Dataset, IntArray, Part
+from evenhand.errors import UserError
+from evenhand.evaluation import SUMMARIES, GroupColumn, Score, group_columns
+from evenhand.runs import RunResult
+
+MAIN_CUTOFF = 10
+SHOWN_CUTOFFS = (1, 10, 50)
+FREQUENCY = ("frequency", "frequency over pairs")  # columns that every data set has
+
+
+class GroupRow(NamedTuple):
+    """One group of a column in every run."""
+
+    name: str
+    scores: list[Score]  # one a run
+    is_judged: bool
+
+    @property
+    def worst(self) -> float:
+        return min(score.value for score in self.scores)
+
+    @property
+    def num_pairs(self) -> int:
+        return max(score.count for score in self.scores)
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    results: tuple[RunResult, ...]
+    dataset: Dataset
+    run_names: tuple[str, ...]  # all different
+    cutoffs: tuple[int, ...]  # those that every run has
+    cutoff: int  # the one most sections are about: 10 where it exists
+    columns: dict[str, GroupColumn]
+    scores: tuple[dict[tuple[str, str, str], Score], ...]  # one a run
+
+    @property
+    def part_name(self) -> str:
+        return self.results[0].part_name
+
+    @property
+    def part(self) -> Part:
+        return self.dataset.parts[self.part_name]
+
+    @property
+    def metric(self) -> str:
+        return f"recall@{self.cutoff}"
+
+    @property
+    def own_columns(self) -> list[str]:
+        """The data set's own columns: of queries, then of labels, those with few groups first."""
+        columns = [c for name, c in self.columns.items() if name not in ("all", *FREQUENCY)]
+        columns.sort(key=lambda c: (c.query_groups is None, len(c.group_names)))
+        return [column.name for column in columns]
+
+    @property
+    def shown_cutoffs(self) -> tuple[int, ...]:
+        shown = tuple(cutoff for cutoff in self.cutoffs if cutoff in SHOWN_CUTOFFS)
+        return shown or self.cutoffs
+
+    def row(self, column: str, group: str, cutoff: int | None = None) -> list[Score]:
+        """The score of one group in every run; NaN where a run has none."""
+        key = f"recall@{cutoff or self.cutoff}", column, group
+        nothing = Score(*key, math.nan, math.nan, math.nan, 0, is_judged=False)
+        return [scores.get(key, nothing) for scores in self.scores]
+
+    def rows(self, column: str) -> list[GroupRow]:
+        """The groups of a column: those that can be judged, worst first; then the others."""
+        rows = []
+        for name in self.columns[column].group_names:
+            scores = self.row(column, name)
+            is_judged = all(s.is_judged and not math.isnan(s.value) for s in scores)
+            rows.append(GroupRow(name, scores, is_judged))
+        judged = sorted((row for row in rows if row.is_judged), key=lambda row: row.worst)
+        others = sorted((row for row in rows if not row.is_judged), key=lambda row: -row.num_pairs)
+        return [*judged, *others]
+
+    def summaries(self, column: str) -> list[str]:
+        """Those of worst, worst 3 and worst tenth that say something the others do not."""
+        num_judged = self._num_judged(column)
+        is_telling = {
+            "worst": num_judged > 1,
+            "worst 3": num_judged > 3,
+            "worst tenth": num_judged // 10 > 3,
+        }
+        return [name for name in SUMMARIES if is_telling[name]]
+
+    def headline(self, column: str) -> str | None:
+        """The summary that stands for a column, or None: 'worst 3' of five groups says little."""
+        summaries = self.summaries(column)
+        if not summaries:
+            return None
+        return summaries[-1] if self._num_judged(column) >= 10 else summaries[0]
+
+    def _num_judged(self, column: str) -> int:
+        return sum(row.is_judged for row in self.rows(column))
+
+
+def summary_title(summary: str, column: str) -> str:
+    """'worst continent', 'worst 3 of script'."""
+    return f"worst {column}" if summary == "worst" else f"{summary} of {column}"
+
+
+def study_of(results: Sequence[RunResult], dataset: Dataset) -> Study:
+    """Runs evaluated on the same part of one data set, made ready to be read side by side."""
+    if not results:
+        raise ValueError("results must hold at least one run, got none")
+    part_names = {result.part_name for result in results}
+    if len(part_names) > 1:
+        raise UserError(f"the runs were evaluated on different parts: {sorted(part_names)}")
+    part_name = results[0].part_name
+    if part_name not in dataset.parts:
+        raise UserError(f"data set {dataset.name} has no part {part_name!r}")
+    for result in results:
+        _check_belongs(result, dataset.parts[part_name])
+    cutoffs = sorted(set.intersection(*(set(result.outcome.cutoffs) for result in results)))
+    if not cutoffs:
+        raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
+    return Study(
+        results=tuple(results),
+        dataset=dataset,
+        run_names=_different([result.name for result in results]),
+        cutoffs=tuple(cutoffs),
+        cutoff=max((c for c in cutoffs if c <= MAIN_CUTOFF), default=cutoffs[0]),
+        columns={column.name: column for column in group_columns(dataset, part_name)},
+        scores=tuple(
+            {(score.metric, score.column, score.group): score for score in result.scores}
+            for result in results
+        ),
+    )
+
+
+def _different(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, with a number where one occurs twice."""
+    seen: Counter[str] = Counter()
+    different = []
+    for name in names:
+        seen[name] += 1
+        different.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(different)
+
+
+def _check_belongs(result: RunResult, part: Part) -> None:
+    outcome = result.outcome
+    if len(outcome.retrieved_ids) != len(part) or not np.array_equal(
+        outcome.label_ids, part.positives.ids
+    ):
+        raise UserError(
+            f"run {result.name} was not evaluated on this data set: {len(outcome.retrieved_ids)} "
+            f"queries and {len(outcome.ranks)} pairs, expected {len(part)} and "
+            f"{len(part.positives.ids)}; evaluate it again"
+        )
+
+
+def is_found(ranks: IntArray, cutoff: int) -> NDArray[np.bool_]:
+    """Which pairs have their label among the first `cutoff` results: (N,) -> (N,)."""
+    return (ranks > 0) & (ranks <= cutoff)

@@ -1,0 +1,443 @@
+"""Which negative labels a step looks at: samplers, and the count each draw stands for.
+
+Contract shared by every sampler here:
+
+    sample(positive_ids (B, P), M)           ->  ids (M,), one sample shared by the batch
+    sample_for_each(positive_ids (B, P), M)  ->  ids (B, M), one sample for each example
+
+`positive_ids` is padded with -1; its first column is the drawn positive, and P = 1 is the paper's
+mask. A shared sample may hold some example's positive: the caller masks it, so that an example
+sees M or M - 1 labels. A sample for each example never holds one of its positives.
+
+An id of -1 is a slot without a label; its log-count is 0 and means nothing. Everywhere else
+`log_counts` has one meaning: the log of the expected number of times the label occurs in such a
+sample, seen by an example whose positive it is not. Without repeats that is the probability of
+being in the sample; with repeats it is M * p. So, for every sampler, the sum of
+exp(score - log_count) over the slots is an unbiased estimate of the sum of exp(score) over the
+labels that can be drawn and are not positives: see `log_q_corrected`.
+
+Randomness comes from the generator alone, drawn on its device and moved to that of
+`positive_ids`. Tables stay on the device they were given on, which must be that of `positive_ids`.
+"""
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import pad
+
+from evenhand.kernels.draws import (
+    BEYOND,
+    distinct_draws,
+    drawn_ranks,
+    inclusion,
+    is_among,
+    is_first_occurrence,
+    log_draw_counts,
+    looked_up,
+    permuted_labels,
+    sorted_distinct,
+    without_repeats,
+)
+
+_MOST_LABELS = 2**40  # a random integer modulo this is uniform to one part in 2**22
+
+
+class LabelSample(NamedTuple):
+    ids: Tensor  # (M,) shared by the batch, or (B, M) drawn for each example; int64, -1: no label
+    log_counts: Tensor  # like ids, float32: log of the expected number of occurrences; 0 where -1
+
+
+class LabelSampler(Protocol):
+    """What a training step needs of a sampler."""
+
+    def sample(
+        self, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
+    ) -> LabelSample:
+        """One sample (M,) shared by a batch with positives (B, P)."""
+
+    def sample_for_each(
+        self, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
+    ) -> LabelSample:
+        """Samples (B, M), each without the positives of its own example."""
+
+
+class SampleRequest(NamedTuple):
+    """Asks for R rows of M ids: R = 1 for a shared sample, R = B for one for each example."""
+
+    positive_ids: Tensor  # (B, P)
+    num_sampled_labels: int
+    is_shared: bool
+
+    @property
+    def excluded_ids(self) -> Tensor:
+        """(R, P') ids that a row must not hold, padded with -1."""
+        return self.positive_ids.new_full((1, 1), -1) if self.is_shared else self.positive_ids
+
+
+class LabelSource(Protocol):
+    """What a sampler is made of, and what `Distinct` and `MixedSampler` take."""
+
+    has_repeats: bool  # True: M independent draws; False: a label occurs at most once in a row
+
+    def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
+        """(R, M) ids."""
+
+    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        """Log-counts of any ids (R, N), drawn by this source or not."""
+
+
+def log_q_corrected(negative_scores: Tensor, log_counts: Tensor) -> Tensor:
+    """Scores whose softmax loss estimates the loss over all labels: score - log_count.
+
+    For the softmax loss alone, and after mining: gather the log-counts of the kept labels. Mined
+    on corrected scores, the labels that are rarely drawn would be the hardest, whatever their
+    score. The positive is always present, its count is 1: it needs no correction. The estimate of
+    the sum of exp(score) has no bias when every sampled label is kept.
+
+    Args:
+        negative_scores: (B, k), -inf where a slot holds no label; it stays -inf.
+        log_counts: (k,) or (B, k), from a `LabelSample`.
+
+    Example:
+        >>> scores = torch.tensor([[1.0, -torch.inf]])
+        >>> log_q_corrected(scores, torch.tensor([-2.0, 0.0]))
+        tensor([[3., -inf]])
+    """
+    corrected = negative_scores - log_counts.to(negative_scores.dtype)
+    return corrected.masked_fill(negative_scores == -torch.inf, -torch.inf)
+
+
+def _sample(
+    source: LabelSource, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
+) -> LabelSample:
+    """One sample (M,) shared by a batch with positives (B, P)."""
+    ids, log_counts = _answer(
+        source, SampleRequest(positive_ids, num_sampled_labels, is_shared=True), generator
+    )
+    return LabelSample(ids[0], log_counts[0])  # (1, M) -> (M,)
+
+
+def _sample_for_each(
+    source: LabelSource, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
+) -> LabelSample:
+    """Samples (B, M), each without the positives of its own example."""
+    return _answer(
+        source, SampleRequest(positive_ids, num_sampled_labels, is_shared=False), generator
+    )
+
+
+def _answer(source: LabelSource, request: SampleRequest, generator: Generator) -> LabelSample:
+    if request.num_sampled_labels < 1:
+        raise ValueError(f"num_sampled_labels must be at least 1, got {request.num_sampled_labels}")
+    ids = source.draw(request, generator)
+    log_counts = source.log_counts(ids, request).masked_fill(ids < 0, 0)
+    return LabelSample(ids, log_counts.float())
+
+
+class UniformSampler:
+    """A uniform random subset of the labels, without repeats: the paper's sample.
+
+    A sample for each example is uniform over the labels that are not its positives; where fewer
+    than M of those remain, all of them, and the slots left over are -1. Time and memory grow with
+    M and P, never with the number of labels.
+
+    Example:
+        >>> sampler = UniformSampler(4)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> sample = sampler.sample_for_each(torch.tensor([[2]]), 3, generator=generator)
+        >>> sample.ids.sort().values, sample.log_counts
+        (tensor([[0, 1, 3]]), tensor([[0., 0., 0.]]))
+    """
+
+    has_repeats = False
+    sample = _sample  # a method shared without inheritance, here and below
+    sample_for_each = _sample_for_each
+
+    def __init__(self, num_labels: int) -> None:
+        _check_num_labels(num_labels)
+        self.num_labels = num_labels
+
+    def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
+        num_draws, excluded_ids = request.num_sampled_labels, request.excluded_ids
+        limit = self.num_labels if request.is_shared else self.num_labels - 1
+        if num_draws > limit:
+            raise ValueError(
+                f"num_sampled_labels must be between 1 and {limit} (the number of labels"
+                f"{'' if request.is_shared else ' but the positive'}), got {num_draws}"
+            )
+        fewest_left = self.num_labels - excluded_ids.shape[1]
+        if fewest_left < 2 * num_draws:
+            return permuted_labels(self.num_labels, excluded_ids, generator)[:, :num_draws]
+        excluded, num_left = self._remaining(request)
+        places = distinct_draws(num_left, num_draws, fewest=fewest_left, generator=generator)
+        # A label y that is not excluded is the (y - #{p_j < y})-th such label, counted from 0. Back
+        # from its place u: y = u + #{j: p_j - j <= u}, for excluded p_0 < p_1 < ... A bijection, so
+        # a uniform subset of places is a uniform subset of labels.
+        thresholds = excluded - torch.arange(excluded.shape[1], device=excluded.device)  # (R, P)
+        return places + torch.searchsorted(thresholds, places, right=True)  # (R, M)
+
+    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        _, num_left = self._remaining(request)
+        inclusion = (request.num_sampled_labels / num_left.double()).clamp(max=1)
+        return inclusion.log().expand(ids.shape)  # (R, 1) -> (R, N)
+
+    def _remaining(self, request: SampleRequest) -> tuple[Tensor, Tensor]:
+        """Excluded ids in order (R, P), and the number of labels that are left (R, 1)."""
+        excluded = sorted_distinct(request.excluded_ids)
+        return excluded, self.num_labels - (excluded < BEYOND).sum(1, keepdim=True)
+
+
+class FrequencySampler:
+    """M independent draws, with repeats, with probability proportional to count ** power.
+
+    Inverts the cumulative distribution, because torch.multinomial stops at 2**24 labels. For each
+    example the draws are from the distribution without its positives. A slot is -1 when no label
+    with a count is left, or when rounding lands on a positive (about once in 1e16 draws).
+
+    Args:
+        label_counts: (L,) how often each label is a positive of the training data.
+        power: 1 follows the data, 0 is uniform over the labels that occur.
+
+    Example:
+        >>> sampler = FrequencySampler(torch.tensor([3, 0, 1]), power=1.0)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> sample = sampler.sample_for_each(torch.tensor([[0]]), 2, generator=generator)
+        >>> sample.ids, sample.log_counts.exp()
+        (tensor([[2, 2]]), tensor([[2., 2.]]))
+    """
+
+    has_repeats = True
+    sample = _sample
+    sample_for_each = _sample_for_each
+
+    def __init__(self, label_counts: Tensor, *, power: float = 0.75) -> None:
+        _check_label_counts(label_counts)
+        weights = torch.where(label_counts > 0, label_counts.double() ** power, 0.0)  # (L,)
+        # Summed in order, on the CPU: a parallel sum rounds differently from one prefix to the
+        # next, which could give a label of weight 0 a span of its own.
+        ends = weights.cpu().cumsum(0).to(label_counts.device)  # (L,)
+        self.edges = pad(ends, (1, 0))  # (L + 1,); label y spans edges[y] to edges[y + 1]
+        self.total = self.edges[-1]
+
+    def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
+        return drawn_ranks(self, request.excluded_ids, request.num_sampled_labels, generator)
+
+    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        return log_draw_counts(self, ids, request.excluded_ids, request.num_sampled_labels)
+
+    def spans(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        starts = self.edges[ranks]
+        return starts, self.edges[ranks + 1] - starts
+
+    def ranks_at(self, points: Tensor) -> Tensor:
+        # The first label that ends after the point: never one of weight 0, which ends at its start.
+        last_point = torch.nextafter(self.total, torch.zeros_like(self.total))
+        points = torch.minimum(points, last_point)
+        return torch.searchsorted(self.edges, points, right=True) - 1
+
+
+class LogUniformSampler:
+    """M independent draws, with repeats, Zipfian over rank, without a table of probabilities.
+
+    p(rank) = log((rank + 2) / (rank + 1)) / log(L + 1), rank 0 the most frequent label. For each
+    example the draws are from the distribution without its positives.
+
+    Args:
+        num_labels: L.
+        label_order: (L,) the label of each rank, the most frequent first; None: the label's id is
+            its rank, and nothing of size L is kept.
+
+    Example:
+        >>> sampler = LogUniformSampler(2**40)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> sampler.sample(torch.tensor([[7]]), 4, generator=generator).ids.shape
+        torch.Size([4])
+    """
+
+    has_repeats = True
+    sample = _sample
+    sample_for_each = _sample_for_each
+
+    def __init__(self, num_labels: int, *, label_order: Tensor | None = None) -> None:
+        _check_num_labels(num_labels)
+        self.num_labels = num_labels
+        self.label_order = label_order
+        self.label_ranks = None if label_order is None else _inverse_order(label_order, num_labels)
+        self.total = torch.tensor(math.log(num_labels + 1), dtype=torch.float64)
+
+    def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
+        excluded = looked_up(self.label_ranks, request.excluded_ids)
+        ranks = drawn_ranks(self, excluded, request.num_sampled_labels, generator)
+        return looked_up(self.label_order, ranks)
+
+    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        ranks = looked_up(self.label_ranks, ids)
+        excluded = looked_up(self.label_ranks, request.excluded_ids)
+        return log_draw_counts(self, ranks, excluded, request.num_sampled_labels)
+
+    def spans(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        return ranks.double().log1p(), (1 / (ranks + 1).double()).log1p()
+
+    def ranks_at(self, points: Tensor) -> Tensor:
+        return (points.exp().long() - 1).clamp(0, self.num_labels - 1)
+
+
+class InBatchSampler:
+    """The drawn positives of the batch, `positive_ids[:, 0]`, as negatives of the other examples.
+
+    Each label once: its repeats are -1, and so are the slots after the first B. Seen by an
+    example, a label occurs when any of the other B - 1 examples drew it: with probability
+    1 - (1 - p) ** (B - 1), p its share of the training pairs, as if pairs were drawn independently.
+    (Not B: the example's own draw is its positive. It matters in small batches.)
+
+    Args:
+        label_counts: (L,) how often each label is a positive of the training data.
+
+    Example:
+        >>> sampler = InBatchSampler(torch.tensor([1, 1, 2]))
+        >>> positive_ids = torch.tensor([[0], [2], [2]])
+        >>> sampler.sample(positive_ids, 4, generator=torch.Generator()).ids
+        tensor([ 0,  2, -1, -1])
+    """
+
+    has_repeats = False
+    sample = _sample
+    sample_for_each = _sample_for_each
+
+    def __init__(self, label_counts: Tensor) -> None:
+        _check_label_counts(label_counts)
+        self.probabilities = label_counts.double() / label_counts.double().sum()  # (L,)
+
+    def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
+        batch_size, num_slots = len(request.positive_ids), request.num_sampled_labels
+        if not 2 <= batch_size <= num_slots:
+            raise ValueError(
+                f"in-batch negatives need at least 2 examples and num_sampled_labels no less than "
+                f"their number, got {batch_size} examples and num_sampled_labels {num_slots}"
+            )
+        labels = request.positive_ids[:, 0]  # (B, P) -> (B,)
+        self._check_known(labels)
+        labels = pad(without_repeats(labels), (0, num_slots - batch_size), value=-1)  # (M,)
+        excluded = sorted_distinct(request.excluded_ids)  # (R, P)
+        ids = labels.repeat(len(excluded), 1)  # (R, M)
+        return ids.masked_fill(is_among(ids, excluded), -1)
+
+    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        probabilities = self.probabilities[ids.clamp(min=0)]
+        return inclusion(probabilities, len(request.positive_ids) - 1).log()
+
+    def _check_known(self, labels: Tensor) -> None:
+        is_unknown = (labels >= 0) & (self.probabilities[labels.clamp(min=0)] == 0)
+        if is_unknown.any():
+            raise ValueError(
+                f"label_counts must be positive for every label of a batch, "
+                f"got 0 for label {int(labels[is_unknown][0])}"
+            )
+
+
+class Distinct:
+    """The draws of a sampler with repeats, each label once: its repeats become -1.
+
+    A label is then in the sample with probability 1 - (1 - p) ** M.
+
+    Example:
+        >>> sampler = Distinct(FrequencySampler(torch.tensor([0, 5])))
+        >>> sampler.sample(torch.tensor([[0]]), 3, generator=torch.Generator())
+        LabelSample(ids=tensor([ 1, -1, -1]), log_counts=tensor([0., 0., 0.]))
+    """
+
+    has_repeats = False
+    sample = _sample
+    sample_for_each = _sample_for_each
+
+    def __init__(self, source: LabelSource) -> None:
+        if not source.has_repeats:
+            raise ValueError(f"source must be a sampler with repeats, got {type(source).__name__}")
+        self.source = source
+
+    def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
+        return without_repeats(self.source.draw(request, generator))
+
+    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        num_draws = request.num_sampled_labels
+        probabilities = self.source.log_counts(ids, request).exp() / num_draws
+        return inclusion(probabilities, num_draws).log()
+
+
+class MixedSampler:
+    """The union of two independent samples, such as in-batch and uniform negatives.
+
+    The first gives round(first_share * M) slots and the second the others; a label drawn by both
+    keeps its first slot and is -1 in the other. Drawn with probability a by the one and b by the
+    other, it is in the union with probability a + b - ab. A source with repeats is made `Distinct`.
+
+    Example:
+        >>> in_batch = InBatchSampler(torch.tensor([1, 1, 2]))
+        >>> sampler = MixedSampler(in_batch, UniformSampler(3), first_share=2 / 5)
+        >>> positive_ids = torch.tensor([[0], [2]])
+        >>> sampler.sample(positive_ids, 5, generator=torch.Generator()).ids.sort().values
+        tensor([-1, -1,  0,  1,  2])
+    """
+
+    has_repeats = False
+    sample = _sample
+    sample_for_each = _sample_for_each
+
+    def __init__(self, first: LabelSource, second: LabelSource, *, first_share: float) -> None:
+        if not 0 < first_share < 1:
+            raise ValueError(f"first_share must be between 0 and 1, exclusive, got {first_share}")
+        self.first = Distinct(first) if first.has_repeats else first
+        self.second = Distinct(second) if second.has_repeats else second
+        self.first_share = first_share
+
+    def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
+        first, second = self._split(request)
+        draws = [self.first.draw(first, generator), self.second.draw(second, generator)]
+        return without_repeats(torch.cat(draws, dim=1))  # (R, M)
+
+    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        first, second = self._split(request)
+        in_first = self.first.log_counts(ids, first).exp()
+        in_second = self.second.log_counts(ids, second).exp()
+        return (in_first + in_second * (1 - in_first)).log()
+
+    def _split(self, request: SampleRequest) -> tuple[SampleRequest, SampleRequest]:
+        num_slots = request.num_sampled_labels
+        num_first = round(self.first_share * num_slots)
+        if not 1 <= num_first < num_slots:
+            raise ValueError(
+                f"num_sampled_labels must leave each sampler a slot: first_share "
+                f"{self.first_share} of {num_slots} is {num_first}"
+            )
+        return (
+            request._replace(num_sampled_labels=num_first),
+            request._replace(num_sampled_labels=num_slots - num_first),
+        )
+
+
+def _inverse_order(label_order: Tensor, num_labels: int) -> Tensor:
+    """(L,) the rank of each label."""
+    labels, ranks = label_order.sort()
+    if not torch.equal(labels, torch.arange(num_labels, device=labels.device)):
+        raise ValueError(
+            f"label_order must hold each label from 0 to {num_labels - 1} once, got "
+            f"{len(labels)} ids, {int(is_first_occurrence(labels).sum())} of them distinct"
+        )
+    return ranks
+
+
+def _check_num_labels(num_labels: int) -> None:
+    if not 1 <= num_labels <= _MOST_LABELS:
+        raise ValueError(f"num_labels must be between 1 and {_MOST_LABELS}, got {num_labels}")
+
+
+def _check_label_counts(label_counts: Tensor) -> None:
+    if label_counts.ndim != 1 or len(label_counts) == 0:
+        raise ValueError(f"label_counts must be (L,), got shape {tuple(label_counts.shape)}")
+    if not (label_counts.min() >= 0 and 0 < label_counts.max() < torch.inf):
+        raise ValueError(
+            f"label_counts must be finite, none negative and at least one positive, "
+            f"got values from {label_counts.min()} to {label_counts.max()}"
+        )

@@ -1,0 +1,149 @@
+"""Exact search: every label is scored, a block at a time, in memory that does not grow with L."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# 28 MiB of float32. Above 32 MiB malloc takes fresh pages from the system on every call, and
+# touching those costs more than the top-k.
+SCORES_AT_ONCE = 7 * 2**20
+INTERLEAVED = 8  # columns that share a maximum; see `_largest`
+GATHER_FLOATS = 2**24  # label vectors copied at once by `scores_of`
+
+
+class SearchResult(NamedTuple):
+    label_ids: Tensor  # (Q, R) int64, best first; of equal scores the lower id first
+    scores: Tensor  # (Q, R)
+
+
+class ExactIndex:
+    """Finds the labels of the highest score, query . label (+ bias), by scoring them all.
+
+    At most SCORES_AT_ONCE scores (or block_size, if more) exist at any time. Vectors stay on the
+    device and in the precision they come in.
+
+    Example:
+        >>> index = ExactIndex(torch.eye(3), label_bias=torch.tensor([0.0, 0.0, 0.5]))
+        >>> index.search(torch.tensor([[1.0, 0.0, 0.0]]), 2)
+        SearchResult(label_ids=tensor([[0, 2]]), scores=tensor([[1.0000, 0.5000]]))
+    """
+
+    def __init__(
+        self,
+        label_vectors: Tensor,
+        *,
+        label_bias: Tensor | None = None,
+        block_size: int = 65_536,
+    ) -> None:
+        """Args:
+        label_vectors: (L, D).
+        label_bias: (L,), added to each label's score.
+        block_size: most labels scored at once.
+        """
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        if label_bias is not None and label_bias.shape != label_vectors.shape[:1]:
+            raise ValueError(
+                f"label_bias must have shape ({len(label_vectors)},), one value a label, "
+                f"got {tuple(label_bias.shape)}"
+            )
+        self.label_vectors = label_vectors
+        self.label_bias = label_bias
+        num_blocks = max(1, math.ceil(len(label_vectors) / block_size))
+        self.block_size = math.ceil(len(label_vectors) / num_blocks)  # no short block at the end
+
+    def __len__(self) -> int:
+        return len(self.label_vectors)
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, num_results: int) -> SearchResult:
+        """The labels of the highest score: (Q, D) -> (Q, R), where R = min(num_results, L)."""
+        if num_results < 1:
+            raise ValueError(f"num_results must be at least 1, got {num_results}")
+        num_results = min(num_results, len(self))
+        label_ids = queries.new_empty(len(queries), num_results, dtype=torch.long)
+        scores = queries.new_empty(len(queries), num_results)
+        num_rows = max(1, SCORES_AT_ONCE // max(1, self.block_size))
+        buffer = queries.new_empty(min(num_rows, len(queries)) * self.block_size)
+        for start in range(0, len(queries), num_rows):
+            rows = slice(start, start + num_rows)
+            label_ids[rows], scores[rows] = self._search_block(queries[rows], num_results, buffer)
+        return SearchResult(label_ids, scores)
+
+    @torch.no_grad()
+    def scores_of(self, queries: Tensor, label_ids: Tensor) -> Tensor:
+        """Scores of chosen labels: (Q, D), (Q, P) -> (Q, P), -inf where the id is -1."""
+        num_columns = max(label_ids.shape[1], 1)
+        num_rows = max(1, GATHER_FLOATS // (num_columns * queries.shape[1]))
+        scores = queries.new_empty(label_ids.shape)  # (Q, P)
+        for start in range(0, len(queries), num_rows):
+            rows = slice(start, start + num_rows)
+            ids = label_ids[rows].clamp(min=0)  # (q, P)
+            vectors = self.label_vectors.index_select(0, ids.flatten())  # (q * P, D)
+            vectors = vectors.view(*ids.shape, queries.shape[1])  # (q, P, D)
+            scores[rows] = (vectors @ queries[rows].unsqueeze(-1)).squeeze(-1)  # (q, P)
+            if self.label_bias is not None:
+                scores[rows] += self.label_bias[ids]
+        return scores.masked_fill(label_ids < 0, -torch.inf)
+
+    def _search_block(self, queries: Tensor, num_results: int, buffer: Tensor) -> SearchResult:
+        """One block of queries against all labels, merging the best of each block of labels."""
+        best_ids = queries.new_empty(len(queries), 0, dtype=torch.long)
+        best_scores = queries.new_empty(len(queries), 0)
+        for start in range(0, len(self), self.block_size):
+            columns = slice(start, start + self.block_size)
+            vectors = self.label_vectors[columns]  # (b, D)
+            shape = (len(queries), len(vectors))
+            scores = buffer[: shape[0] * shape[1]].view(shape)  # (q * b,) -> (q, b)
+            torch.mm(queries, vectors.T, out=scores)
+            if self.label_bias is not None:
+                scores += self.label_bias[columns]
+            positions = _best_columns(scores, num_results)  # (q, r), ascending
+            # What is held has the lower ids and stands first, so a stable sort keeps ties by id.
+            best_ids = torch.cat([best_ids, positions + start], dim=1)
+            best_scores = torch.cat([best_scores, scores.gather(1, positions)], dim=1)
+            best_scores, order = best_scores.sort(dim=1, descending=True, stable=True)
+            best_scores = best_scores[:, :num_results]
+            best_ids = best_ids.gather(1, order[:, :num_results])
+        return SearchResult(best_ids, best_scores)
+
+
+def _best_columns(scores: Tensor, num_results: int) -> Tensor:
+    """Columns of each row's largest scores, ascending; of equals the first: (q, b) -> (q, r)."""
+    if num_results >= scores.shape[1]:
+        return torch.arange(scores.shape[1], device=scores.device).expand(len(scores), -1)
+    largest, positions = _largest(scores, num_results + 1)  # one more, to see a tie at the end
+    chosen = positions[:, :-1].sort(dim=1).values  # (q, r)
+    last = largest[:, -2:-1]  # (q, 1)
+    (tied,) = (largest[:, -1:] == last).any(1).nonzero(as_tuple=True)
+    if len(tied):
+        rows, last = scores[tied], last[tied]  # (t, b), (t, 1)
+        is_above = ~(rows <= last)  # not `>`: a score that is NaN is kept, as by torch.topk
+        is_equal = rows == last
+        num_free = num_results - is_above.sum(1, keepdim=True)  # (t, 1)
+        is_kept = is_above | (is_equal & (is_equal.cumsum(1, dtype=torch.int32) <= num_free))
+        chosen[tied] = is_kept.nonzero()[:, 1].view(len(tied), num_results)
+    return chosen
+
+
+def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """What `scores.topk(count)` returns, without its slow walk over wide rows on a CPU.
+
+    Columns are put in groups of INTERLEAVED. The `count` largest scores lie in the `count` groups
+    of the largest maxima: were one of them in another group, each of these would hold one as
+    large. So a top-k over the maxima, then one over the members of those groups, is exact.
+    """
+    num_groups = scores.shape[1] // INTERLEAVED
+    if num_groups < 4 * count:
+        return scores.topk(count, dim=1)
+    grouped = scores[:, : num_groups * INTERLEAVED]
+    maxima = grouped.view(len(scores), INTERLEAVED, num_groups).amax(1)  # (q, 8, n) -> (q, n)
+    groups = maxima.topk(count, dim=1, sorted=False).indices  # (q, count)
+    steps = torch.arange(INTERLEAVED, device=scores.device) * num_groups
+    candidates = (groups.unsqueeze(-1) + steps).flatten(1)  # (q, count, 8) -> (q, count * 8)
+    rest = torch.arange(grouped.shape[1], scores.shape[1], device=scores.device)
+    candidates = torch.cat([candidates, rest.expand(len(scores), -1)], dim=1)
+    largest, order = scores.gather(1, candidates).topk(count, dim=1)
+    return largest, candidates.gather(1, order)

@@ -1,0 +1,103 @@
+"""Results in the terminal: one table a person can read at a glance."""
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from evenhand.evaluation import Difference, Score
+
+# Plurals of the group columns that come with `places`; others stay as they are.
+PLURALS = {"country": "countries", "script": "scripts", "continent": "continents"}
+
+
+def row_title(score: Score) -> str:
+    """How a row of the score table is called: `all`, `tail`, `worst 3 scripts`."""
+    if score.column in ("all", "frequency"):
+        return score.group
+    plural = PLURALS.get(score.column, score.column)
+    if score.group == "worst tenth":
+        return f"worst tenth of {plural}"
+    if score.group.startswith("worst"):
+        return f"{score.group} {plural if score.group != 'worst' else score.column}"
+    return f"{score.column} {score.group}"
+
+
+def main_rows(scores: Sequence[Score]) -> list[Score]:
+    """All, head, torso, tail, and the worst groups of every column."""
+
+    def is_main(score: Score) -> bool:
+        is_worst = score.group.startswith("worst")
+        if score.column in ("all", "frequency"):
+            return not is_worst
+        is_shown = score.group in ("worst 3", "worst tenth") and not math.isnan(score.value)
+        return is_shown and score.column != "frequency over pairs"
+
+    return [score for score in scores if is_main(score)]
+
+
+def score_text(score: Score) -> str:
+    if math.isnan(score.value):
+        return "–"
+    return f"{score.value:.4f}" if score.is_judged else f"({score.value:.4f})"
+
+
+def results_table(
+    results: Sequence[tuple[str, Sequence[Score]]],
+    *,
+    metrics: Sequence[str] = ("recall@1", "recall@10", "recall@50"),
+) -> Table:
+    """Rows are groups, columns are runs under each metric; the best of a metric is bold."""
+    known = {score.metric for _, scores in results for score in scores}
+    metrics = [metric for metric in metrics if metric in known] or sorted(known)[:3]
+    table = Table(title="pair recall on the test part", title_justify="left")
+    table.add_column("group")
+    table.add_column("pairs", justify="right")
+    for metric in metrics:
+        for name, _ in results:
+            table.add_column(f"{metric}\n{name}", justify="right")
+    cells = [{(s.column, s.group, s.metric): s for s in main_rows(scores)} for _, scores in results]
+    keys = list(dict.fromkeys((column, group) for column, group, _ in cells[0]))
+    for column, group in keys:
+        row: list[str] = []
+        first = next(s for s in cells[0].values() if (s.column, s.group) == (column, group))
+        for metric in metrics:
+            scores = [cell.get((column, group, metric)) for cell in cells]
+            best = max((s.value for s in scores if s is not None), default=math.nan)
+            row += [
+                "–"
+                if s is None
+                else f"[bold]{score_text(s)}[/]"
+                if s.value == best and len(scores) > 1
+                else score_text(s)
+                for s in scores
+            ]
+        table.add_row(row_title(first), f"{first.count:,}", *row)
+    return table
+
+
+def differences_table(
+    differences: Sequence[Difference], *, baseline: str, contender: str, metric: str = "recall@10"
+) -> Table:
+    """Contender minus baseline, with both intervals."""
+    table = Table(title=f"{metric}: {contender} minus {baseline}", title_justify="left")
+    for heading in ("group", "pairs", baseline, contender, "difference", "95 % over queries"):
+        table.add_column(heading, justify="left" if heading == "group" else "right")
+    has_seeds = any(row.num_runs > 1 for row in differences)
+    if has_seeds:
+        table.add_column("95 % over seeds", justify="right")
+    for row in differences:
+        if row.metric != metric:
+            continue
+        cells = [
+            row.group,
+            f"{row.count:,}",
+            f"{row.baseline:.4f}",
+            f"{row.contender:.4f}",
+            f"{row.difference:+.4f}",
+            f"{row.low:+.4f} to {row.high:+.4f}",
+        ]
+        if has_seeds:
+            cells.append(f"{row.seed_low:+.4f} to {row.seed_high:+.4f}")
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,1 @@
+"""Training: one visible loop over steps that mine first and differentiate after."""

@@ -1,0 +1,311 @@
+"""The training loop: sample, mine, differentiate the survivors, update their rows; again."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evenhand.errors import UserError
+from evenhand.files import write_text
+from evenhand.losses import LossFn
+from evenhand.models.encoders import RowGradients
+from evenhand.models.retriever import Retriever
+from evenhand.risk import top_weights
+from evenhand.sampling import LabelSampler
+from evenhand.training.checkpoint import Checkpoint, save_checkpoint
+from evenhand.training.feed import PairFeed
+from evenhand.training.optimizers import RowOptimizer
+from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
+from evenhand.training.step import Gradients, gradients_of, mine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the loop does, in numbers."""
+
+    num_steps: int
+    num_sampled_labels: int
+    num_hard_labels: int
+    num_hard_examples: int
+    learning_rate: float
+    anneal_fraction: float = 0.0  # of the steps, over which k' shrinks from the whole batch
+    learning_rate_shape: str = "linear"
+    warmup_steps: int = 0
+    max_gradient_norm: float = 0.0  # 0: gradients are not clipped
+    draws_for_each: bool = False  # every example has a label sample of its own
+    is_log_q_corrected: bool = False
+    log_every: int = 50
+    evaluate_every: int = 0  # 0: only at the end
+    checkpoint_every: int = 500  # 0: none at all
+    patience: int = 0  # validations without a new best before an early stop; 0: never
+
+
+@dataclasses.dataclass
+class Optimizers:
+    label_rows: RowOptimizer
+    bias_rows: RowOptimizer | None
+    feature_rows: RowOptimizer | None
+    dense: torch.optim.Adam | None
+
+    def step(self, gradients: Gradients, *, learning_rate: float) -> None:
+        self.label_rows.step(gradients.label_rows, learning_rate=learning_rate)
+        if self.bias_rows is not None and gradients.bias_rows is not None:
+            self.bias_rows.step(gradients.bias_rows, learning_rate=learning_rate)
+        if self.feature_rows is not None and gradients.feature_rows is not None:
+            self.feature_rows.step(gradients.feature_rows, learning_rate=learning_rate)
+        if self.dense is not None:
+            for group in self.dense.param_groups:
+                group["lr"] = learning_rate
+            self.dense.step()
+            self.dense.zero_grad(set_to_none=True)
+
+    def row_optimizers(self) -> dict[str, RowOptimizer]:
+        named = {
+            "labels": self.label_rows,
+            "biases": self.bias_rows,
+            "features": self.feature_rows,
+        }
+        return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
+
+
+@dataclasses.dataclass
+class Training:
+    """All that changes while training: what a checkpoint holds."""
+
+    model: Retriever
+    optimizers: Optimizers
+    feed: PairFeed
+    generator: torch.Generator  # of the label samples
+    step: int = 0
+    best_value: float = -math.inf
+    best_step: int = 0
+    recent: list[Tensor] = dataclasses.field(default_factory=list)  # (2,) a step since the last log
+
+    def checkpoint(self) -> Checkpoint:
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for name, optimizer in self.optimizers.row_optimizers().items():
+            tensors |= {
+                f"optimizer.{name}.{key}": value for key, value in optimizer.state().items()
+            }
+        if self.optimizers.dense is not None:
+            for index, slots in self.optimizers.dense.state_dict()["state"].items():
+                tensors |= {f"dense.{index}.{key}": value for key, value in slots.items()}
+        tensors |= {f"feed.{name}": tensor for name, tensor in self.feed.state().items()}
+        tensors["generator"] = self.generator.get_state()
+        tensors["recent"] = torch.stack(self.recent) if self.recent else torch.zeros(0, 2)
+        best = self.best_value if math.isfinite(self.best_value) else None
+        state = {"step": self.step, "best_value": best, "best_step": self.best_step}
+        return Checkpoint(tensors, state)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {
+                name.removeprefix(prefix): tensor
+                for name, tensor in checkpoint.tensors.items()
+                if name.startswith(prefix)
+            }
+
+        self.model.load_state_dict(under("model."))
+        for name, optimizer in self.optimizers.row_optimizers().items():
+            optimizer.load(under(f"optimizer.{name}."))
+        if self.optimizers.dense is not None:
+            slots: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in under("dense.").items():
+                index, key = name.split(".", 1)
+                slots.setdefault(int(index), {})[key] = tensor
+            groups = self.optimizers.dense.state_dict()["param_groups"]
+            self.optimizers.dense.load_state_dict({"state": slots, "param_groups": groups})
+        self.feed.load(under("feed."))
+        self.generator.set_state(checkpoint.tensors["generator"])
+        self.recent = list(checkpoint.tensors["recent"].to(self.feed.device))
+        self.step = checkpoint.state["step"]
+        best = checkpoint.state["best_value"]
+        self.best_value = -math.inf if best is None else best
+        self.best_step = checkpoint.state["best_step"]
+
+
+class Places(NamedTuple):
+    """Where the loop writes."""
+
+    metrics_path: Path
+    checkpoint_dir: Path
+
+
+def train(
+    training: Training,
+    plan: Plan,
+    *,
+    sampler: LabelSampler,
+    loss_fn: LossFn,
+    places: Places,
+    validate_fn: Callable[[Retriever], tuple[float, dict[str, float]]] | None = None,
+    save_best_fn: Callable[[Retriever], None] | None = None,
+    progress_fn: Callable[[int, dict[str, float]], None] | None = None,
+    should_stop_fn: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Trains until the plan is done, patience ends or a stop is asked for.
+
+    Args:
+        validate_fn: the value to select by, and every validation figure to be logged.
+        save_best_fn: called with the model whenever that value is the best so far.
+        progress_fn: called after each step with the step and the last logged figures.
+
+    Returns:
+        Whether training is complete (False: it was asked to stop, and can be resumed).
+    """
+    figures: dict[str, float] = {}
+    while training.step < plan.num_steps:
+        learning_rate = learning_rate_at(
+            training.step,
+            num_steps=plan.num_steps,
+            peak=plan.learning_rate,
+            warmup_steps=plan.warmup_steps,
+            shape=plan.learning_rate_shape,
+        )
+        num_hard_examples = num_hard_examples_at(
+            training.step,
+            num_steps=plan.num_steps,
+            batch_size=training.feed.batch_size,
+            num_hard_examples=plan.num_hard_examples,
+            anneal_fraction=plan.anneal_fraction,
+        )
+        stats = train_step(
+            training,
+            plan,
+            sampler=sampler,
+            loss_fn=loss_fn,
+            learning_rate=learning_rate,
+            num_hard_examples=num_hard_examples,
+        )
+        training.step += 1
+        training.recent.append(stats)
+        is_last = training.step == plan.num_steps
+
+        if training.step % plan.log_every == 0 or is_last:
+            figures = _logged(training, learning_rate, num_hard_examples)
+            append_line(places.metrics_path, {"step": training.step, **figures})
+        if progress_fn is not None:
+            progress_fn(training.step, figures)
+        if validate_fn is not None and (_is_due(training.step, plan.evaluate_every) or is_last):
+            value, validation = validate_fn(training.model)
+            append_line(places.metrics_path, {"step": training.step, "validation": validation})
+            if value > training.best_value:
+                training.best_value, training.best_step = value, training.step
+                if save_best_fn is not None:
+                    save_best_fn(training.model)
+        is_early = validate_fn is not None and _is_out_of_patience(training, plan)
+        is_stopped = should_stop_fn()
+        is_end = is_last or is_early or is_stopped
+        if _is_due(training.step, plan.checkpoint_every) or (plan.checkpoint_every and is_end):
+            _refuse_nan(training)
+            save_checkpoint(places.checkpoint_dir, training.checkpoint(), step=training.step)
+        if is_early:
+            return True
+        if is_stopped and not is_last:
+            return False
+    return True
+
+
+@torch.no_grad()
+def train_step(
+    training: Training,
+    plan: Plan,
+    *,
+    sampler: LabelSampler,
+    loss_fn: LossFn,
+    learning_rate: float,
+    num_hard_examples: int,
+) -> Tensor:
+    """Takes one step; (2,): the objective, and the share of examples without any loss."""
+    model = training.model
+    batch = training.feed.next_batch()
+    draw_fn = sampler.sample_for_each if plan.draws_for_each else sampler.sample
+    sample = draw_fn(batch.positive_ids, plan.num_sampled_labels, generator=training.generator)
+    query_vectors = model.query_vectors(batch.features)  # (B, D)
+    mined = mine(
+        query_vectors,
+        batch,
+        model,
+        sample,
+        num_hard_labels=plan.num_hard_labels,
+        loss_fn=loss_fn,
+        risk_fn=partial(top_weights, num_hard_examples=num_hard_examples),
+        is_log_q_corrected=plan.is_log_q_corrected,
+    )
+    gradients = gradients_of(mined, query_vectors, batch, model)
+    if plan.max_gradient_norm:
+        gradients = clipped(gradients, model, max_norm=plan.max_gradient_norm)
+    training.optimizers.step(gradients, learning_rate=learning_rate)
+    objective = mined.losses[mined.survivors].mean()
+    return torch.stack([objective, (mined.losses <= 0).to(objective.dtype).mean()])
+
+
+@torch.no_grad()
+def clipped(gradients: Gradients, model: Retriever, *, max_norm: float) -> Gradients:
+    """The gradients, scaled down together where their common length exceeds `max_norm`."""
+    dense = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    rows = [row.values for row in gradients if row is not None]
+    norm = torch.stack([values.norm() for values in [*rows, *dense]]).norm()
+    factor = (max_norm / norm.clamp(min=1e-12)).clamp(max=1)
+    for values in dense:
+        values.mul_(factor)
+    return Gradients(
+        *(row and RowGradients(row.ids, row.values * factor) for row in gradients)  # type: ignore[arg-type]
+    )
+
+
+def append_line(path: Path, row: dict[str, Any]) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def rewind_metrics(path: Path, *, step: int) -> None:
+    """Forgets the lines after a step, which a resumed run will write again."""
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    write_text(path, "".join(kept))
+
+
+def _logged(training: Training, learning_rate: float, num_hard_examples: int) -> dict[str, float]:
+    _refuse_nan(training)
+    loss, zero_loss_share = torch.stack(training.recent).mean(dim=0).tolist()
+    training.recent.clear()
+    return {
+        "loss": loss,
+        "zero_loss_share": zero_loss_share,
+        "learning_rate": learning_rate,
+        "num_hard_examples": num_hard_examples,
+    }
+
+
+def _refuse_nan(training: Training) -> None:
+    """Losses wait on the device and are looked at a few steps late, but the step is named."""
+    if not training.recent:
+        return
+    is_bad = ~torch.stack(training.recent)[:, 0].isfinite()
+    if is_bad.any():
+        first = int(is_bad.int().argmax())
+        step = training.step - len(training.recent) + 1 + first
+        raise UserError(
+            f"the loss of step {step} is {float(training.recent[first][0])}; the last checkpoint "
+            f"is sound: try a lower training.learning_rate, training.warmup_steps or "
+            f"training.max_gradient_norm, and see that no feature value is huge"
+        )
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _is_out_of_patience(training: Training, plan: Plan) -> bool:
+    if not plan.patience or not plan.evaluate_every:
+        return False
+    return training.step - training.best_step >= plan.patience * plan.evaluate_every

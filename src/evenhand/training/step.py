@@ -1,0 +1,141 @@
+"""One S2M step: score and mine without gradient, differentiate the survivors, update their rows.
+
+The objective's gradient is zero outside k' examples and the labels they kept. So autograd never
+sees the (B, M) scores: it runs over the survivors' (k', k) kept scores, and the rest is two
+products with the coefficient matrix C[b, t] = d objective / d score of label t for example b,
+where t runs over the distinct labels with any gradient at all:
+
+    gradient of the survivors' query vectors  C V        (k', T) (T, D)
+    gradient of the touched label vectors     C' Q       (T, k') (k', D)
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from evenhand.kernels.scoring import scores_of_each
+from evenhand.kernels.selection import positive_slots
+from evenhand.losses import LossFn
+from evenhand.mining import hardest_labels, mask_positives
+from evenhand.models.encoders import Features, RowGradients, taken_features
+from evenhand.models.retriever import Retriever
+from evenhand.objective import score_gradients
+from evenhand.risk import RiskFn
+from evenhand.sampling import LabelSample, log_q_corrected
+
+
+class Batch(NamedTuple):
+    features: Features
+    label_ids: Tensor  # (B,) the positive each example was drawn with
+    positive_ids: Tensor  # (B, P) labels that may not be its negatives, padded with -1
+
+
+class Mined(NamedTuple):
+    """What mining leaves: who survives, and how the objective depends on which scores."""
+
+    losses: Tensor  # (B,) of every example
+    survivors: Tensor  # (k',) positions of the examples with a weight
+    label_ids: Tensor  # (T,) distinct labels with a gradient
+    coefficients: Tensor  # (k', T) d objective / d score
+
+
+class Gradients(NamedTuple):
+    label_rows: RowGradients
+    bias_rows: RowGradients | None
+    feature_rows: RowGradients | None  # None: the encoder's dense weights hold theirs in .grad
+
+
+@torch.no_grad()
+def mine(
+    query_vectors: Tensor,
+    batch: Batch,
+    model: Retriever,
+    sample: LabelSample,
+    *,
+    num_hard_labels: int,
+    loss_fn: LossFn,
+    risk_fn: RiskFn,
+    is_log_q_corrected: bool = False,
+) -> Mined:
+    """Scores the sample, keeps each example's hardest labels, weighs the examples.
+
+    Labels are mined by their raw scores; the log Q correction, which is for the softmax loss
+    alone, comes after, or rare labels would look hard only for being rarely drawn.
+    """
+    scores = _negative_scores(query_vectors, batch, model, sample)  # (B, M)
+    kept = hardest_labels(scores, min(num_hard_labels, scores.shape[1]))  # (B, k)
+    kept_scores = scores.gather(1, kept)
+    positive_scores = _positive_scores(query_vectors, batch, model)  # (B,)
+    if is_log_q_corrected:
+        kept_scores = log_q_corrected(kept_scores, _kept(sample.log_counts, kept))
+    losses = loss_fn(positive_scores, kept_scores)
+    weights = risk_fn(losses)
+    survivors = weights.nonzero().squeeze(1)  # (k',)
+    gradients = score_gradients(
+        positive_scores[survivors], kept_scores[survivors], weights[survivors], loss_fn=loss_fn
+    )
+    coefficients = torch.cat([gradients.positive.unsqueeze(1), gradients.negative], dim=1)
+    label_ids = torch.cat(
+        [batch.label_ids[survivors].unsqueeze(1), _kept(sample.ids, kept)[survivors]], dim=1
+    )  # both (k', 1 + k)
+    return Mined(losses, survivors, *_by_label(label_ids, coefficients))
+
+
+def gradients_of(mined: Mined, query_vectors: Tensor, batch: Batch, model: Retriever) -> Gradients:
+    """Carries the coefficients to the rows of the tables that the survivors touch."""
+    survivors = taken_features(batch.features, mined.survivors)
+    table_rows = model.label_table.index_select(0, mined.label_ids)  # (T, D)
+    vector_gradients = mined.coefficients @ model.unit(table_rows)  # (k', T) (T, D) -> (k', D)
+    raw_vectors: Tensor = model.encoder(survivors).detach()
+    encoder_gradients = model.through_unit(model.scale * vector_gradients, raw_vectors)
+    feature_rows = model.encoder.accumulate(survivors, encoder_gradients)
+    label_gradients = mined.coefficients.T @ query_vectors[mined.survivors]  # (T, D)
+    label_rows = RowGradients(mined.label_ids, model.through_unit(label_gradients, table_rows))
+    bias_rows = None
+    if model.label_bias is not None:
+        bias_rows = RowGradients(mined.label_ids, mined.coefficients.sum(dim=0).unsqueeze(1))
+    return Gradients(label_rows, bias_rows, feature_rows)
+
+
+def _negative_scores(
+    query_vectors: Tensor, batch: Batch, model: Retriever, sample: LabelSample
+) -> Tensor:
+    """(B, M) scores of the sampled labels, -inf for positives and empty slots."""
+    ids = sample.ids.clamp(min=0)
+    if ids.dim() == 2:
+        scores = scores_of_each(query_vectors, model.label_table, ids, unit_fn=model.unit)
+        biases = None if model.label_bias is None else model.label_bias[ids, 0]  # (B, M)
+        scores = scores if biases is None else scores + biases
+        return mask_positives(scores, sample.ids, batch.positive_ids)
+    scores = query_vectors @ model.label_vectors(ids).T  # (B, D) (D, M) -> (B, M)
+    biases = model.biases(ids)
+    if biases is not None:
+        scores += biases
+    scores[:, sample.ids < 0] = -torch.inf
+    slots = positive_slots(sample.ids, batch.positive_ids)
+    scores[slots.rows, slots.columns] = -torch.inf
+    return scores
+
+
+def _positive_scores(query_vectors: Tensor, batch: Batch, model: Retriever) -> Tensor:
+    scores = (query_vectors * model.label_vectors(batch.label_ids)).sum(dim=1)  # (B, D) -> (B,)
+    biases = model.biases(batch.label_ids)
+    return scores if biases is None else scores + biases
+
+
+def _kept(values: Tensor, kept: Tensor) -> Tensor:
+    """Values of the kept slots: shared (M,) or for each example (B, M) -> (B, k)."""
+    return values[kept] if values.dim() == 1 else values.gather(1, kept)
+
+
+def _by_label(label_ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    """Entries (k', 1 + k) -> distinct labels (T,) and their coefficients (k', T).
+
+    A label without a coefficient is left out: its row is neither read again nor written.
+    """
+    rows, columns = coefficients.nonzero(as_tuple=True)  # (n,)
+    distinct, inverse = torch.unique(label_ids[rows, columns], return_inverse=True)
+    matrix = coefficients.new_zeros(len(coefficients), len(distinct))
+    matrix.index_put_((rows, inverse), coefficients[rows, columns], accumulate=True)
+    return distinct, matrix

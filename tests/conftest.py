@@ -1,0 +1,29 @@
+"""What every test shares: fixed seeds, one thread, and Hypothesis without chance or clock."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# Derandomised: the same examples in every run, so a failure is a change of the code.
+settings.register_profile(
+    "evenhand",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+# For test_mutants: the same tests, fewer examples.
+settings.register_profile("quick", settings.get_profile("evenhand"), max_examples=10)
+settings.load_profile(os.environ.get("EVENHAND_HYPOTHESIS_PROFILE", "evenhand"))
+
+# Tests are many small operations: a second thread costs more than it brings, and sums in the
+# order of one thread are the same on every machine.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    """For what a test draws without a generator of its own; the package never does."""
+    torch.manual_seed(0)

@@ -1,0 +1,431 @@
+"""The Extreme Classification format: what is read, how fast and careful agree, what is refused."""
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from evenhand.data import (
+    count_unseen_labels,
+    load_extreme,
+    open_dataset,
+    read_extreme,
+    save_dataset,
+)
+from evenhand.data.extreme_lines import Block, Header, careful_block, quick_block
+from evenhand.data.files import line_blocks
+from evenhand.errors import UserError
+
+REPOSITORY = Path(__file__).parents[1]
+DATA = Path(os.environ.get("EVENHAND_DATA", REPOSITORY.parent / "shared" / "data"))
+SMALL = "3 5 4\n0,2 1:0.5 4:1\n 0:2\n3\n"
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+HEADER = Header(num_rows=10**6, num_features=1000, num_labels=100)
+
+needs_bibtex = pytest.mark.skipif(
+    not (DATA / "bibtex").is_dir(), reason="bibtex is not here; set EVENHAND_DATA to find it"
+)
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def rows_as_lists(rows):
+    return [rows.row(index).tolist() for index in range(len(rows))]
+
+
+def block_as_lists(block: Block):
+    return [array.tolist() for array in block]
+
+
+def assert_refused(path: Path, *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_extreme(path)
+    for word in (str(path), *words):
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- what is read -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_a_file_is_read_plain_or_compressed(tmp_path, ending):
+    file = read_extreme(written(tmp_path / f"a.txt{ending}", COMPRESS[ending](SMALL.encode())))
+    assert rows_as_lists(file.positives) == [[0, 2], [], [3]]
+    assert rows_as_lists(file.features) == [[1, 4], [0], []]
+    assert file.features.values.tolist() == [0.5, 1.0, 2.0]
+    assert file.features.values.dtype == np.float32
+    assert (file.num_features, file.num_labels, file.num_repeated_labels) == (5, 4, 0)
+
+
+def test_windows_line_ends_a_byte_order_mark_and_a_missing_last_newline_change_nothing(tmp_path):
+    plain = read_extreme(written(tmp_path / "plain.txt", SMALL))
+    odd_text = "\ufeff" + SMALL.rstrip("\n").replace("\n", "\r\n")
+    odd = read_extreme(written(tmp_path / "odd.txt", odd_text))
+    assert rows_as_lists(odd.positives) == rows_as_lists(plain.positives)
+    assert odd.features.values.tolist() == plain.features.values.tolist()
+
+
+def test_a_label_named_twice_in_a_line_counts_once_and_is_reported(tmp_path):
+    file = read_extreme(written(tmp_path / "a.txt", "3 5 9\n7,2,7,2,7\n7\n7,8\n"))
+    assert rows_as_lists(file.positives) == [[7, 2], [7], [7, 8]]
+    assert file.num_repeated_labels == 3
+
+
+def test_repeated_labels_are_found_in_long_files_as_by_a_loop(tmp_path):
+    lists = np.random.default_rng(0).integers(0, 9, (300, 4)).tolist()
+    lines = "".join(",".join(map(str, labels)) + "\n" for labels in lists)
+    file = read_extreme(written(tmp_path / "a.txt", f"300 5 9\n{lines}"))
+    expected = [list(dict.fromkeys(labels)) for labels in lists]
+    assert rows_as_lists(file.positives) == expected
+    assert file.num_repeated_labels == 1200 - sum(map(len, expected))
+
+
+def test_a_feature_named_twice_is_kept_twice(tmp_path):
+    file = read_extreme(written(tmp_path / "a.txt", "1 5 9\n1 3:1 3:2\n"))
+    assert file.features.row(0).tolist() == [3, 3]
+
+
+def test_progress_is_told_after_each_block(tmp_path):
+    path, calls = written(tmp_path / "a.txt", SMALL), []
+    read_extreme(path, progress_fn=lambda *call: calls.append(call))
+    assert calls == [(path, 3, 3)]
+
+
+def test_blocks_of_any_size_give_the_same_rows(tmp_path, monkeypatch):
+    path, calls = written(tmp_path / "a.txt", SMALL), []
+    whole = read_extreme(path)
+    for block_bytes in range(1, len(SMALL) + 1):
+        monkeypatch.setattr(line_blocks, "__kwdefaults__", {"block_bytes": block_bytes})
+        file = read_extreme(path, progress_fn=lambda *call: calls.append(call[1]))
+        assert rows_as_lists(file.positives) == rows_as_lists(whole.positives)
+        assert rows_as_lists(file.features) == rows_as_lists(whole.features)
+    assert calls[:3] == [1, 2, 3]
+
+
+# --- the two parsers ----------------------------------------------------------------------------
+
+digits = st.text("0123456789", min_size=1, max_size=20)
+decimals = st.one_of(
+    st.text("0123456789", min_size=1, max_size=9),
+    st.tuples(st.text("0123456789", max_size=9), digits).map(".".join),
+    st.tuples(st.sampled_from(["-", "+", ""]), digits, st.sampled_from(["", ".", "e-7", "E2"])).map(
+        "".join
+    ),
+    st.floats(allow_nan=False, width=32, allow_infinity=False).map(repr),
+)
+documents = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 99), max_size=4),
+        st.lists(st.tuples(st.integers(0, 999), decimals), max_size=5),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def text_of(rows) -> bytes:
+    lines = [
+        ",".join(map(str, labels))
+        + " "
+        + " ".join(f"{feature}:{value}" for feature, value in features)
+        for labels, features in rows
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+@given(documents)
+def test_both_parsers_read_what_was_written(rows):
+    expected = [
+        [len(labels) for labels, _ in rows],
+        [label for labels, _ in rows for label in labels],
+        [len(features) for _, features in rows],
+        [feature for _, features in rows for feature, _ in features],
+        [float(np.float32(float(value))) for _, features in rows for _, value in features],
+    ]
+    careful = careful_block(text_of(rows), HEADER, path=Path("a.txt"), first_line=2)
+    assert block_as_lists(careful) == expected
+    quick = quick_block(text_of(rows), HEADER)
+    assert quick is not None
+    assert block_as_lists(quick) == expected
+    assert [array.dtype for array in quick] == [array.dtype for array in careful]
+
+
+@given(documents, st.data())
+def test_on_damaged_text_the_quick_parser_gives_up_or_agrees_with_the_careful_one(rows, data):
+    text = bytearray(text_of(rows)[:-1])
+    for _ in range(data.draw(st.integers(1, 3))):
+        position = data.draw(st.integers(0, max(len(text) - 1, 0)))
+        new = data.draw(st.sampled_from(b"0159 ,:.-+eEnaif_\n\t\r\x00\xff"))
+        text[position : position + data.draw(st.integers(0, 1))] = bytes([new])
+    block = bytes(text) + b"\n"
+    quick = quick_block(block, HEADER)
+    if quick is not None:
+        careful = careful_block(block, HEADER, path=Path("a.txt"), first_line=2)
+        assert block_as_lists(quick) == block_as_lists(careful)
+
+
+@given(st.binary(max_size=60))
+@example(b"0000000000000000000007 1:0000000000000000000000000000000001")
+@example(b"10000000000000007 1:1")
+@example(b"1 ,2")
+@example(b"1:1")
+@example(b"1 2:.")
+@example(b"1 2:1.2.3")
+@example(b",1 2:1")
+@example(b"1, 2:1")
+@example(b"1 :1")
+@example(b"1 -2:1")
+@example(b"1 2:1_0")
+@example(b"1 2:0x1")
+def test_any_bytes_are_read_or_refused_in_one_sentence(line):
+    block = line + b"\n"
+    careful, refusal = careful_or_refusal(block)
+    quick = quick_block(block, HEADER)
+    if refusal is not None:
+        assert refusal.startswith("a.txt, line ")
+        assert "\n" not in refusal
+        assert quick is None
+    else:
+        assert quick is None or block_as_lists(quick) == block_as_lists(careful)
+
+
+def careful_or_refusal(block: bytes) -> tuple[Block | None, str | None]:
+    try:
+        return careful_block(block, HEADER, path=Path("a.txt"), first_line=2), None
+    except UserError as error:
+        return None, str(error)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("0 1:1 2", ["line 3", "'2'", "id:value"]),
+        ("0,x 1:1", ["line 3", "label id 'x'", "0 to 3"]),
+        ("4 1:1", ["line 3", "label id '4'", "0 to 3", "third number of the header"]),
+        ("-1 1:1", ["line 3", "label id '-1'"]),
+        ("0, 1:1", ["line 3", "label id ''"]),
+        ("0 5:1", ["line 3", "feature id '5'", "0 to 4", "second number of the header"]),
+        ("0 -2:1", ["line 3", "feature id '-2'"]),
+        ("0 99999999999999999999:1", ["line 3", "feature id '99999999999999999999'"]),
+        ("0 1:", ["line 3", "feature value ''", "is not a number"]),
+        ("0 1:one", ["line 3", "feature value 'one'", "is not a number"]),
+        ("0 1:nan", ["line 3", "feature value 'nan'", "not a finite"]),
+        ("0 1:-Infinity", ["line 3", "'-Infinity'", "not a finite"]),
+        ("0 1:1e39", ["line 3", "'1e39'", "not a finite"]),
+        ("", ["line 3", "is empty", "one space"]),
+        ("0 1:1\u00e9", ["line 3", "is not a number"]),
+        ("\x00\x01\x02", ["line 3", "label id"]),
+    ],
+)
+def test_a_wrong_line_is_refused_by_file_line_value_and_remedy(tmp_path, line, words):
+    assert_refused(written(tmp_path / "a.txt", f"3 5 4\n0 1:1\n{line}\n0 1:1\n"), *words)
+
+
+def test_invalid_utf8_is_shown_escaped(tmp_path):
+    assert_refused(written(tmp_path / "a.txt", b"1 5 4\n\xff\xfe 1:1\n"), "line 2", "xff")
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("3 5", ["line 1", "'3 5'", "documents, features and labels"]),
+        ("3 5 four", ["line 1", "'3 5 four'"]),
+        ("3 5 -4", ["line 1", "'3 5 -4'"]),
+        ("3 0 4", ["line 1", "number of features", "got 0"]),
+        ("3 5 2147483648", ["line 1", "number of labels", "got 2147483648"]),
+        ("0,2 1:0.5", ["line 1", "is not a header"]),
+        ("2 5 4", ["line 4", "one document more than the header's 2"]),
+        ("4 5 4", ["line 4", "promises 4", "there are 3"]),
+    ],
+)
+def test_a_header_that_is_malformed_or_lies_is_refused(tmp_path, header, words):
+    assert_refused(written(tmp_path / "a.txt", SMALL.replace("3 5 4", header, 1)), *words)
+
+
+def test_a_compressed_file_without_its_ending_is_refused_with_a_hint(tmp_path):
+    path = written(tmp_path / "a.txt", gzip.compress(SMALL.encode()))
+    assert_refused(path, "line 1", "must end in .gz")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
+def test_an_archive_cut_short_is_refused_wherever_it_is_cut(tmp_path, ending):
+    whole = COMPRESS[ending](SMALL.encode())
+    for length in range(1, len(whole)):
+        assert_refused(written(tmp_path / f"a.txt{ending}", whole[:length]))
+    assert_refused(written(tmp_path / f"a.txt{ending}", whole[:-9]), "cut short", "again")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
+def test_an_archive_of_rubbish_is_refused(tmp_path, ending):
+    assert_refused(written(tmp_path / f"a.txt{ending}", b"no archive at all" * 9), "again")
+
+
+def test_an_archive_damaged_in_the_middle_is_refused_after_the_lines_before(tmp_path):
+    text = "2000 5 4\n" + "0,2 1:0.5 4:1\n" * 2000
+    damaged = bytearray(gzip.compress(text.encode()))
+    damaged[-8] ^= 1  # the checksum
+    assert_refused(written(tmp_path / "a.txt.gz", bytes(damaged)), "again")
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_an_empty_file_is_refused(tmp_path, ending):
+    assert_refused(written(tmp_path / f"a.txt{ending}", COMPRESS[ending](b"")), "is empty")
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    assert_refused(tmp_path / "absent.txt", "does not exist")
+    assert_refused(tmp_path / "absent.txt.xz", "does not exist")
+    assert_refused(tmp_path, "cannot be opened")
+
+
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("evenhand.data.files.MAX_LINE_BYTES", 1000)
+    assert_refused(written(tmp_path / "a.txt", "1 5 4\n" + "1" * 5000), "line 2", "longer than")
+
+
+# --- data sets ----------------------------------------------------------------------------------
+
+
+def numbered(tmp_path, num_rows=200) -> tuple[Path, Path]:
+    """A training file whose row i has the one feature i, and a test file with an unseen label."""
+    lines = "".join(f"{row % 3} {row}:1\n" for row in range(num_rows))
+    train = written(tmp_path / "train.txt", f"{num_rows} {num_rows} 4\n{lines}")
+    return train, written(tmp_path / "test.txt", f"2 {num_rows} 4\n0,3 1:1\n3 2:1\n")
+
+
+def test_validation_is_taken_from_training_by_the_md5_of_the_row_number(tmp_path):
+    dataset = load_extreme(*numbered(tmp_path), name="a", validation_fraction=0.25)
+    expected = [
+        row
+        for row in range(200)
+        if int(hashlib.md5(str(row).encode()).hexdigest(), 16) < 2**128 // 4
+    ]
+    assert dataset.parts["validation"].features.ids.tolist() == expected
+    assert dataset.parts["train"].features.ids.tolist() == sorted(set(range(200)) - set(expected))
+    assert dataset.parts["validation"].positives.ids.tolist() == [row % 3 for row in expected]
+    assert list(dataset.parts) == ["train", "validation", "test"]
+
+
+def test_without_a_fraction_there_is_no_validation_part(tmp_path):
+    dataset = load_extreme(*numbered(tmp_path), name="a", validation_fraction=0.0)
+    assert list(dataset.parts) == ["train", "test"]
+    assert len(dataset.parts["train"]) == 200
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
+def test_a_fraction_out_of_range_is_refused(tmp_path, fraction):
+    with pytest.raises(UserError, match=f"validation_fraction must be .* got {fraction}"):
+        load_extreme(*numbered(tmp_path), name="a", validation_fraction=fraction)
+
+
+def test_labels_never_seen_in_training_are_counted_not_fatal(tmp_path):
+    dataset = load_extreme(*numbered(tmp_path), name="a")
+    assert count_unseen_labels(dataset, "test") == 2
+    assert count_unseen_labels(dataset, "train") == 0
+
+
+def test_headers_that_disagree_are_refused(tmp_path):
+    train, test = numbered(tmp_path)
+    written(test, "1 200 5\n4 1:1\n")
+    with pytest.raises(UserError, match=r"test.txt, line 1: the header says 5 labels.* says 4"):
+        load_extreme(train, test, name="a")
+
+
+def test_label_names_are_read_and_must_be_as_many_as_labels(tmp_path):
+    names = written(tmp_path / "names.txt", "a\nb b\nç\nd\n")
+    dataset = load_extreme(*numbered(tmp_path), name="a", label_names_path=names)
+    assert list(dataset.label_names) == ["a", "b b", "ç", "d"]
+    written(names, "a\nb\n")
+    with pytest.raises(UserError, match=r"names.txt has 2 lines for 4 labels; give one name"):
+        load_extreme(*numbered(tmp_path), name="a", label_names_path=names)
+    written(names, b"a\n\xe7\nc\nd\n")
+    with pytest.raises(UserError, match=r"names.txt, line 2: .* is not UTF-8"):
+        load_extreme(*numbered(tmp_path), name="a", label_names_path=names)
+
+
+def test_one_unnamed_group_column_is_called_group_and_follows_its_rows(tmp_path):
+    lines = "".join(f"doc{row}\t{'even' if row % 2 == 0 else 'odd'}\n" for row in range(200))
+    train_groups = written(tmp_path / "train.tsv.gz", gzip.compress(lines.encode()))
+    test_groups = written(tmp_path / "test.tsv", "a\tfew\nb\t\n")
+    dataset = load_extreme(
+        *numbered(tmp_path),
+        name="a",
+        train_groups_path=train_groups,
+        test_groups_path=test_groups,
+    )
+    for name in ("train", "validation"):
+        part = dataset.parts[name]
+        assert part.groups["group"].ids.tolist() == [2 * (row % 2) for row in part.features.ids]
+    assert all(
+        part.groups["group"].names == ("even", "few", "odd") for part in dataset.parts.values()
+    )
+    assert dataset.parts["test"].groups["group"].ids.tolist() == [1, -1]
+
+
+def test_a_first_line_names_several_group_columns(tmp_path):
+    groups = written(tmp_path / "g.tsv", "id\tsection\tage\nx\tnet\told\ny\tweb\tnew\n")
+    dataset = load_extreme(*numbered(tmp_path), name="a", test_groups_path=groups)
+    assert set(dataset.parts["test"].groups) == {"section", "age"}
+    assert dataset.parts["test"].groups["age"].names == ("new", "old")
+    assert dataset.parts["test"].groups["age"].ids.tolist() == [1, 0]
+    assert dataset.parts["train"].groups == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x\tnet\n", "has 1 lines for 2 documents"),
+        ("x\tnet\ny\tweb\nz\tweb\n", "has 3 lines for 2 documents"),
+        ("x\tnet\ny web\n", "line 2: has 1 cells, expected 2"),
+        ("x\tnet\told\ny\tweb\tnew\n", "line 1: has 3 cells.* need a first line"),
+    ],
+)
+def test_a_group_file_that_does_not_fit_is_refused(tmp_path, text, message):
+    groups = written(tmp_path / "g.tsv", text)
+    with pytest.raises(UserError, match=f"g.tsv.*{message}"):
+        load_extreme(*numbered(tmp_path), name="a", test_groups_path=groups)
+
+
+@needs_bibtex
+def test_bibtex_loads_as_its_readme_says_and_is_the_same_after_saving(tmp_path):
+    folder = DATA / "bibtex"
+    dataset = load_extreme(
+        folder / "train.txt.xz",
+        folder / "test.txt.xz",
+        name="bibtex",
+        label_names_path=folder / "labels.txt",
+    )
+    train, validation, test = (dataset.parts[name] for name in ("train", "validation", "test"))
+    assert (len(train) + len(validation), len(test)) == (4880, 2515)
+    assert (dataset.num_features, dataset.num_labels) == (1836, 159)
+    assert dataset.label_name(0) == "TAG_2005"
+    save_dataset(dataset, tmp_path / "bibtex")
+    opened = open_dataset(tmp_path / "bibtex")
+    assert np.array_equal(opened.parts["train"].features.ids, train.features.ids)
+    assert np.array_equal(opened.parts["test"].positives.ids, test.positives.ids)
+
+
+@needs_bibtex
+def test_both_parsers_read_bibtex_alike():
+    text = lzma.decompress((DATA / "bibtex" / "test.txt.xz").read_bytes()).partition(b"\n")[2]
+    header = Header(2515, 1836, 159)
+    quick, careful = (
+        quick_block(text, header),
+        careful_block(text, header, path=Path("test.txt"), first_line=2),
+    )
+    assert quick is not None
+    assert all(np.array_equal(one, other) for one, other in zip(quick, careful, strict=True))

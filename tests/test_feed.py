@@ -1,0 +1,177 @@
+import numpy as np
+import pytest
+import torch
+
+from evenhand.data.dataset import Part, Rows
+from evenhand.models.encoders import Bags
+from evenhand.sampling import InBatchSampler
+from evenhand.training.feed import PairFeed
+
+CPU = torch.device("cpu")
+POSITIVES = [[4], [1, 3, 0], [], [2, 4], [5], [0, 1], [3]]  # 10 pairs of 7 queries
+FEATURES = [[0, 1], [2], [3, 3, 1], [], [4], [0], [1, 2, 3, 4]]
+PAIRS = sorted((query, label) for query, labels in enumerate(POSITIVES) for label in labels)
+
+
+def rows_from(lists, values=None):
+    flat = np.array([entry for row in lists for entry in row], dtype=np.int32)
+    offsets = np.cumsum([0, *[len(row) for row in lists]])
+    return Rows(offsets, flat, values)
+
+
+def sparse_part(*, has_values=False):
+    num_entries = sum(map(len, FEATURES))
+    values = np.arange(num_entries, dtype=np.float32) / 10 if has_values else None
+    return Part(rows_from(FEATURES, values), rows_from(POSITIVES))
+
+
+def dense_part():
+    """The first feature of a query is its number: a batch tells which queries it holds."""
+    features = np.stack([np.arange(7), np.arange(7) ** 2], axis=1).astype(np.float32)
+    features.flags.writeable = False  # as when it is memory-mapped
+    return Part(features, rows_from(POSITIVES))
+
+
+def feed_of(part=None, *, batch_size=3, masks_all_positives=False, seed=0):
+    return PairFeed(
+        dense_part() if part is None else part,
+        batch_size=batch_size,
+        masks_all_positives=masks_all_positives,
+        generator=torch.Generator().manual_seed(seed),
+        device=CPU,
+    )
+
+
+def pairs_in(batch):
+    return list(zip(batch.features[:, 0].int().tolist(), batch.label_ids.tolist(), strict=True))
+
+
+def batches_of(feed, count):
+    return [feed.next_batch() for _ in range(count)]
+
+
+def assert_same(first, second):
+    assert torch.equal(first.features, second.features)
+    assert torch.equal(first.label_ids, second.label_ids)
+    assert torch.equal(first.positive_ids, second.positive_ids)
+
+
+# Epochs
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 10])
+def test_an_epoch_holds_each_pair_at_most_once_and_drops_only_the_partial_batch(batch_size):
+    feed = feed_of(batch_size=batch_size)
+    for _ in range(3):
+        batches = batches_of(feed, len(PAIRS) // batch_size)
+        pairs = [pair for batch in batches for pair in pairs_in(batch)]
+        assert len(pairs) == len(set(pairs)) == len(PAIRS) // batch_size * batch_size
+        assert set(pairs) <= set(PAIRS)
+
+
+def test_every_pair_comes_in_time_and_epochs_differ_in_order():
+    feed = feed_of(batch_size=10)
+    epochs = [pairs_in(feed.next_batch()) for _ in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [PAIRS] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
+    one, same, other = (batches_of(feed_of(seed=seed), 7) for seed in (1, 1, 2))
+    for first, second in zip(one, same, strict=True):
+        assert_same(first, second)
+    assert [pairs_in(batch) for batch in one] != [pairs_in(batch) for batch in other]
+
+
+# Masks
+
+
+def test_the_papers_mask_is_the_drawn_positive():
+    for batch in batches_of(feed_of(), 6):
+        assert torch.equal(batch.positive_ids, batch.label_ids.unsqueeze(1))
+
+
+def test_the_mask_of_all_positives_holds_every_one_of_the_query_and_the_drawn_one_first():
+    for batch in batches_of(feed_of(masks_all_positives=True), 6):
+        rows = batch.positive_ids.tolist()
+        for (query, label), row in zip(pairs_in(batch), rows, strict=True):
+            assert row[0] == label
+            assert sorted(set(row) - {-1}) == sorted(POSITIVES[query])
+            assert len([entry for entry in row if entry >= 0]) == len(POSITIVES[query])
+
+
+def test_in_batch_negatives_are_the_drawn_positives_under_either_mask():
+    sampler = InBatchSampler(torch.tensor([2, 2, 1, 2, 2, 1]))
+    for masks_all_positives in (False, True):
+        batch = feed_of(batch_size=10, masks_all_positives=masks_all_positives).next_batch()
+        ids = sampler.sample(batch.positive_ids, 10, generator=torch.Generator()).ids
+        assert set(ids.tolist()) - {-1} == set(batch.label_ids.tolist())
+
+
+# Features
+
+
+@pytest.mark.parametrize("has_values", [False, True])
+def test_sparse_features_are_those_of_the_query(has_values):
+    part = sparse_part(has_values=has_values)
+    starts = np.cumsum([0, *map(len, FEATURES)])
+    sparse, dense = feed_of(part), feed_of(dense_part())
+    for _ in range(7):
+        batch, queries = sparse.next_batch(), [query for query, _ in pairs_in(dense.next_batch())]
+        assert isinstance(batch.features, Bags)
+        ids, offsets, values = batch.features
+        assert ids.dtype == offsets.dtype == torch.int64
+        assert (values is not None) == has_values
+        for b, query in enumerate(queries):
+            entries = slice(offsets[b], offsets[b + 1])
+            assert ids[entries].tolist() == FEATURES[query]
+            if values is not None:
+                expected = part.features.values[starts[query] : starts[query + 1]]
+                assert values[entries].tolist() == expected.tolist()
+
+
+def test_dense_features_are_those_of_the_query():
+    for batch in batches_of(feed_of(), 5):
+        assert torch.equal(batch.features[:, 1], batch.features[:, 0] ** 2)
+
+
+def test_a_changed_batch_leaves_the_data_as_it_was():
+    feed = feed_of(batch_size=10)
+    batch = feed.next_batch()
+    batch.features.zero_()
+    batch.label_ids.zero_()
+    assert sorted(pairs_in(feed.next_batch())) == PAIRS
+
+
+# Going on
+
+
+@pytest.mark.parametrize("num_taken", range(8))  # 3 batches an epoch: at and across its border
+def test_a_saved_place_goes_on_with_the_same_batches(num_taken):
+    feed = feed_of(masks_all_positives=True)
+    batches_of(feed, num_taken)
+    state = {key: value.clone() for key, value in feed.state().items()}
+    expected = batches_of(feed, 8)
+    resumed = feed_of(masks_all_positives=True, seed=99)
+    resumed.load(state)
+    for first, second in zip(batches_of(resumed, 8), expected, strict=True):
+        assert_same(first, second)
+
+
+def test_a_state_does_not_change_as_the_feed_goes_on():
+    feed = feed_of()
+    feed.next_batch()
+    state = feed.state()
+    copies = {key: value.clone() for key, value in state.items()}
+    batches_of(feed, 9)
+    assert all(torch.equal(state[key], copies[key]) for key in state)
+
+
+@pytest.mark.parametrize("batch_size", [-1, 0, 11])
+def test_a_batch_size_out_of_range_is_refused(batch_size):
+    with pytest.raises(
+        ValueError,
+        match=rf"batch_size must be between 1 and 10 \(the number of training pairs\), "
+        rf"got {batch_size}",
+    ):
+        feed_of(batch_size=batch_size)

@@ -1,0 +1,73 @@
+"""Head, torso and tail, against loops written from the paper's sentence."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenhand.data import frequency_groups_by_labels, frequency_groups_by_pairs
+
+counts_lists = st.lists(st.integers(0, 12), max_size=40)
+
+
+def names_of(groups):
+    return [groups.names[group_id] for group_id in groups.ids]
+
+
+def oracle(counts, population):
+    """Head above the 66 % quantile of the population, torso above the 33 % one, tail otherwise."""
+    population = sorted(population)
+
+    def quantile(per_cent):
+        for place, count in enumerate(population, start=1):
+            if 100 * place >= per_cent * len(population):
+                return count
+        return 0
+
+    names = []
+    for count in counts:
+        if count > quantile(66):
+            names.append("head")
+        elif count > quantile(33):
+            names.append("torso")
+        else:
+            names.append("tail")
+    return names
+
+
+@given(counts_lists)
+def test_over_labels_each_label_is_one_of_the_population(counts):
+    groups = frequency_groups_by_labels(np.array(counts, dtype=np.int64))
+    assert groups.names == ("head", "torso", "tail")
+    assert groups.ids.dtype == np.int32
+    assert names_of(groups) == oracle(counts, counts)
+
+
+@given(counts_lists)
+def test_over_pairs_each_label_counts_as_often_as_it_occurs(counts):
+    population = [count for count in counts for _ in range(count)]
+    groups = frequency_groups_by_pairs(np.array(counts, dtype=np.int64))
+    assert names_of(groups) == oracle(counts, population)
+
+
+@pytest.mark.parametrize("groups_fn", [frequency_groups_by_labels, frequency_groups_by_pairs])
+@given(counts_lists)
+def test_unseen_labels_are_tail_and_order_does_not_matter(groups_fn, counts):
+    names = names_of(groups_fn(np.array(counts, dtype=np.int64)))
+    assert all(name == "tail" for name, count in zip(names, counts, strict=True) if count == 0)
+    assert names_of(groups_fn(np.array(counts[::-1], dtype=np.int64))) == names[::-1]
+
+
+def test_on_skewed_data_the_two_ways_differ_as_the_design_says():
+    counts = 10_000 // np.arange(1, 1001)  # Zipf
+    pairs = {
+        groups_fn: np.bincount(groups_fn(counts).ids, weights=counts) / counts.sum()
+        for groups_fn in (frequency_groups_by_labels, frequency_groups_by_pairs)
+    }
+    assert pairs[frequency_groups_by_labels][0] > 0.8  # nearly all pairs are head
+    assert pairs[frequency_groups_by_pairs].max() < 0.5  # about a third each
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(ValueError, match="at least 0, got -3"):
+        frequency_groups_by_labels(np.array([1, -3]))

@@ -1,0 +1,36 @@
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import evenhand
+
+MODULES = [module.name for module in pkgutil.walk_packages(evenhand.__path__, "evenhand.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_imports(name):
+    module = importlib.import_module(name)
+    assert module.__doc__, f"{name} says nothing about itself: give it a docstring"
+
+
+@pytest.mark.parametrize("name", ["evenhand", *MODULES])
+def test_every_exported_name_exists_and_is_listed_once(name):
+    module = importlib.import_module(name)
+    exported = getattr(module, "__all__", [])
+    assert len(exported) == len(set(exported))
+    for export in exported:
+        assert hasattr(module, export), f"{name}.__all__ lists {export!r}, which is not there"
+
+
+def test_the_package_lists_all_that_it_imports():
+    tree = ast.parse(Path(evenhand.__file__).read_text("utf-8"))
+    imported = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(getattr(evenhand, "__all__", [])) == imported

@@ -1,0 +1,299 @@
+import functools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from evenhand.losses import (
+    averaged_loss,
+    bowl_loss,
+    contrastive_loss,
+    crammer_singer_loss,
+    hinge,
+    softmax_loss,
+    squared_hinge,
+)
+from loss_table import LOSSES, MARGIN_LOSSES, every_loss, every_margin_loss
+
+EMPTY = -torch.inf
+
+
+def random_scores(batch_size, num_labels, *, seed=0, share_empty=0.0, dtype=torch.float64):
+    """positives (B,), negatives (B, k), some of which are empty slots."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = 1.5 * torch.randn(batch_size, 1 + num_labels, generator=generator, dtype=dtype)
+    is_empty = torch.rand(batch_size, num_labels, generator=generator) < share_empty
+    return scores[:, 0], scores[:, 1:].masked_fill(is_empty, EMPTY)
+
+
+def gradients(loss_fn, positives, negatives):
+    positives, negatives = positives.clone().requires_grad_(), negatives.clone().requires_grad_()
+    return torch.autograd.grad(loss_fn(positives, negatives).sum(), [positives, negatives])
+
+
+# Values
+
+
+@every_margin_loss
+@given(st.floats(-30, 30))
+def test_a_margin_loss_matches_its_oracle(name, margin):
+    phi, oracle = MARGIN_LOSSES[name]
+    actual = phi(torch.tensor([margin], dtype=torch.float64)).item()
+    # log(1 + exp(-z)), as the oracle writes it, is good to about 1e-16, not to 1e-12 of itself.
+    assert actual == pytest.approx(oracle(margin), rel=1e-12, abs=1e-15)
+
+
+@every_loss
+@given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 2**31), st.sampled_from([0, 0.5]))
+def test_a_loss_matches_its_oracle(name, batch_size, num_labels, seed, share_empty):
+    positives, negatives = random_scores(batch_size, num_labels, seed=seed, share_empty=share_empty)
+    actual = LOSSES[name].loss_fn(positives, negatives)
+    expected = [
+        LOSSES[name].oracle(positive, row, num_labels)
+        for positive, row in zip(positives.tolist(), negatives.tolist(), strict=True)
+    ]
+    assert actual.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (bowl_loss, (1 - 0.4) + ((1 + 0.2) + (1 - 0.5) + 0) / 3),
+        (functools.partial(bowl_loss, margin_loss=squared_hinge), 0.6**2 + (1.2**2 + 0.5**2) / 3),
+        (crammer_singer_loss, (1 - 0.4) + (1 + 0.2)),
+        (averaged_loss, (1 - 0.4) + ((1 + 0.2) + (1 - 0.5) + 0) / 3),
+        (softmax_loss, math.log(sum(map(math.exp, [0.4, 0.2, -0.5, -2]))) - 0.4),
+        (functools.partial(contrastive_loss, margin=-0.6), 0.6**2 + (0.8**2 + 0.1**2) / 3),
+        (functools.partial(contrastive_loss, margin=0.1, power=1.0), 0.6 + 0.1 / 3),
+    ],
+)
+def test_values_by_hand(loss, expected):
+    positives = torch.tensor([0.4], dtype=torch.float64)
+    negatives = torch.tensor([[0.2, -0.5, EMPTY, -2]], dtype=torch.float64)
+    assert loss(positives, negatives).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_default_margin_of_the_contrastive_loss_is_three_tenths_and_its_power_two():
+    positives, negatives = torch.tensor([0.5]), torch.tensor([[0.7]])
+    expected = (1 - 0.5) ** 2 + (0.7 - 0.3) ** 2
+    assert contrastive_loss(positives, negatives).item() == pytest.approx(expected)
+
+
+@every_margin_loss
+def test_bowl_over_one_label_is_crammer_singer(name):
+    phi, _ = MARGIN_LOSSES[name]
+    positives, negatives = random_scores(5, 7, share_empty=0.2)
+    hardest = negatives.max(dim=1, keepdim=True).values
+    torch.testing.assert_close(
+        bowl_loss(positives, hardest, margin_loss=phi),
+        crammer_singer_loss(positives, negatives, margin_loss=phi),
+    )
+
+
+@every_margin_loss
+def test_bowl_over_every_other_label_is_the_averaged_loss(name):
+    phi, _ = MARGIN_LOSSES[name]
+    positives, negatives = random_scores(5, 7)
+    expected = phi(positives) + sum(phi(-column) for column in negatives.T) / 7
+    torch.testing.assert_close(averaged_loss(positives, negatives, margin_loss=phi), expected)
+    torch.testing.assert_close(bowl_loss(positives, negatives, margin_loss=phi), expected)
+
+
+# Gradients
+
+
+@every_loss
+@pytest.mark.parametrize("num_labels", [1, 4])
+def test_the_gradient_is_numerically_correct(name, num_labels):
+    positives, negatives = random_scores(4, num_labels, seed=3)
+    inputs = positives.requires_grad_(), negatives.requires_grad_()
+    assert torch.autograd.gradcheck(LOSSES[name].loss_fn, inputs)
+
+
+# Properties
+
+
+@every_loss
+def test_an_empty_slot_adds_no_loss_and_no_gradient(name):
+    loss_fn = LOSSES[name].loss_fn
+    positives, negatives = random_scores(3, 4)
+    wider = torch.full((3, 7), EMPTY, dtype=torch.float64)
+    wider[:, [1, 2, 4, 6]] = negatives
+    torch.testing.assert_close(loss_fn(positives, wider), loss_fn(positives, negatives))
+    by_positive, by_negative = gradients(loss_fn, positives, negatives)
+    by_positive_wider, by_negative_wider = gradients(loss_fn, positives, wider)
+    torch.testing.assert_close(by_positive_wider, by_positive)
+    torch.testing.assert_close(by_negative_wider[:, [1, 2, 4, 6]], by_negative)
+    assert (by_negative_wider[:, [0, 3, 5]] == 0).all()
+
+
+@every_loss
+def test_an_example_without_negatives_has_the_loss_of_its_positive_alone(name):
+    loss_fn = LOSSES[name].loss_fn
+    positives, _ = random_scores(3, 1)
+    negatives = torch.full((3, 2), EMPTY, dtype=torch.float64)
+    losses = loss_fn(positives, negatives)
+    expected = [LOSSES[name].oracle(positive, [], 2) for positive in positives.tolist()]
+    assert losses.tolist() == pytest.approx(expected, rel=1e-12)
+    by_positive, by_negative = gradients(loss_fn, positives, negatives)
+    assert by_positive.isfinite().all()
+    assert (by_negative == 0).all()
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_scores_stay_finite(name, dtype):
+    size = 50 if "exponential" in name else 1e4
+    positives = torch.tensor([size, -size, size, -size], dtype=dtype)
+    negatives = torch.tensor([[size, -size], [-size, size], [-size, EMPTY], [size, size]])
+    losses = LOSSES[name].loss_fn(positives, negatives.to(dtype))
+    assert losses.isfinite().all()
+    assert (losses >= 0).all()
+    for gradient in gradients(LOSSES[name].loss_fn, positives, negatives.to(dtype)):
+        assert gradient.isfinite().all()
+
+
+@every_loss
+def test_the_order_of_labels_changes_nothing(name):
+    positives, negatives = random_scores(4, 6, share_empty=0.3)
+    order = torch.randperm(6)
+    torch.testing.assert_close(
+        LOSSES[name].loss_fn(positives, negatives[:, order]),
+        LOSSES[name].loss_fn(positives, negatives),
+    )
+
+
+@every_loss
+def test_losses_follow_the_order_of_examples(name):
+    positives, negatives = random_scores(6, 4, share_empty=0.3)
+    order = torch.randperm(6)
+    torch.testing.assert_close(
+        LOSSES[name].loss_fn(positives[order], negatives[order]),
+        LOSSES[name].loss_fn(positives, negatives)[order],
+    )
+
+
+@every_loss
+def test_an_example_is_not_touched_by_its_neighbours(name):
+    positives, negatives = random_scores(5, 3, share_empty=0.3)
+    together = LOSSES[name].loss_fn(positives, negatives)
+    alone = [LOSSES[name].loss_fn(positives[b : b + 1], negatives[b : b + 1]) for b in range(5)]
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+@every_loss
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float16, 1e-2),
+        (torch.bfloat16, 5e-2),
+        (torch.float32, 1e-5),
+        (torch.float64, 1e-12),
+    ],
+)
+def test_every_number_format_is_kept(name, dtype, tolerance):
+    positives, negatives = (
+        scores.clamp(min=-3).to(dtype) for scores in random_scores(8, 5, seed=1)
+    )
+    negatives[0, 0] = EMPTY
+    losses = LOSSES[name].loss_fn(positives, negatives)
+    assert losses.dtype == dtype
+    assert losses.shape == (8,)
+    expected = LOSSES[name].loss_fn(positives.double(), negatives.double())
+    torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@every_loss
+def test_arguments_are_not_changed(name):
+    positives, negatives = random_scores(3, 4, share_empty=0.3)
+    before = positives.clone(), negatives.clone()
+    LOSSES[name].loss_fn(positives, negatives)
+    assert torch.equal(positives, before[0])
+    assert torch.equal(negatives, before[1])
+
+
+@given(st.floats(-100, 100))
+def test_adding_a_constant_to_all_scores_does_not_change_the_softmax_loss(constant):
+    positives, negatives = random_scores(4, 5, share_empty=0.3)
+    torch.testing.assert_close(
+        softmax_loss(positives + constant, negatives + constant),
+        softmax_loss(positives, negatives),
+        rtol=1e-10,
+        atol=1e-12,
+    )
+
+
+@every_loss
+def test_a_harder_negative_and_an_easier_positive_never_lower_and_never_raise_the_loss(name):
+    positives, negatives = random_scores(50, 4, seed=2)
+    losses = LOSSES[name].loss_fn(positives, negatives)
+    assert (LOSSES[name].loss_fn(positives, negatives + 0.3) >= losses).all()
+    assert (LOSSES[name].loss_fn(positives + 0.3, negatives) <= losses).all()
+
+
+def test_a_cosine_rounded_past_one_costs_nothing():
+    positives = torch.tensor([1 + 1e-6], requires_grad=True)
+    losses = contrastive_loss(positives, torch.tensor([[0.0]]), power=1.5)
+    losses.sum().backward()
+    assert losses.tolist() == [0]
+    assert positives.grad.isfinite().all()
+
+
+# Refusals
+
+
+def squared_margin(margins):
+    return (1 - margins) ** 2
+
+
+def rising(margins):
+    return margins.exp()
+
+
+def not_a_number(margins):
+    return margins * torch.nan
+
+
+@pytest.mark.parametrize("loss_fn", [bowl_loss, crammer_singer_loss, averaged_loss])
+@pytest.mark.parametrize("phi", [squared_margin, rising, not_a_number])
+def test_a_margin_loss_that_is_not_decreasing_is_refused_by_name(loss_fn, phi):
+    positives, negatives = random_scores(2, 2)
+    for _ in range(2):  # a refusal is not forgotten
+        with pytest.raises(ValueError, match=f"margin_loss must be decreasing.*{phi.__name__}"):
+            loss_fn(positives, negatives, margin_loss=phi)
+
+
+def test_a_margin_loss_without_a_name_is_shown_as_it_is():
+    phi = functools.partial(torch.mul, other=torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"functools\.partial.* increases"):
+        bowl_loss(torch.zeros(1), torch.zeros(1, 1), margin_loss=phi)
+
+
+def test_a_margin_loss_of_ones_own_is_welcome():
+    def ramp(margins):
+        return hinge(margins).clamp(max=2)
+
+    losses = bowl_loss(torch.tensor([-5.0]), torch.tensor([[0.0]]), margin_loss=ramp)
+    assert losses.tolist() == [2 + 1]
+    assert oracles.bowl(lambda margin: min(2, oracles.hinge(margin)))(-5.0, [0.0], 1) == 2 + 1
+
+
+@pytest.mark.parametrize("margin", [-1.5, 1.01, math.nan])
+def test_a_margin_that_is_no_cosine_is_refused(margin):
+    with pytest.raises(ValueError, match=f"margin must be between -1 and 1 .*got {margin}"):
+        contrastive_loss(torch.zeros(1), torch.zeros(1, 1), margin=margin)
+
+
+@pytest.mark.parametrize("margin", [-1, 1])
+def test_the_outermost_margins_are_allowed(margin):
+    losses = contrastive_loss(torch.tensor([1.0]), torch.tensor([[1.0]]), margin=margin)
+    assert losses.tolist() == [(1 - margin) ** 2]
+
+
+@pytest.mark.parametrize("power", [0, 0.99, math.nan])
+def test_a_power_below_one_is_refused(power):
+    with pytest.raises(ValueError, match=f"power must be at least 1 .*got {power}"):
+        contrastive_loss(torch.zeros(1), torch.zeros(1, 1), power=power)

@@ -1,0 +1,126 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from evenhand.mining import hardest_examples, hardest_labels, mask_positives
+
+
+def random_ids(draw, shape, num_labels=8):
+    """Ids from -1 (no label) to num_labels - 1, with repeats."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    return torch.randint(-1, num_labels, shape, generator=generator)
+
+
+@st.composite
+def slots(draw):
+    """scores (B, M), sampled ids (M,) or (B, M), positive ids (B, P)."""
+    batch_size, num_sampled, num_positives = (draw(st.integers(1, 6)) for _ in range(3))
+    shape = (num_sampled,) if draw(st.booleans()) else (batch_size, num_sampled)
+    scores = torch.randn(batch_size, num_sampled, dtype=torch.float64)
+    return scores, random_ids(draw, shape), random_ids(draw, (batch_size, num_positives))
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**31), st.data())
+def test_the_hardest_labels_have_the_highest_scores(batch_size, num_sampled, seed, data):
+    scores = torch.randn(
+        batch_size, num_sampled, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    scores[scores < -1] = -torch.inf
+    count = data.draw(st.integers(1, num_sampled))
+    kept = hardest_labels(scores, count)
+    assert kept.shape == (batch_size, count)
+    assert kept.dtype == torch.int64
+    for row, positions in zip(scores.tolist(), kept.tolist(), strict=True):
+        assert len(set(positions)) == count
+        found = sorted((row[position] for position in positions), reverse=True)
+        assert found == sorted(row, reverse=True)[:count]
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=9), st.data())
+def test_the_hardest_examples_have_the_largest_losses(losses, data):
+    count = data.draw(st.integers(1, len(losses)))
+    positions = hardest_examples(torch.tensor(losses, dtype=torch.float64), count).tolist()
+    assert len(set(positions)) == count
+    found = [losses[position] for position in positions]
+    assert sorted(found) == sorted(losses)[-count:]
+
+
+def test_an_empty_slot_is_kept_only_where_too_few_hold_a_label():
+    scores = torch.tensor([[-torch.inf, -5.0, -torch.inf, -9.0]])
+    assert set(hardest_labels(scores, 2)[0].tolist()) == {1, 3}
+    assert {1, 3} < set(hardest_labels(scores, 3)[0].tolist())
+
+
+@given(slots())
+def test_the_mask_matches_its_oracle(slots):
+    scores, sampled_ids, positive_ids = slots
+    masked = mask_positives(scores, sampled_ids, positive_ids)
+    rows = sampled_ids.expand_as(scores).tolist()
+    for b, (row, positives) in enumerate(zip(rows, positive_ids.tolist(), strict=True)):
+        for m, label in enumerate(row):
+            expected = -torch.inf if oracles.is_masked(label, positives) else scores[b, m].item()
+            assert masked[b, m].item() == expected
+
+
+def test_the_papers_mask_removes_the_drawn_positive_alone():
+    scores = torch.zeros(2, 3)
+    masked = mask_positives(scores, torch.tensor([4, 5, 6]), torch.tensor([[5], [4]]))
+    assert masked.tolist() == [[0, -torch.inf, 0], [-torch.inf, 0, 0]]
+
+
+def test_padding_among_the_positives_masks_nothing():
+    masked = mask_positives(torch.zeros(1, 2), torch.tensor([0, 1]), torch.tensor([[-1, -1]]))
+    assert masked.tolist() == [[0, 0]]
+
+
+def test_arguments_are_not_changed():
+    scores, sampled_ids = torch.randn(2, 20), torch.tensor([3, -1] * 10)
+    losses, positive_ids = torch.randn(4), torch.tensor([[3], [-1]])
+    arguments = [scores, sampled_ids, losses, positive_ids]
+    before = [argument.clone() for argument in arguments]
+    hardest_labels(scores, 1)
+    hardest_examples(losses, 2)
+    mask_positives(scores, sampled_ids, positive_ids)
+    assert all(torch.equal(*pair) for pair in zip(arguments, before, strict=True))
+
+
+def test_the_mask_lets_the_gradient_through_where_it_leaves_the_score():
+    scores = torch.zeros(1, 3, requires_grad=True)
+    masked = mask_positives(scores, torch.tensor([7, 3, -1]), torch.tensor([[3]]))
+    masked[:, :1].sum().backward()
+    assert scores.grad.tolist() == [[1, 0, 0]]
+
+
+def test_selection_has_no_gradient():
+    scores = torch.randn(3, 5, requires_grad=True)
+    assert not hardest_labels(scores, 2).requires_grad
+    assert not hardest_examples(scores.sum(dim=1), 2).requires_grad
+
+
+@pytest.mark.parametrize("count", [-1, 0, 4])
+def test_a_count_of_labels_out_of_range_is_refused(count):
+    with pytest.raises(
+        ValueError,
+        match=r"num_hard_labels must be between 1 and 3 "
+        rf"\(the number of sampled labels\), got {count}",
+    ):
+        hardest_labels(torch.randn(2, 3), count)
+
+
+@pytest.mark.parametrize("count", [-1, 0, 3])
+def test_a_count_of_examples_out_of_range_is_refused(count):
+    with pytest.raises(
+        ValueError,
+        match=r"num_hard_examples must be between 1 and 2 "
+        rf"\(the number of examples in the batch\), got {count}",
+    ):
+        hardest_examples(torch.randn(2), count)
+
+
+def test_the_whole_range_of_counts_is_allowed():
+    assert hardest_labels(torch.randn(2, 3), 1).shape == (2, 1)
+    assert hardest_labels(torch.randn(2, 3), 3).sort().values.tolist() == [[0, 1, 2]] * 2
+    assert hardest_examples(torch.randn(3), 1).shape == (1,)
+    assert hardest_examples(torch.randn(3), 3).sort().values.tolist() == [0, 1, 2]

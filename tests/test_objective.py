@@ -1,0 +1,197 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from evenhand.losses import bowl_loss, softmax_loss
+from evenhand.objective import s2m_loss, score_gradients
+from loss_table import LOSSES, every_loss
+
+
+@st.composite
+def problems(draw):
+    """positives (B,), negatives (B, M) with empty slots, k, k'."""
+    batch_size, num_sampled = draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    scores = torch.randn(batch_size, 1 + num_sampled, dtype=torch.float64, generator=generator)
+    is_empty = torch.rand(batch_size, num_sampled, generator=generator) < draw(st.floats(0, 0.7))
+    negatives = scores[:, 1:].masked_fill(is_empty, -torch.inf)
+    num_hard = draw(st.integers(1, num_sampled)), draw(st.integers(1, batch_size))
+    return scores[:, 0], negatives, *num_hard
+
+
+def fixed_problem(batch_size=5, num_sampled=7, seed=0):
+    # Random, not evenly spaced: a top-k has no gradient where two scores, or two losses, tie.
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(batch_size, 1 + num_sampled, dtype=torch.float64, generator=generator)
+    return scores[:, 0], scores[:, 1:]
+
+
+def s2m(positives, negatives, num_hard_labels, num_hard_examples, name):
+    return s2m_loss(
+        positives,
+        negatives,
+        num_hard_labels=num_hard_labels,
+        num_hard_examples=num_hard_examples,
+        loss_fn=LOSSES[name].loss_fn,
+    )
+
+
+# The obvious form
+
+
+@every_loss
+@given(problems())
+def test_s2m_matches_the_slow_oracle(name, problem):
+    positives, negatives, num_hard_labels, num_hard_examples = problem
+    actual = s2m(positives, negatives, num_hard_labels, num_hard_examples, name).item()
+    expected = oracles.s2m(
+        LOSSES[name].oracle,
+        positives.tolist(),
+        negatives.tolist(),
+        num_hard_labels,
+        num_hard_examples,
+    )
+    assert actual == pytest.approx(expected, rel=1e-12)
+
+
+@every_loss
+def test_every_label_and_every_example_is_plain_sgd(name):
+    positives, negatives = fixed_problem()
+    expected = oracles.sgd(LOSSES[name].oracle, positives.tolist(), negatives.tolist())
+    assert s2m(positives, negatives, 7, 5, name).item() == pytest.approx(expected, rel=1e-12)
+    plain = LOSSES[name].loss_fn(positives, negatives).mean()
+    torch.testing.assert_close(s2m(positives, negatives, 7, 5, name), plain)
+
+
+@every_loss
+@pytest.mark.parametrize("num_hard_labels", [1, 3])
+def test_every_example_is_stochastic_negative_mining(name, num_hard_labels):
+    positives, negatives = fixed_problem()
+    rows = positives.tolist(), negatives.tolist()
+    expected = oracles.snm(LOSSES[name].oracle, *rows, num_hard_labels)
+    actual = s2m(positives, negatives, num_hard_labels, 5, name).item()
+    assert actual == pytest.approx(expected, rel=1e-12)
+
+
+@every_loss
+@pytest.mark.parametrize("num_hard_examples", [1, 3])
+def test_every_label_is_average_top_sgd(name, num_hard_examples):
+    positives, negatives = fixed_problem()
+    rows = positives.tolist(), negatives.tolist()
+    expected = oracles.top_sgd(LOSSES[name].oracle, *rows, num_hard_examples)
+    actual = s2m(positives, negatives, 7, num_hard_examples, name).item()
+    assert actual == pytest.approx(expected, rel=1e-12)
+
+
+@every_loss
+def test_one_example_is_the_maximal_loss_of_the_minibatch(name):
+    positives, negatives = fixed_problem()
+    rows = zip(positives.tolist(), negatives.tolist(), strict=True)
+    expected = max(LOSSES[name].oracle(positive, row, 3) for positive, row in rows)
+    assert s2m(positives, negatives, 3, 1, name).item() == pytest.approx(expected, rel=1e-12)
+
+
+@every_loss
+def test_the_objective_never_rises_with_more_examples(name):
+    positives, negatives = fixed_problem(batch_size=8)
+    values = [s2m(positives, negatives, 3, count, name).item() for count in range(1, 9)]
+    assert all(later <= earlier for earlier, later in pairwise(values))
+    assert values[-1] < values[0]
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "softmax"])
+def test_an_average_over_labels_never_rises_with_more_labels(name):
+    positives, negatives = fixed_problem()
+    values = [s2m(positives, negatives, count, 2, name).item() for count in range(1, 8)]
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(values))
+
+
+@every_loss
+@pytest.mark.parametrize(("num_hard_labels", "num_hard_examples"), [(2, 2), (1, 1), (5, 4)])
+def test_the_gradient_is_numerically_correct(name, num_hard_labels, num_hard_examples):
+    positives, negatives = fixed_problem(batch_size=4, num_sampled=5)
+    inputs = positives.clone().requires_grad_(), negatives.clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda *scores: s2m(*scores, num_hard_labels, num_hard_examples, name), inputs
+    )
+
+
+def test_the_default_loss_is_the_softmax():
+    positives, negatives = fixed_problem()
+    counts = {"num_hard_labels": 2, "num_hard_examples": 3}
+    assert torch.equal(
+        s2m_loss(positives, negatives, **counts),
+        s2m_loss(positives, negatives, loss_fn=softmax_loss, **counts),
+    )
+
+
+def test_only_survivors_receive_a_gradient():
+    positives = torch.tensor([0.5, -2.0, 0.0], requires_grad=True)
+    negatives = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1], [0.0, 0.1, 0.2]])
+    negatives.requires_grad_()
+    loss = s2m_loss(positives, negatives, num_hard_labels=2, num_hard_examples=1, loss_fn=bowl_loss)
+    loss.backward()
+    assert positives.grad.tolist() == [0, -1, 0]
+    assert negatives.grad.tolist() == [[0, 0, 0], [0.5, 0.5, 0], [0, 0, 0]]
+
+
+def test_arguments_are_not_changed():
+    positives, negatives = fixed_problem()
+    before = positives.clone(), negatives.clone()
+    s2m(positives, negatives, 2, 2, "softmax")
+    score_gradients(positives, negatives, torch.ones(5), loss_fn=softmax_loss)
+    assert torch.equal(positives, before[0])
+    assert torch.equal(negatives, before[1])
+    assert not positives.requires_grad
+    assert not negatives.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ((0, 1), "num_hard_labels must be between 1 and 7 .*got 0"),
+        ((8, 1), "num_hard_labels must be between 1 and 7 .*got 8"),
+        ((1, 0), "num_hard_examples must be between 1 and 5 .*got 0"),
+        ((1, 6), "num_hard_examples must be between 1 and 5 .*got 6"),
+    ],
+)
+def test_counts_out_of_range_are_refused(counts, message):
+    with pytest.raises(ValueError, match=message):
+        s2m(*fixed_problem(), *counts, "softmax")
+
+
+# The derivative by the scores
+
+
+@every_loss
+def test_score_gradients_are_those_of_the_weighted_sum(name):
+    positives, negatives = fixed_problem()
+    negatives = negatives.clone()
+    negatives[1, 2] = negatives[4] = -torch.inf
+    weights = torch.tensor([0.1, 0.0, 0.3, 0.4, 0.2], dtype=torch.float64)
+    actual = score_gradients(positives, negatives, weights, loss_fn=LOSSES[name].loss_fn)
+    inputs = positives.clone().requires_grad_(), negatives.clone().requires_grad_()
+    objective = sum(
+        weight * LOSSES[name].loss_fn(inputs[0][b : b + 1], inputs[1][b : b + 1]).squeeze(0)
+        for b, weight in enumerate(weights)
+    )
+    expected = torch.autograd.grad(objective, inputs)
+    torch.testing.assert_close(actual.positive, expected[0], rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(actual.negative, expected[1], rtol=1e-12, atol=1e-15)
+    assert (actual.negative[1] == 0).all()  # no weight
+    assert (actual.negative[4] == 0).all()  # no label
+
+
+def test_score_gradients_need_no_gradient_around_them_and_leave_none_behind():
+    positives, negatives = fixed_problem()
+    positives.requires_grad_()
+    with torch.no_grad():
+        quiet = score_gradients(positives, negatives, torch.ones(5), loss_fn=softmax_loss)
+    assert quiet.positive.abs().min() > 0
+    assert not quiet.positive.requires_grad
+    assert not quiet.negative.requires_grad
+    assert positives.grad is None

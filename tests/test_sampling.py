@@ -1,0 +1,499 @@
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+
+from evenhand.kernels import draws as draws_kernel
+from evenhand.sampling import (
+    Distinct,
+    FrequencySampler,
+    InBatchSampler,
+    LogUniformSampler,
+    MixedSampler,
+    SampleRequest,
+    UniformSampler,
+    log_q_corrected,
+)
+
+NUM_LABELS = 12
+COUNTS = [0, 5, 3, 1, 8, 0, 2, 4, 1, 6, 2, 0]  # zeros at both ends and in the middle
+ORDER = [4, 9, 1, 7, 2, 6, 10, 3, 8, 0, 5, 11]  # most frequent first
+BATCH_SIZE, NUM_SAMPLED = 4, 6
+POSITIVES = [4, 7, 4]  # of the example that is looked at; the last repeats the first
+SCORES = torch.linspace(-1, 1, NUM_LABELS, dtype=torch.float64)[torch.tensor(ORDER)]
+EVERY_LABEL = set(range(NUM_LABELS))
+COUNTED_LABELS = {label for label, count in enumerate(COUNTS) if count > 0}
+
+
+def samplers():
+    counts, order = torch.tensor(COUNTS), torch.tensor(ORDER)
+    uniform, frequency = UniformSampler(NUM_LABELS), FrequencySampler(counts)
+    in_batch = InBatchSampler(counts)
+    return {
+        "uniform": uniform,
+        "frequency": frequency,
+        "log-uniform": LogUniformSampler(NUM_LABELS),
+        "log-uniform by order": LogUniformSampler(NUM_LABELS, label_order=order),
+        "in-batch": in_batch,
+        "distinct frequency": Distinct(frequency),
+        "distinct log-uniform": Distinct(LogUniformSampler(NUM_LABELS, label_order=order)),
+        "in-batch and uniform": MixedSampler(in_batch, uniform, first_share=4 / 6),
+        "frequency and uniform": MixedSampler(frequency, uniform, first_share=0.5),
+    }
+
+
+SAMPLERS = samplers()
+DRAWABLE = dict.fromkeys(SAMPLERS, EVERY_LABEL)
+for counted in ("frequency", "in-batch", "distinct frequency"):
+    DRAWABLE[counted] = COUNTED_LABELS
+every_sampler = pytest.mark.parametrize("name", SAMPLERS)
+both_kinds = pytest.mark.parametrize("kind", ["shared", "for each"])
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(sampler, kind, positive_ids, num_sampled_labels, generator):
+    method = sampler.sample if kind == "shared" else sampler.sample_for_each
+    return method(positive_ids, num_sampled_labels, generator=generator)
+
+
+def random_batch(generator, batch_size=BATCH_SIZE):
+    """(B, 3) positives: the example looked at, then examples drawn from the training pairs."""
+    weights = torch.tensor(COUNTS, dtype=torch.float64)
+    others = torch.multinomial(weights, batch_size - 1, replacement=True, generator=generator)
+    others = torch.stack([others, torch.full_like(others, -1), torch.full_like(others, -1)], dim=1)
+    return torch.cat([torch.tensor([POSITIVES]), others])
+
+
+@functools.cache
+def first_rows(name, kind):
+    """Ids and log-counts (trials, M) as the example with POSITIVES sees them."""
+    generator, sampler = seeded(), SAMPLERS[name]
+    if "in-batch" not in name:
+        # The rows of one call are independent, and a shared sample is that of an example without
+        # positives: test_a_shared_sample_is_that_of_an_example_without_positives.
+        positives = [-1] if kind == "shared" else POSITIVES
+        positive_ids = torch.tensor([positives]).repeat(5000, 1)
+        return sampler.sample_for_each(positive_ids, NUM_SAMPLED, generator=generator)
+    rows = []
+    for _ in range(600):
+        sample = draw(sampler, kind, random_batch(generator), NUM_SAMPLED, generator)
+        rows.append([column.view(-1, NUM_SAMPLED)[0] for column in sample])
+    ids, log_counts = zip(*rows, strict=True)
+    return torch.stack(ids), torch.stack(log_counts)
+
+
+def assert_within_five_deviations(draws, expected):
+    """The mean over trials (trials, ...) against its expectation, trials being independent."""
+    error = draws.std(0) / math.sqrt(len(draws))
+    assert ((draws.mean(0) - expected).abs() <= 5 * error + 1e-6).all()
+
+
+# Oracles: the definitions, in floats.
+
+
+def expected_count(name, label, positives):
+    """How often a label occurs in a sample of 6 for an example of a batch of 4."""
+    chance = {
+        "frequency": lambda y: COUNTS[y] ** 0.75,
+        "log-uniform": lambda y: math.log((y + 2) / (y + 1)),
+        "log-uniform by order": lambda y: math.log((ORDER.index(y) + 2) / (ORDER.index(y) + 1)),
+    }
+
+    def probability(source):
+        allowed = [y for y in range(NUM_LABELS) if y not in positives]
+        return chance[source](label) / sum(chance[source](y) for y in allowed)
+
+    def inclusion(source, num_draws):
+        return 1 - (1 - probability(source)) ** num_draws
+
+    in_batch = 1 - (1 - COUNTS[label] / sum(COUNTS)) ** (BATCH_SIZE - 1)
+    num_left = NUM_LABELS - len(set(positives))
+    if name == "uniform":
+        return NUM_SAMPLED / num_left
+    if name == "in-batch":
+        return in_batch
+    if name == "in-batch and uniform":
+        return 1 - (1 - in_batch) * (1 - 2 / num_left)
+    if name == "frequency and uniform":
+        return 1 - (1 - inclusion("frequency", 3)) * (1 - 3 / num_left)
+    if name == "distinct frequency":
+        return inclusion("frequency", NUM_SAMPLED)
+    if name == "distinct log-uniform":
+        return inclusion("log-uniform by order", NUM_SAMPLED)
+    return NUM_SAMPLED * probability(name)
+
+
+@every_sampler
+@both_kinds
+def test_log_counts_match_their_definition(name, kind):
+    positive_ids = random_batch(seeded())
+    request = SampleRequest(positive_ids, NUM_SAMPLED, is_shared=kind == "shared")
+    ids = torch.arange(NUM_LABELS).repeat(len(request.excluded_ids), 1)
+    actual = SAMPLERS[name].log_counts(ids, request)[0].exp().tolist()
+    positives = [] if kind == "shared" else POSITIVES
+    for label in EVERY_LABEL - set(positives):
+        expected = expected_count(name, label, positives)
+        assert actual[label] == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+@every_sampler
+@both_kinds
+def test_a_label_occurs_as_often_as_its_count_says(name, kind):
+    ids, _ = first_rows(name, kind)
+    positives = [] if kind == "shared" else POSITIVES
+    for label in EVERY_LABEL - set(POSITIVES):
+        occurrences = (ids == label).sum(1).double()  # (trials, M) -> (trials,)
+        assert_within_five_deviations(occurrences, expected_count(name, label, positives))
+
+
+@every_sampler
+@both_kinds
+def test_corrected_scores_estimate_the_partition_function_without_bias(name, kind):
+    ids, log_counts = first_rows(name, kind)
+    is_absent = (ids < 0) | torch.isin(ids, torch.tensor(POSITIVES))  # the caller's mask
+    scores = SCORES[ids.clamp(min=0)].masked_fill(is_absent, -torch.inf)  # (trials, M)
+    estimates = log_q_corrected(scores, log_counts).exp().sum(1)
+    negatives = sorted(DRAWABLE[name] - set(POSITIVES))
+    assert_within_five_deviations(estimates, SCORES[negatives].exp().sum())
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if "in-batch" not in name])
+@pytest.mark.parametrize("num_sampled_labels", [2, NUM_SAMPLED])
+def test_a_shared_sample_is_that_of_an_example_without_positives(name, num_sampled_labels):
+    sampler, nothing = SAMPLERS[name], torch.tensor([[-1]])
+    shared = sampler.sample(random_batch(seeded()), num_sampled_labels, generator=seeded(1))
+    each = sampler.sample_for_each(nothing, num_sampled_labels, generator=seeded(1))
+    assert torch.equal(shared.ids, each.ids[0])
+    assert torch.equal(shared.log_counts, each.log_counts[0])
+
+
+@every_sampler
+@both_kinds
+def test_samples_keep_the_contract(name, kind):
+    sampler, positive_ids = SAMPLERS[name], random_batch(seeded())
+    given, global_state = positive_ids.clone(), torch.get_rng_state()
+    for seed in range(10):
+        ids, log_counts = draw(sampler, kind, positive_ids, NUM_SAMPLED, seeded(seed))
+        assert ids.shape == ((NUM_SAMPLED,) if kind == "shared" else (BATCH_SIZE, NUM_SAMPLED))
+        assert log_counts.shape == ids.shape
+        assert (ids.dtype, log_counts.dtype) == (torch.int64, torch.float32)
+        assert set(ids.flatten().tolist()) <= DRAWABLE[name] | {-1}
+        assert log_counts.isfinite().all()
+        assert (log_counts[ids < 0] == 0).all()
+        if not sampler.has_repeats:
+            assert (log_counts <= 0).all()
+            for row in ids.view(-1, NUM_SAMPLED).tolist():
+                labels = [label for label in row if label >= 0]
+                assert len(labels) == len(set(labels))
+        if kind == "for each":
+            for row, positives in zip(ids.tolist(), positive_ids.tolist(), strict=True):
+                assert not (set(row) - {-1}) & set(positives)
+    assert torch.equal(positive_ids, given)
+    assert torch.equal(torch.get_rng_state(), global_state)
+
+
+@every_sampler
+@both_kinds
+def test_the_same_seed_gives_the_same_bytes(name, kind):
+    positive_ids = random_batch(seeded())
+    first = draw(SAMPLERS[name], kind, positive_ids, NUM_SAMPLED, seeded(3))
+    again = draw(samplers()[name], kind, positive_ids, NUM_SAMPLED, seeded(3))
+    other = draw(SAMPLERS[name], kind, positive_ids, NUM_SAMPLED, seeded(4))
+    assert torch.equal(first.ids, again.ids)
+    assert torch.equal(first.log_counts, again.log_counts)
+    if name != "in-batch":  # the batch alone decides
+        assert not torch.equal(first.ids, other.ids)
+
+
+@every_sampler
+@both_kinds
+def test_a_sample_needs_a_slot(name, kind):
+    with pytest.raises(ValueError, match=r"num_sampled_labels .* 0"):
+        draw(SAMPLERS[name], kind, random_batch(seeded()), 0, seeded())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_sampler
+@both_kinds
+@pytest.mark.parametrize("generator_device", ["cpu", "cuda"])
+def test_the_sample_lies_where_the_positives_are(name, kind, generator_device):
+    with torch.device("cuda"):
+        sampler = samplers()[name]
+    positive_ids = random_batch(seeded())
+    generator = torch.Generator(generator_device).manual_seed(5)
+    actual = draw(sampler, kind, positive_ids.cuda(), NUM_SAMPLED, generator)
+    assert actual.ids.is_cuda
+    assert actual.log_counts.is_cuda
+    if generator_device == "cpu":
+        expected = draw(SAMPLERS[name], kind, positive_ids, NUM_SAMPLED, seeded(5))
+        assert torch.equal(actual.ids.cpu(), expected.ids)
+        torch.testing.assert_close(actual.log_counts.cpu(), expected.log_counts)
+
+
+# Uniform subsets.
+
+
+def assert_every_subset_is_as_likely(rows, labels):
+    """Chi-square over all subsets of the labels, and over the label in the first slot."""
+    num_drawn = rows.shape[1]
+    for observed, cells in (
+        ([tuple(sorted(row)) for row in rows.tolist()], itertools.combinations(labels, num_drawn)),
+        ([(row[0],) for row in rows.tolist()], [(label,) for label in labels]),
+    ):
+        tally = dict.fromkeys(cells, 0)
+        for cell in observed:
+            tally[cell] += 1  # a KeyError is a sample that must not be
+        expected, freedom = len(rows) / len(tally), len(tally) - 1
+        statistic = sum((count - expected) ** 2 / expected for count in tally.values())
+        assert statistic <= freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "num_drawn"),
+    [(7, 3), (6, 3), (5, 4)],
+    ids=["by rejection", "by permutation", "nearly all"],
+)
+def test_a_shared_uniform_sample_is_any_subset_alike(num_labels, num_drawn):
+    sampler, generator = UniformSampler(num_labels), seeded()
+    positive_ids = torch.tensor([[0]])
+    rows = [sampler.sample(positive_ids, num_drawn, generator=generator).ids for _ in range(700)]
+    assert_every_subset_is_as_likely(torch.stack(rows), range(num_labels))
+
+
+@pytest.mark.parametrize("num_drawn", [2, 4], ids=["by rejection", "by permutation"])
+@pytest.mark.parametrize(
+    "positives",
+    [[2, 5, -1], [6, -1, 0], [1, 3, 2], [7, 7, 7], [-1, -1, -1]],
+    ids=str,
+)
+def test_a_uniform_sample_for_each_is_any_subset_of_its_negatives_alike(positives, num_drawn):
+    # Another example between the rows, whose positives must not matter.
+    positive_ids = torch.tensor([positives, [4, 5, 6]]).repeat(2000, 1)
+    sample = UniformSampler(8).sample_for_each(positive_ids, num_drawn, generator=seeded())
+    negatives = [label for label in range(8) if label not in positives]
+    assert_every_subset_is_as_likely(sample.ids[::2], negatives)
+    assert_every_subset_is_as_likely(sample.ids[1::2], [0, 1, 2, 3, 7])
+
+
+def test_repeats_are_drawn_again_in_the_order_of_drawing(monkeypatch):
+    draws = iter([[9, 9, 2], [2, 9, 9], [7, 1, 2]])
+    monkeypatch.setattr(
+        draws_kernel,
+        "random_integers",
+        lambda rows, columns, generator: torch.tensor([next(draws)]),
+    )
+    sample = UniformSampler(10).sample(torch.tensor([[0]]), 4, generator=seeded())
+    assert sample.ids.tolist() == [9, 2, 7, 1]
+
+
+def test_all_labels_and_all_labels_but_the_positive_can_be_drawn():
+    sampler, positive_ids = UniformSampler(5), torch.tensor([[3], [0]])
+    shared = sampler.sample(positive_ids, 5, generator=seeded())
+    assert sorted(shared.ids.tolist()) == [0, 1, 2, 3, 4]
+    assert shared.log_counts.tolist() == [0] * 5
+    each = sampler.sample_for_each(positive_ids, 4, generator=seeded())
+    assert each.ids.sort().values.tolist() == [[0, 1, 2, 4], [1, 2, 3, 4]]
+    assert each.log_counts.tolist() == [[0] * 4] * 2
+
+
+def test_slots_are_empty_where_too_few_labels_remain():
+    positive_ids = torch.tensor([[0, 1, 3, -1], [2, -1, -1, -1], [0, 1, 2, 3]])
+    sample = UniformSampler(5).sample_for_each(positive_ids, 3, generator=seeded())
+    assert sorted(sample.ids[0].tolist()) == [-1, 2, 4]
+    assert len(set(sample.ids[1].tolist()) - {-1, 2}) == 3
+    assert sorted(sample.ids[2].tolist()) == [-1, -1, 4]
+    expected = torch.tensor([0, math.log(3 / 4), 0])
+    torch.testing.assert_close(sample.log_counts, expected.unsqueeze(1).expand(3, 3))
+
+
+def test_more_labels_than_there_are_is_an_error():
+    sampler, positive_ids = UniformSampler(5), torch.tensor([[3]])
+    with pytest.raises(ValueError, match=r"between 1 and 5 .* got 6"):
+        sampler.sample(positive_ids, 6, generator=seeded())
+    with pytest.raises(ValueError, match=r"between 1 and 4 .* got 5"):
+        sampler.sample_for_each(positive_ids, 5, generator=seeded())
+
+
+@both_kinds
+@pytest.mark.parametrize("sampler_class", [UniformSampler, LogUniformSampler])
+def test_a_million_million_labels_cost_nothing(sampler_class, kind):
+    num_labels = 2**40
+    positive_ids = torch.tensor([[0, num_labels - 1], [5, -1]])
+    sample = draw(sampler_class(num_labels), kind, positive_ids, 3000, seeded())
+    assert sample.ids.min() >= 0
+    assert sample.ids.max() < num_labels
+    if sampler_class is UniformSampler:
+        assert len(sample.ids.unique()) == sample.ids.numel()
+        half = (sample.ids < num_labels // 2).double().flatten()
+        assert_within_five_deviations(half, 0.5)
+    else:  # the square root of L + 1 halves the line of logarithms
+        half = (sample.ids < 2**20 - 1).double().flatten()
+        chance = 0.5 if kind == "shared" else 0.5 - 1 / 40 * 0.25
+        assert abs(half.mean() - chance) < 5 * 0.5 / math.sqrt(len(half)) + 0.01
+
+
+@pytest.mark.parametrize("sampler_class", [UniformSampler, LogUniformSampler])
+@pytest.mark.parametrize("num_labels", [0, 2**40 + 1])
+def test_the_number_of_labels_is_bounded(sampler_class, num_labels):
+    with pytest.raises(ValueError, match=f"between 1 and {2**40}, got {num_labels}"):
+        sampler_class(num_labels)
+
+
+def test_uniform_draws_do_not_prefer_small_ids():
+    # torch.randint(num_labels) puts .344 of its draws into this third.
+    num_labels = 3 * 2**26
+    ids = UniformSampler(num_labels).sample(torch.tensor([[0]]), 60_000, generator=seeded()).ids
+    assert_within_five_deviations((ids < num_labels // 3).double(), 1 / 3)
+
+
+# Draws with repeats.
+
+
+def test_no_point_of_the_line_belongs_to_a_label_without_weight():
+    sampler = FrequencySampler(torch.tensor(COUNTS))
+    ends = torch.cat([sampler.edges, sampler.edges + 1e-12, (sampler.edges - 1e-12).clamp(min=0)])
+    assert set(sampler.ranks_at(ends).tolist()) == COUNTED_LABELS
+
+
+def test_a_label_that_is_nearly_always_drawn_can_be_excluded():
+    sampler = FrequencySampler(torch.tensor([1.0, 1e12, 3.0]), power=1.0)
+    positive_ids = torch.tensor([[1]]).repeat(2000, 1)
+    sample = sampler.sample_for_each(positive_ids, 2, generator=seeded())
+    assert set(sample.ids.flatten().tolist()) == {0, 2}
+    assert_within_five_deviations((sample.ids == 2).double().flatten(), 3 / 4)
+    expected = torch.where(sample.ids == 2, 2 * 3 / 4, 2 * 1 / 4)
+    torch.testing.assert_close(sample.log_counts.exp(), expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["repeats", "distinct"])
+def test_slots_are_empty_when_no_label_is_left_to_draw(wrapped):
+    for repeating in (
+        FrequencySampler(torch.tensor([0.1, 0.7, 0.0])),
+        LogUniformSampler(2, label_order=torch.tensor([1, 0])),
+    ):
+        sampler = Distinct(repeating) if wrapped else repeating
+        positive_ids = torch.tensor([[1, 0], [0, -1]])
+        ids, log_counts = sampler.sample_for_each(positive_ids, 3, generator=seeded())
+        assert ids[0].tolist() == [-1, -1, -1]
+        assert log_counts[0].tolist() == [0, 0, 0]
+        assert ids[1].tolist() == ([1, -1, -1] if wrapped else [1, 1, 1])
+        expected = torch.tensor([0.0 if wrapped else math.log(3)] * 3)
+        torch.testing.assert_close(log_counts[1], expected)
+
+
+def test_a_single_label_is_always_drawn():
+    positive_ids = torch.tensor([[-1]])
+    for sampler in (UniformSampler(1), LogUniformSampler(1), FrequencySampler(torch.tensor([2]))):
+        sample = sampler.sample(positive_ids, 1, generator=seeded())
+        assert (sample.ids.tolist(), sample.log_counts.tolist()) == ([0], [0.0])
+
+
+def test_power_zero_is_uniform_over_the_labels_that_occur():
+    sampler = FrequencySampler(torch.tensor(COUNTS), power=0.0)
+    _, widths = sampler.spans(torch.arange(NUM_LABELS))
+    assert widths.tolist() == [float(count > 0) for count in COUNTS]
+
+
+@pytest.mark.parametrize("counts", [[0, 0], [1, -2], [1.0, math.nan], [1.0, math.inf]], ids=str)
+@pytest.mark.parametrize("sampler_class", [FrequencySampler, InBatchSampler])
+def test_counts_must_describe_a_distribution(sampler_class, counts):
+    with pytest.raises(ValueError, match=r"label_counts must be finite, none negative .* got"):
+        sampler_class(torch.tensor(counts))
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 2)])
+def test_counts_must_be_one_for_each_label(shape):
+    with pytest.raises(ValueError, match=r"label_counts must be \(L,\), got shape"):
+        FrequencySampler(torch.ones(shape))
+
+
+@pytest.mark.parametrize(("order", "distinct"), [([0, 1], 2), ([0, 2, 2], 2), ([1, 2, 3], 3)])
+def test_a_label_order_must_hold_each_label_once(order, distinct):
+    message = f"from 0 to 2 once, got {len(order)} ids, {distinct} of them distinct"
+    with pytest.raises(ValueError, match=message):
+        LogUniformSampler(3, label_order=torch.tensor(order))
+
+
+def test_distinct_refuses_a_sampler_without_repeats():
+    with pytest.raises(ValueError, match="with repeats, got UniformSampler"):
+        Distinct(UniformSampler(3))
+
+
+# In-batch and mixed.
+
+
+def test_in_batch_negatives_are_the_other_examples_labels():
+    positive_ids = torch.tensor([[4, 7], [1, -1], [4, 9], [7, 2]])
+    sampler = InBatchSampler(torch.tensor(COUNTS))
+    assert sampler.sample(positive_ids, 5, generator=seeded()).ids.tolist() == [4, 1, -1, 7, -1]
+    assert sampler.sample_for_each(positive_ids, 4, generator=seeded()).ids.tolist() == [
+        [-1, 1, -1, -1],
+        [4, -1, -1, 7],
+        [-1, 1, -1, 7],
+        [4, 1, -1, -1],
+    ]
+
+
+def test_in_batch_counts_of_rare_labels_keep_their_digits():
+    sampler = InBatchSampler(torch.tensor([10.0**15, 1.0]))
+    sample = sampler.sample(torch.tensor([[0], [1], [0]]), 3, generator=seeded())
+    assert sample.log_counts[1].item() == pytest.approx(math.log(2e-15), rel=1e-6)
+
+
+@both_kinds
+def test_in_batch_errors_name_the_numbers(kind):
+    sampler = InBatchSampler(torch.tensor([1, 1, 0]))
+    with pytest.raises(ValueError, match="got 3 examples and num_sampled_labels 2"):
+        draw(sampler, kind, torch.tensor([[0], [1], [1]]), 2, seeded())
+    with pytest.raises(ValueError, match=r"at least 2 examples .* got 1 examples"):
+        draw(sampler, kind, torch.tensor([[0]]), 2, seeded())
+    with pytest.raises(ValueError, match="got 0 for label 2"):
+        draw(sampler, kind, torch.tensor([[0], [2]]), 2, seeded())
+
+
+def test_a_mixture_holds_both_samples():
+    in_batch, uniform = InBatchSampler(torch.tensor(COUNTS)), UniformSampler(NUM_LABELS)
+    mixture = MixedSampler(in_batch, uniform, first_share=4 / 11)
+    positive_ids = torch.tensor([[4], [1], [4], [7]])
+    ids = mixture.sample(positive_ids, 11, generator=seeded()).ids
+    alone = uniform.sample(positive_ids, 7, generator=seeded()).ids
+    assert ids[:4].tolist() == [4, 1, -1, 7]
+    assert ids[4:].tolist() == [-1 if label in {4, 1, 7} else label for label in alone.tolist()]
+
+
+def test_mixture_errors_name_the_share():
+    uniform = UniformSampler(9)
+    for share in (0, 1):
+        with pytest.raises(ValueError, match=f"between 0 and 1, exclusive, got {share}"):
+            MixedSampler(uniform, uniform, first_share=share)
+    with pytest.raises(ValueError, match=r"first_share 0\.1 of 4 is 0"):
+        MixedSampler(uniform, uniform, first_share=0.1).sample(
+            torch.tensor([[0]]), 4, generator=seeded()
+        )
+
+
+# The correction.
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_an_empty_slot_stays_empty_without_gradient(dtype):
+    scores = torch.tensor([[0.5, -torch.inf, 1.0], [-torch.inf] * 3], dtype=dtype)
+    scores.requires_grad_()
+    log_counts = torch.tensor([-2.0, -torch.inf, 0.5])  # -inf: never drawn, so always empty
+    corrected = log_q_corrected(scores, log_counts)
+    assert corrected.dtype == dtype
+    assert corrected.tolist() == [[2.5, -math.inf, 0.5], [-math.inf] * 3]
+    corrected.backward(torch.ones_like(corrected))
+    assert scores.grad.tolist() == [[1, 0, 1], [0, 0, 0]]
+
+
+def test_the_correction_has_the_right_gradient_and_takes_counts_for_each_example():
+    scores = torch.randn(3, 4, dtype=torch.float64, generator=seeded()).requires_grad_()
+    log_counts = torch.randn(3, 4, generator=seeded(1))
+    assert torch.autograd.gradcheck(lambda s: log_q_corrected(s, log_counts), scores)

@@ -1,0 +1,81 @@
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("linear", [2 * 1, 2 * 3 / 4, 2 * 2 / 4, 2 * 1 / 4]),
+        ("cosine", [2 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]),
+        ("constant", [2, 2, 2, 2]),
+    ],
+)
+def test_the_learning_rate_falls_by_its_shape(shape, expected):
+    rates = [learning_rate_at(step, num_steps=4, peak=2.0, shape=shape) for step in range(4)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "constant"])
+def test_the_warm_up_rises_in_a_line_and_then_changes_nothing(shape):
+    settings = {"num_steps": 10, "peak": 3.0, "shape": shape}
+    plain = [learning_rate_at(step, **settings) for step in range(10)]
+    warmed = [learning_rate_at(step, warmup_steps=4, **settings) for step in range(10)]
+    shares = [1 / 4, 2 / 4, 3 / 4, 1, 1, 1, 1, 1, 1, 1]
+    expected = [share * rate for share, rate in zip(shares, plain, strict=True)]
+    assert warmed == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_the_learning_rate_ends_at_zero_and_is_never_negative(shape):
+    rates = [learning_rate_at(step, num_steps=50, peak=1.0, shape=shape) for step in range(51)]
+    assert rates[-1] == pytest.approx(0, abs=1e-15)
+    assert min(rates) >= 0
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(ValueError, match=r"shape must be 'linear', .*'constant', got 'square'"):
+        learning_rate_at(0, num_steps=4, peak=1.0, shape="square")
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.floats(0.05, 1), st.data())
+def test_hard_examples_fall_from_the_whole_batch_and_then_stay(
+    batch_size, num_steps, anneal_fraction, data
+):
+    num_hard_examples = data.draw(st.integers(1, batch_size))
+    counts = [
+        num_hard_examples_at(
+            step,
+            num_steps=num_steps,
+            batch_size=batch_size,
+            num_hard_examples=num_hard_examples,
+            anneal_fraction=anneal_fraction,
+        )
+        for step in range(num_steps + 1)
+    ]
+    assert counts[0] == batch_size
+    assert all(later <= earlier for earlier, later in pairwise(counts))
+    for step, count in enumerate(counts):
+        assert num_hard_examples <= count <= batch_size
+        if step >= anneal_fraction * num_steps:
+            assert count == num_hard_examples
+
+
+def test_hard_examples_fall_in_a_line():
+    counts = [
+        num_hard_examples_at(
+            step, num_steps=10, batch_size=100, num_hard_examples=20, anneal_fraction=0.4
+        )
+        for step in range(6)
+    ]
+    assert counts == [100, 100 - 20, 100 - 40, 100 - 60, 20, 20]
+
+
+def test_without_annealing_the_count_is_fixed_from_the_first_step():
+    settings = {"num_steps": 10, "batch_size": 8, "num_hard_examples": 3, "anneal_fraction": 0}
+    assert [num_hard_examples_at(step, **settings) for step in range(10)] == [3] * 10

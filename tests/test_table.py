@@ -1,0 +1,192 @@
+"""A table of pairs becomes a data set; what is wrong with it is named by file, line and column."""
+
+import gzip
+import hashlib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenhand.data import featurizer_from, load_table, normalized
+from evenhand.data.parts import part_of, rows_of, shared_groups
+from evenhand.errors import UserError
+
+
+def table(tmp_path, text, name="pairs.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+def all_train(path, **settings):
+    return load_table(path, test_fraction=0.0, validation_fraction=0.0, **settings)
+
+
+def pairs_by_name(dataset):
+    """part -> query -> the names of its labels."""
+    return {
+        part_name: {
+            text: {dataset.label_name(label) for label in part.positives.row(index)}
+            for index, text in enumerate(part.texts)
+        }
+        for part_name, part in dataset.parts.items()
+    }
+
+
+def groups_by_query(part, column):
+    names = (*part.groups[column].names, None)  # -1 is the last
+    return {text: names[part.groups[column].ids[index]] for index, text in enumerate(part.texts)}
+
+
+MANY = "query,label\n" + "".join(f"Query {i},label {i % 7}\n" for i in range(300))
+
+
+@pytest.mark.parametrize("name", ["pairs.csv", "pairs.tsv", "pairs.csv.gz", "pairs.tsv.gz"])
+def test_a_table_is_read_as_csv_or_tsv_plain_or_compressed(tmp_path, name):
+    text = 'query,label\nred shoe,Shoes\n"a\tb, c",Other\n'
+    if ".tsv" in name:
+        text = 'query\tlabel\nred shoe\tShoes\n"a\tb, c"\tOther\n'
+    dataset = all_train(table(tmp_path, text, name))
+    assert dataset.name == "pairs"
+    assert list(dataset.label_names) == ["Other", "Shoes"]
+    assert pairs_by_name(dataset) == {"train": {"red shoe": {"Shoes"}, "a b, c": {"Other"}}}
+
+
+def test_lines_with_the_same_query_merge_their_labels(tmp_path):
+    text = "label,query\nB,  Red SHOE \nA,red shoe\nB,red  shoe\nC,hat\n"
+    dataset = all_train(table(tmp_path, text))
+    assert pairs_by_name(dataset) == {"train": {"red shoe": {"A", "B"}, "hat": {"C"}}}
+    assert dataset.label_counts().tolist() == [1, 1, 1]
+
+
+def test_features_are_those_the_saved_featurizer_gives(tmp_path):
+    part = all_train(table(tmp_path, "query,label\nred shoe,A\n")).parts["train"]
+    dataset = all_train(table(tmp_path, "query,label\nred shoe,A\n"))
+    expected = featurizer_from(dataset.featurizer).featurize(["Red Shoe"])
+    assert part.features.ids.tolist() == expected.ids.tolist()
+
+
+def test_a_repeated_query_is_in_the_first_group_it_names_and_an_empty_cell_is_none(tmp_path):
+    text = "query,label,country,age\nhat,A,,\nhat,B,DE,\nhat,C,FR,\nshoe,A,FR,\n"
+    dataset = all_train(table(tmp_path, text), group_columns=["country", "age"])
+    part = dataset.parts["train"]
+    assert groups_by_query(part, "country") == {"hat": "DE", "shoe": "FR"}
+    assert groups_by_query(part, "age") == {"hat": None, "shoe": None}
+
+
+def test_the_split_is_by_the_md5_of_the_query(tmp_path):
+    dataset = load_table(table(tmp_path, MANY), test_fraction=0.25, validation_fraction=0.125)
+    expected = defaultdict(set)
+    for i in range(300):
+        eighth = int(hashlib.md5(f"query {i}".encode()).hexdigest(), 16) * 8 // 2**128
+        expected["test" if eighth < 2 else "validation" if eighth < 3 else "train"].add(
+            f"query {i}"
+        )
+    assert {name: set(part.texts) for name, part in dataset.parts.items()} == expected
+
+
+def test_a_query_keeps_its_side_when_the_table_grows(tmp_path):
+    small = pairs_by_name(load_table(table(tmp_path, MANY[: len(MANY) // 2].rpartition("\n")[0])))
+    large = pairs_by_name(load_table(table(tmp_path, MANY)))
+    assert all(small[part].keys() <= large[part].keys() for part in small)
+
+
+def test_groups_have_the_same_names_in_every_part(tmp_path):
+    text = "query,label,g\n" + "".join(f"query {i},x,{i}\n" for i in range(50))
+    dataset = load_table(table(tmp_path, text), group_columns=["g"])
+    assert len(dataset.parts) == 3
+    for part in dataset.parts.values():
+        assert part.groups["g"].names == tuple(sorted(map(str, range(50))))
+        assert groups_by_query(part, "g") == {text: text.split()[1] for text in part.texts}
+
+
+@given(st.text(max_size=9), st.floats(0, 0.5), st.floats(0, 0.4))
+def test_every_key_falls_on_one_side_and_more_test_never_means_less(key, test, validation):
+    side = part_of(key, test_fraction=test, validation_fraction=validation)
+    larger = part_of(key, test_fraction=test + 0.1, validation_fraction=validation)
+    assert side in ("train", "validation", "test")
+    assert side != "test" or larger == "test"
+    assert part_of(key, test_fraction=0.0, validation_fraction=0.0) == "train"
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=6))
+def test_lists_become_rows_and_back(lists):
+    rows = rows_of(lists)
+    assert [rows.row(index).tolist() for index in range(len(rows))] == lists
+
+
+def test_a_column_only_one_part_has_stays_with_it():
+    groups = shared_groups({"train": {"a": ["x", None]}, "test": {}})
+    assert groups["train"]["a"].ids.tolist() == [0, -1]
+    assert groups["test"] == {}
+
+
+@given(st.text(max_size=20))
+def test_normalising_twice_is_normalising_once_for_ascii(text):
+    ascii_text = text.encode("ascii", "ignore").decode()
+    assert normalized(normalized(ascii_text)) == normalized(ascii_text)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"is empty; its first line must name the columns"),
+        ("\n\n", r"is empty"),
+        ("query,label\n", r"has no line below its column names"),
+        ("querry,label\na,b\n", r"line 1: there is no column 'query'; did you mean 'querry'\?"),
+        ("text,label\na,b\n", r"no column 'query'; the columns are 'text', 'label'"),
+        ("query,query,label\na,b,c\n", r"line 1: two columns are called 'query'"),
+        ("query,label\na,b\n ,b\n", r"line 3: column 'query' is empty; fill it or remove"),
+        ("query,label\na,b\n\na, \n", r"line 4: column 'label' is empty"),
+        ("query,label\na,b,c\n", r"line 2: has 3 cells, the first line has 2"),
+        ("query,label\na\n", r"line 2: has 1 cells"),
+        ('query,label\n"a"x,b\n', r"line 2: .*double each quote"),
+        ('query,label\na,b\n"c,d\ne,f\n', r"line 4: unexpected end of data"),
+    ],
+)
+def test_a_wrong_table_is_refused_by_file_line_and_column(tmp_path, text, message):
+    with pytest.raises(UserError, match=rf"pairs\.csv.*{message}"):
+        all_train(table(tmp_path, text))
+
+
+def test_a_group_column_that_is_missing_is_refused(tmp_path):
+    path = table(tmp_path, "query,label,country\na,b,DE\n")
+    with pytest.raises(UserError, match=r"no column 'county'; did you mean 'country'\?"):
+        all_train(path, group_columns=["county"])
+
+
+def test_text_that_is_not_utf8_is_refused_by_line(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_bytes("query,label\nna\u00efve,b\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"pairs\.csv, line 2: .* is not UTF-8 text; save"):
+        all_train(path)
+
+
+def test_an_unknown_ending_and_a_missing_file_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"pairs\.xlsx: the ending must be \.csv or \.tsv"):
+        all_train(tmp_path / "pairs.xlsx")
+    with pytest.raises(UserError, match=r"pairs\.csv does not exist"):
+        all_train(tmp_path / "pairs.csv")
+
+
+@pytest.mark.parametrize(
+    ("fractions", "message"),
+    [
+        ({"test_fraction": 1.0}, "test_fraction must be at least 0 and below 1, got 1.0"),
+        ({"validation_fraction": -0.5}, "validation_fraction must be .* got -0.5"),
+        ({"test_fraction": 0.6, "validation_fraction": 0.4}, "together must be below 1"),
+    ],
+)
+def test_fractions_out_of_range_are_refused(tmp_path, fractions, message):
+    with pytest.raises(UserError, match=message):
+        load_table(table(tmp_path, MANY), **fractions)
+
+
+def test_a_table_too_small_to_train_on_is_refused(tmp_path):
+    with pytest.raises(UserError, match="none of its 1 queries fell into the training part"):
+        load_table(table(tmp_path, "query,label\na,b\n"), test_fraction=0.99, validation_fraction=0)

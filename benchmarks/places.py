@@ -1,12 +1,14 @@
 """SNM against S2M on `places`, fairly: tuned on validation with equal trials, then seeds.
 
-    python benchmarks/places.py tune  --size demo     every method, every trial, validation only
-    python benchmarks/places.py seeds --size demo     the chosen settings, three new seeds, test
+    python benchmarks/places.py tune   --size demo    every method, every trial, validation only
+    python benchmarks/places.py seeds  --size demo    the chosen settings, three new seeds, test
+    python benchmarks/places.py losses --size demo    every loss, every trial, validation only
 
 `tune` trains each method once for every (steps, learning rate) of the size's grid and chooses by
 pair recall@10 over the whole validation part: the figure one has when nobody labelled the groups.
 `seeds` repeats the chosen settings with new seeds, fixes the list of worst groups on the
 validation part, and gives paired differences with intervals over queries and over seeds.
+`losses` is how the default loss was chosen: annealed S2M with each, with the same trials.
 """
 
 import argparse
@@ -41,6 +43,17 @@ from evenhand.training.loop import Places, train
 
 RESULTS = Path(__file__).parent / "results"
 METHODS = ("snm", "s2m", "s2m-annealed")
+LOSSES: dict[str, dict[str, Any]] = {
+    "contrastive, power 1": {"loss": {"name": "contrastive", "power": 1.0}},
+    "contrastive, power 2": {"loss": {"name": "contrastive", "power": 2.0}},
+    "softmax, scale 8": {"loss": {"name": "softmax"}, "model": {"scale": 8.0}},
+    "softmax, scale 16": {"loss": {"name": "softmax"}, "model": {"scale": 16.0}},
+    "bowl, hinge, dot product": {"loss": {"name": "bowl"}, "model": {"similarity": "dot"}},
+    "bowl, logistic, dot product": {
+        "loss": {"name": "bowl", "margin_loss": "logistic"},
+        "model": {"similarity": "dot"},
+    },
+}
 CRITERION = "recall@10"
 SHOWN = (
     "recall@10",
@@ -76,14 +89,23 @@ SIZES: dict[str, dict[str, Any]] = {
         "learning_rates": (0.006, 0.012, 0.024),
     },
 }
+SIZES["wide"] = SIZES["full"] | {
+    "model": {"embedding_dim": 1024},
+    "steps": (1000, 1500, 2000),
+    "learning_rates": (0.012, 0.024),
+}
 
 
-def settings_of(size: str, method: str, steps: int, learning_rate: float, seed: int) -> Config:
+def settings_of(
+    size: str, method: str, steps: int, learning_rate: float, seed: int, loss: str | None = None
+) -> Config:
     chosen = SIZES[size]
+    changes = LOSSES[loss] if loss else {}
     return build_config(
         {
             "data": chosen["data"],
-            "model": chosen["model"],
+            "model": chosen["model"] | changes.get("model", {}),
+            "loss": changes.get("loss", {}),
             "mining": {"method": method, **chosen["mining"]},
             "training": {
                 "num_steps": steps,
@@ -115,12 +137,34 @@ def trained_outcomes(
 
 
 def tune(options: argparse.Namespace, console: Console) -> None:
-    grid = list(
-        itertools.product(SIZES[options.size]["steps"], SIZES[options.size]["learning_rates"])
-    )
-    jobs = [(method, *point) for method in METHODS for point in grid]
-    jobs.sort(key=lambda job: -job[1])  # the longest first
-    configs = [settings_of(options.size, *job, seed=0) for job in jobs]
+    """The best (steps, learning rate) of each method, on validation."""
+    variants = {method: (method, None) for method in options.methods}
+    chosen, trials = best_of_trials(variants, options, console)
+    path = RESULTS / f"places-{options.size}-tuning.json"
+    write_json(path, about(options) | {"criterion": CRITERION, "chosen": chosen, "trials": trials})
+    console.print(f"written to {path}")
+
+
+def losses(options: argparse.Namespace, console: Console) -> None:
+    """Annealed S2M with each loss, each at its best (steps, learning rate), on validation."""
+    variants = {loss: ("s2m-annealed", loss) for loss in LOSSES}
+    chosen, trials = best_of_trials(variants, options, console)
+    path = RESULTS / f"places-{options.size}-losses.json"
+    write_json(path, about(options) | {"criterion": CRITERION, "chosen": chosen, "trials": trials})
+    console.print(f"written to {path}")
+
+
+def best_of_trials(
+    variants: dict[str, tuple[str, str | None]], options: argparse.Namespace, console: Console
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Trains every variant at every point of the grid; the best of each by the criterion."""
+    size = SIZES[options.size]
+    points = itertools.product(variants, size["steps"], size["learning_rates"])
+    jobs = sorted(points, key=lambda job: -job[1])  # the longest first
+    configs = [
+        settings_of(options.size, variants[name][0], steps, rate, seed=0, loss=variants[name][1])
+        for name, steps, rate in jobs
+    ]
     data = prepared(options, configs[0], console)
     trials = []
     with pool(options.workers) as executor:
@@ -128,12 +172,12 @@ def tune(options: argparse.Namespace, console: Console) -> None:
             executor.submit(trained_outcomes, c, data, ("validation",), threads(options))
             for c in configs
         ]
-        for (method, steps, rate), future in zip(jobs, running, strict=True):
+        for (name, steps, rate), future in zip(jobs, running, strict=True):
             outcomes, seconds = future.result()
             figures = figures_of(outcomes["validation"], data, configs[0], "validation")
             trials.append(
                 {
-                    "method": method,
+                    "variant": name,
                     "num_steps": steps,
                     "learning_rate": rate,
                     "validation": figures,
@@ -141,26 +185,27 @@ def tune(options: argparse.Namespace, console: Console) -> None:
                 }
             )
             console.print(
-                f"{method:13s} steps {steps} rate {rate}: {CRITERION} {figures[CRITERION]:.4f}, "
+                f"{name:28s} steps {steps} rate {rate}: {CRITERION} {figures[CRITERION]:.4f}, "
                 f"worst 3 scripts {figures[SHOWN[-1]]:.4f} ({seconds:.0f} s)"
             )
     chosen = {
-        method: max(
-            (trial for trial in trials if trial["method"] == method),
+        name: max(
+            (trial for trial in trials if trial["variant"] == name),
             key=lambda trial: trial["validation"][CRITERION],
         )
-        for method in METHODS
+        for name in variants
     }
-    path = RESULTS / f"places-{options.size}-tuning.json"
-    write_json(path, about(options) | {"criterion": CRITERION, "chosen": chosen, "trials": trials})
-    for method, trial in chosen.items():
-        console.print(f"chosen for {method}: {trial}")
-    console.print(f"written to {path}")
+    for name, trial in chosen.items():
+        console.print(
+            f"chosen for {name}: steps {trial['num_steps']}, rate {trial['learning_rate']}, "
+            f"{CRITERION} {trial['validation'][CRITERION]:.4f}"
+        )
+    return chosen, trials
 
 
 def seeds(options: argparse.Namespace, console: Console) -> None:
     tuning = json.loads((RESULTS / f"places-{options.size}-tuning.json").read_text())
-    jobs = [(method, seed) for seed in options.seeds for method in METHODS]
+    jobs = [(method, seed) for seed in options.seeds for method in options.methods]
     configs = []
     for method, seed in jobs:
         trial = tuning["chosen"][method]
@@ -168,7 +213,7 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
             settings_of(options.size, method, trial["num_steps"], trial["learning_rate"], seed=seed)
         )
     data = prepared(options, configs[0], console)
-    runs: dict[str, list[dict[str, Outcome]]] = {method: [] for method in METHODS}
+    runs: dict[str, list[dict[str, Outcome]]] = {method: [] for method in options.methods}
     rows = []
     with pool(options.workers) as executor:
         parts = ("validation", "test")
@@ -185,7 +230,7 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
                 f"worst 3 scripts {figures[SHOWN[-1]]:.4f} ({seconds:.0f} s)"
             )
     differences = {}
-    for contender in METHODS[1:]:
+    for contender in options.methods[1:]:
         found = compared(runs["snm"], runs[contender], data, configs[0])
         console.print(differences_table(found, baseline="snm", contender=contender))
         differences[contender] = [vars(row) for row in found]
@@ -272,13 +317,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("tune", "seeds"))
+    parser.add_argument("what", choices=("tune", "seeds", "losses"))
     parser.add_argument("--size", choices=tuple(SIZES), default="demo")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--workers", type=int, default=1, help="trainings at a time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--data", help="folder of a prepared data set")
     options = parser.parse_args()
-    {"tune": tune, "seeds": seeds}[options.what](options, Console())
+    {"tune": tune, "seeds": seeds, "losses": losses}[options.what](options, Console())
 
 
 if __name__ == "__main__":

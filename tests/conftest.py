@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Derandomised: the same examples in every run, so a failure is a change of the code.
 settings.register_profile(
@@ -14,8 +14,14 @@ settings.register_profile(
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# For test_mutants: the same tests, fewer examples.
-settings.register_profile("quick", settings.get_profile("evenhand"), max_examples=10)
+# For test_mutants: the same tests, fewer examples, and no search for the simplest that fails.
+settings.register_profile(
+    "quick",
+    settings.get_profile("evenhand"),
+    max_examples=15,
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
+)
 settings.load_profile(os.environ.get("EVENHAND_HYPOTHESIS_PROFILE", "evenhand"))
 
 # Tests are many small operations: a second thread costs more than it brings, and sums in the

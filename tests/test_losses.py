@@ -281,6 +281,20 @@ def test_a_margin_loss_of_ones_own_is_welcome():
     assert oracles.bowl(lambda margin: min(2, oracles.hinge(margin)))(-5.0, [0.0], 1) == 2 + 1
 
 
+def test_an_empty_slot_is_never_shown_to_a_margin_loss_of_ones_own():
+    def hyperbola(margins):  # decreasing to 0, but not a number at infinity
+        return (1 + margins.square()).sqrt() - margins
+
+    positives, negatives = random_scores(2, 3)
+    negatives[0, 1] = EMPTY
+    loss_fn = functools.partial(bowl_loss, margin_loss=hyperbola)
+    assert loss_fn(positives, negatives).isfinite().all()
+    by_positive, by_negative = gradients(loss_fn, positives, negatives)
+    assert by_positive.isfinite().all()
+    assert by_negative.isfinite().all()
+    assert by_negative[0, 1] == 0
+
+
 @pytest.mark.parametrize("margin", [-1.5, 1.01, math.nan])
 def test_a_margin_that_is_no_cosine_is_refused(margin):
     with pytest.raises(ValueError, match=f"margin must be between -1 and 1 .*got {margin}"):

@@ -1,33 +1,39 @@
 """The command `evenhand`."""
 
 import argparse
-import contextlib
 import errno
-import signal
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from evenhand.config import METHODS, Config, build_config, read_settings, with_assignments
+from evenhand.config import (
+    METHODS,
+    Config,
+    build_config,
+    read_settings,
+    toml_value,
+    with_assignments,
+)
 from evenhand.data import (
     Dataset,
-    count_unseen_labels,
     featurizer_from,
     load_extreme,
     load_places,
     load_table,
+    normalized,
     open_dataset,
     save_dataset,
 )
 from evenhand.demo import run_demo
 from evenhand.errors import UserError
-from evenhand.evaluation import GroupList, compare_outcomes, worst_members
+from evenhand.evaluation import GroupList, compare_outcomes, group_columns, worst_members
 from evenhand.pipeline import (
     begin_run,
     evaluate_run,
@@ -37,15 +43,20 @@ from evenhand.pipeline import (
     run_config,
     train_run,
 )
-from evenhand.progress import file_bar
+from evenhand.progress import file_bar, stop_requested
 from evenhand.report import write_report
-from evenhand.runs import load_result
+from evenhand.runs import RunResult, check_trained_on, load_result
 from evenhand.search import ExactIndex
-from evenhand.tables import differences_table, results_table
+from evenhand.tables import differences_table, parts_table, results_table, unseen_notes
 from evenhand.training.feed import bags_of
 from evenhand.version import __version__
 
-console = Console()
+# Names of labels and folders are printed as they are: "[b]" and ":smile:" mean nothing special.
+console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+DISK_ERRORS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 EPILOG = """\
 a first session:
@@ -66,14 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.command_fn(options)
         return code
     except UserError as error:
-        print(f"evenhand: {error}", file=sys.stderr)
+        print("evenhand:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+        if error.errno not in DISK_ERRORS:
             raise
         print(
-            f"evenhand: {error.filename or 'a file'} could not be written ({error.strerror}); "
-            f"what was complete before is untouched",
+            f"evenhand: {error.filename or 'a file'} could not be opened or written "
+            f"({error.strerror}); what was complete before is untouched",
             file=sys.stderr,
         )
         return 2
@@ -86,22 +97,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train_command(options: argparse.Namespace) -> int:
-    config = _config(options)
     if options.resume:
-        folder = Path(options.run) if options.run else None
-        if folder is None:
+        if options.run is None:
             raise UserError("--resume needs the folder of the run: evenhand train --resume --run …")
-        has_settings = options.config or options.set or _flag_settings(options)
-        config = resumable_config(folder, config if has_settings else None)
+        folder = Path(options.run)
+        resumable_config(folder, None)  # there is something to resume
+        config = resumable_config(folder, _config(options, default=folder / "config.toml"))
         dataset = open_data(config.data, console)
         resumable_config(folder, config, dataset)
     else:
+        config = _config(options)
         dataset = open_data(config.data, console)
         name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
         folder = Path(options.run) if options.run else Path("runs") / name
         begin_run(folder, config, dataset, device=_device(options))
     _say_unseen(dataset)
-    with _stop_requested() as should_stop_fn:
+    with stop_requested() as should_stop_fn:
         is_complete = train_run(
             folder,
             config,
@@ -112,12 +123,16 @@ def train_command(options: argparse.Namespace) -> int:
             should_stop_fn=should_stop_fn,
         )
     if not is_complete:
-        console.print(f"stopped; continue with: evenhand train --resume --run {folder}")
+        if config.training.checkpoint_every:
+            again = shlex.quote(str(folder))
+            console.print(f"stopped; continue with: evenhand train --resume --run {again}")
+        else:
+            console.print("stopped; there is no checkpoint (training.checkpoint_every = 0)")
         return 130
     part_name = "test" if "test" in dataset.parts else "validation"
     if part_name in dataset.parts:
         scores = evaluate_run(folder, dataset, part_name, device=_device(options), console=console)
-        console.print(results_table([(config.mining.method, scores)]))
+        console.print(results_table([(config.mining.method, scores)], part_name=part_name))
     console.print(f"run folder: {folder}")
     return 0
 
@@ -126,22 +141,27 @@ def evaluate_command(options: argparse.Namespace) -> int:
     folder = Path(options.run)
     dataset = open_data(run_config(folder).data, console)
     scores = evaluate_run(folder, dataset, options.part, device=_device(options), console=console)
-    console.print(results_table([(folder.name, scores)]))
+    console.print(results_table([(folder.resolve().name, scores)], part_name=options.part))
     console.print(f"written to {folder / 'evaluation' / options.part}")
     return 0
 
 
 def compare_command(options: argparse.Namespace) -> int:
-    """Every run against the first. The worst groups are chosen on the validation part."""
-    folders = [Path(run) for run in options.runs]
-    dataset = open_data(run_config(folders[0]).data, console)
-    results = [load_result(folder, options.part) for folder in folders]
-    console.print(results_table([(result.name, result.scores) for result in results]))
+    """Every run against the first, whose worst groups are the ones compared."""
+    dataset, results = _open_results(options)
+    known = sorted({f"recall@{r}" for result in results for r in result.outcome.cutoffs})
+    if options.metric not in known:
+        raise UserError(f"--metric must be one of {', '.join(known)}, got {options.metric!r}")
+    table = [(result.name, result.scores) for result in results]
+    console.print(results_table(table, part_name=options.part))
     groups = {}
-    for column in [*dataset.label_groups, *dataset.parts[options.part].groups]:
+    for column in group_columns(dataset, options.part):
+        if column.name in ("all", "frequency", "frequency over pairs"):
+            continue
         for title, count in (("worst 3", 3), ("worst tenth", None)):
-            members = worst_members(results[0].scores, column, options.metric, count=count)
-            groups[f"{title} of {column}"] = GroupList(column, members)
+            members = worst_members(results[0].scores, column.name, options.metric, count=count)
+            if members:  # else no group is large enough to judge
+                groups[f"{title} of {column.name}"] = GroupList(column.name, members)
     for result in results[1:]:
         with console.status("intervals"):
             differences = compare_outcomes(
@@ -155,15 +175,14 @@ def compare_command(options: argparse.Namespace) -> int:
                 metric=options.metric,
             )
         )
-    console.print(f"the worst groups are those of {results[0].name}, the same for all runs")
+    if groups:
+        console.print(f"the worst groups are those of {results[0].name}, the same for all runs")
     return 0
 
 
 def report_command(options: argparse.Namespace) -> int:
-    folders = [Path(run) for run in options.runs]
-    dataset = open_data(run_config(folders[0]).data, console)
-    results = [load_result(folder, options.part) for folder in folders]
-    path = Path(options.out) if options.out else folders[0] / "report.html"
+    dataset, results = _open_results(options)
+    path = Path(options.out or Path(options.runs[0]) / "report.html")
     with console.status("writing the report"):
         write_report(results, dataset, path)
     console.print(f"report: {path}")
@@ -172,6 +191,11 @@ def report_command(options: argparse.Namespace) -> int:
 
 def search_command(options: argparse.Namespace) -> int:
     folder = Path(options.run)
+    for query in options.queries:
+        if not normalized(query):
+            raise UserError(f"a query must hold more than white space, got {query!r}")
+    if options.results < 1:
+        raise UserError(f"--results must be at least 1, got {options.results}")
     dataset = open_data(run_config(folder).data, console)
     featurizer = featurizer_from(dataset.featurizer)
     device = _device(options)
@@ -179,16 +203,13 @@ def search_command(options: argparse.Namespace) -> int:
     index = ExactIndex(model.label_vectors(), label_bias=model.biases())
     bags = bags_of(featurizer.featurize(options.queries), device=device)
     found = index.search(model.query_vectors(bags), options.results)
-    for query, ids, scores in zip(options.queries, *map(_nested_list, found), strict=True):
-        table = Table("score", "label", title=f"“{query}”", title_justify="left", box=None)
+    results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)
+    for query, ids, scores in results:
+        table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)
         for label_id, score in zip(ids, scores, strict=True):
-            table.add_row(f"{score:.3f}", dataset.label_name(label_id))
+            table.add_row(f"{score:.3f}", Text(dataset.label_name(label_id)))
         console.print(table)
     return 0
-
-
-def _nested_list(tensor: torch.Tensor) -> list[list[Any]]:
-    return tensor.tolist()
 
 
 def data_places_command(options: argparse.Namespace) -> int:
@@ -240,8 +261,19 @@ def demo_command(options: argparse.Namespace) -> int:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _config(options: argparse.Namespace) -> Config:
-    settings = read_settings(Path(options.config)) if options.config else {}
+def _open_results(options: argparse.Namespace) -> tuple[Dataset, list[RunResult]]:
+    """The runs of `compare` and `report`, and the data set that all of them are of."""
+    folders = [Path(run) for run in options.runs]
+    dataset = open_data(run_config(folders[0]).data, console)
+    for folder in folders:
+        check_trained_on(folder, dataset)
+    return dataset, [load_result(folder, options.part) for folder in folders]
+
+
+def _config(options: argparse.Namespace, *, default: Path | None = None) -> Config:
+    """The TOML file, or else the default one, with the flags on top."""
+    path = Path(options.config) if options.config else default
+    settings = read_settings(path) if path else {}
     settings = with_assignments(settings, [*_flag_settings(options), *options.set])
     return build_config(settings)
 
@@ -256,7 +288,7 @@ def _flag_settings(options: argparse.Namespace) -> list[str]:
         "training.learning_rate": options.learning_rate,
         "training.seed": options.seed,
     }
-    return [f"{name}={value}" for name, value in flags.items() if value is not None]
+    return [f"{name}={toml_value(value)}" for name, value in flags.items() if value is not None]
 
 
 def _device(options: argparse.Namespace) -> torch.device:
@@ -282,11 +314,7 @@ def _save(dataset: Dataset, options: argparse.Namespace) -> int:
 
 
 def _show(dataset: Dataset) -> None:
-    table = Table("part", "queries", "pairs", "groups", title=dataset.name, title_justify="left")
-    for name, part in dataset.parts.items():
-        groups = ", ".join(f"{column} ({len(g.names)})" for column, g in part.groups.items())
-        table.add_row(name, f"{len(part):,}", f"{len(part.positives.ids):,}", groups or "–")
-    console.print(table)
+    console.print(parts_table(dataset))
     columns = ", ".join(f"{name} ({len(g.names)})" for name, g in dataset.label_groups.items())
     console.print(
         f"{dataset.num_labels:,} labels, {dataset.num_features:,} features"
@@ -298,31 +326,8 @@ def _show(dataset: Dataset) -> None:
 
 
 def _say_unseen(dataset: Dataset) -> None:
-    for part_name in dataset.parts:
-        if part_name != "train" and (count := count_unseen_labels(dataset, part_name)):
-            pairs = len(dataset.parts[part_name].positives.ids)
-            console.print(
-                f"note: {count:,} of the {pairs:,} {part_name} pairs have a label that is never "
-                f"seen in training; they stay in the figures"
-            )
-
-
-@contextlib.contextmanager
-def _stop_requested() -> Iterator[Any]:
-    """A first Ctrl-C or SIGTERM ends training after the step, with a checkpoint; a second, now."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    for note in unseen_notes(dataset):
+        console.print(note)
 
 
 # --- the parser -----------------------------------------------------------------------------------
@@ -440,3 +445,7 @@ def _add_part(parser: argparse.ArgumentParser) -> None:
 def _finish(parser: argparse.ArgumentParser, command_fn: Any) -> None:
     parser.add_argument("--device", help="cpu, cuda, cuda:1 … (the GPU if there is one)")
     parser.set_defaults(command_fn=command_fn)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 import tomllib
 import types
 import typing
@@ -53,6 +54,12 @@ class DataConfig:
     min_population: int = 15000  # of the cities in `places`: 500, 1000, 5000 or 15000
     num_buckets: int = 2**20  # n-grams of a name are hashed into so many features
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_buckets < 2**31:
+            raise UserError(
+                f"data.num_buckets must be between 1 and {2**31 - 1}, got {self.num_buckets}"
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -65,6 +72,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check_positive("model", embedding_dim=self.embedding_dim, scale=self.scale)
         _check_choice("model.similarity", self.similarity, ("cosine", "dot"))
+        for width in self.hidden_widths:
+            _check_positive("model", hidden_widths=width)
         if self.label_bias and self.similarity == "cosine":
             raise UserError('model.label_bias goes with model.similarity = "dot"')
 
@@ -134,6 +143,31 @@ class MiningConfig:
             raise UserError(
                 f"mining.anneal_fraction must be between 0 and 1, got {self.anneal_fraction}"
             )
+        if not 0 < self.in_batch_share < 1:
+            raise UserError(
+                f"mining.in_batch_share must be between 0 and 1, exclusive, "
+                f"got {self.in_batch_share}"
+            )
+        self._check_in_batch()
+
+    def _check_in_batch(self) -> None:
+        """The batch's own labels, or the share of them in a mixed sample, must find room."""
+        if not self.draws_labels or self.sampler not in ("in-batch", "mixed"):
+            return
+        num_slots = self.num_sampled_labels
+        if self.sampler == "mixed":
+            num_slots = round(self.in_batch_share * self.num_sampled_labels)
+            if num_slots == self.num_sampled_labels:
+                raise UserError(
+                    f"mining.in_batch_share leaves none of {num_slots} labels to draw, "
+                    f"got {self.in_batch_share}"
+                )
+        if not 2 <= self.batch_size <= num_slots:
+            raise UserError(
+                f"mining.batch_size must be between 2 and {num_slots} (the labels of the sample "
+                f"that mining.sampler = {self.sampler!r} takes from the batch), "
+                f"got {self.batch_size}"
+            )
 
     @property
     def draws_labels(self) -> bool:
@@ -173,6 +207,8 @@ class TrainingConfig:
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise UserError(f"training.{name} must be at least 0, got {getattr(self, name)}")
+        if self.seed >= 2**62:
+            raise UserError(f"training.seed must be below 2**62, got {self.seed}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,6 +221,10 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if not self.cutoffs or min(self.cutoffs) < 1:
             raise UserError(f"evaluation.cutoffs must be positive, got {list(self.cutoffs)}")
+        if self.num_resamples < 0:
+            raise UserError(
+                f"evaluation.num_resamples must be at least 0, got {self.num_resamples}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,7 +250,7 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{path} does not exist") from error
     except IsADirectoryError as error:
         raise UserError(f"{path} is a folder, not a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not TOML, or not UTF-8
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -218,7 +258,7 @@ def with_assignments(
     settings: Mapping[str, Mapping[str, Any]], assignments: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Settings changed by `section.key=value` words, the value in TOML's notation."""
-    changed = {section: dict(values) for section, values in settings.items()}
+    changed = {section: _section(section, values) for section, values in settings.items()}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         section, dot, key = name.strip().partition(".")
@@ -226,7 +266,7 @@ def with_assignments(
             raise UserError(f"--set takes section.key=value, got {assignment!r}")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except ValueError:  # TOMLDecodeError is one
             value = text  # a bare word is a string
         changed.setdefault(section, {})[key] = value
     return changed
@@ -247,8 +287,7 @@ def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
 
 def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     """Builds a config dataclass from one TOML section, refusing keys it does not know."""
-    if not isinstance(values, Mapping):
-        raise UserError(f"[{section}] must be a section of settings, got {values!r}")
+    values = _section(section, values)
     kinds = typing.get_type_hints(cls)
     for key in values:
         if key not in kinds:
@@ -258,27 +297,37 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     )
 
 
+def _section(name: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"{name} = {values!r} stands outside of any section; settings belong below one of "
+            f"{', '.join(f'[{section}]' for section in SECTIONS)}"
+        )
+    return dict(values)
+
+
 def to_toml(config: Config) -> str:
     """Every setting, in a form that `build_config` reads back to an equal config."""
     lines = []
     for section in SECTIONS:
         lines.append(f"[{section}]")
         values = dataclasses.asdict(getattr(config, section))
-        lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
+        lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value in TOML's notation."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_toml(key)} = {_toml(item)}' for key, item in value.items())} }}"
+        items = [f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items()]
+        return f"{{ {', '.join(items)} }}"
     return repr(value)
 
 
@@ -286,6 +335,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     """The value as the type of its setting, where nothing is lost by it."""
     plain = typing.get_origin(kind) or kind
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > 2**1023:
+            raise UserError(f"{name} must be a finite number, got one of {len(str(value))} digits")
         return float(value)
     if plain is tuple and isinstance(value, list):
         inner = typing.get_args(kind)[0]

@@ -31,7 +31,7 @@ def run_demo(folder: Path, *, device: torch.device, console: Console) -> None:
     configs = {method: preset(name) for method, name in METHODS.items()}
     dataset = open_data(configs["snm"].data, console)
     console.print(
-        f"[bold]places[/]: {len(dataset.parts['train']):,} names to learn from, "
+        f"places: {len(dataset.parts['train']):,} names to learn from, "
         f"{dataset.num_labels:,} cities to find, {len(dataset.parts['test']):,} names to test with"
     )
     results: dict[str, list[Score]] = {}

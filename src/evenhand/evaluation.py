@@ -301,17 +301,27 @@ def _query_statistics(outcome: Outcome, columns: list[GroupColumn]) -> _Statisti
     columns = [column for column in columns if column.query_groups is not None]
     metrics = tuple(outcome.query_metrics)
     values = np.stack([outcome.query_metrics[name] for name in metrics], axis=1)  # (Q, M)
-    worths = np.ones(values.shape)  # (Q, M)
+    # Numerators of all metrics, then the denominator that most share, then those of the others.
+    numerators = values.astype(np.float64)
+    denominators = [(~np.isnan(values).any(axis=1, keepdims=True)).astype(np.float64)]  # (Q, 1)
+    places = np.full(len(metrics), len(metrics))  # (M,) where each metric's denominator stands
     for name, weights in outcome.query_weights.items():
-        worths[:, metrics.index(name)] = weights
-    worths[np.isnan(values)] = 0
-    table = np.hstack([np.nan_to_num(values) * worths, worths])  # (Q, 2 M)
+        numerators[:, metrics.index(name)] *= weights
+        places[metrics.index(name)] += len(denominators)
+        denominators.append(weights[:, None].astype(np.float64))
+    table: DoubleArray = np.nan_to_num(np.hstack([numerators, *denominators]))  # (Q, M + ...)
     members = [rows for column in columns for rows in _queries_of_groups(column)]
-    tables = [table[rows].T for rows in members]  # (2 M, queries of the group) each
+    tables = [table[rows] for rows in members]
 
     def values_fn(weights: DoubleArray) -> DoubleArray:
-        sums = np.stack([t @ weights[rows] for t, rows in zip(tables, members, strict=True)])
-        return _ratio(sums[:, : len(metrics)], sums[:, len(metrics) :])  # (G, M, B)
+        # einsum, because a threaded product of matrices this thin can stall on a busy machine.
+        sums = np.stack(
+            [
+                np.einsum("qm,qb->mb", group_table, weights[rows])
+                for group_table, rows in zip(tables, members, strict=True)
+            ]
+        )  # (G, M + ..., B)
+        return _ratio(sums[:, : len(metrics)], sums[:, places])
 
     has_positive = np.bincount(outcome.query_ids, minlength=len(values)) > 0  # (Q,)
     counts = np.array([np.count_nonzero(has_positive[rows]) for rows in members])

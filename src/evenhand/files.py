@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,14 @@ from evenhand.errors import UserError
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    staging = Path(name)
+    """A temporary path beside `path` that takes its place when the block ends well.
+
+    Its name is fixed, so that what a killed process left is overwritten and not kept for ever.
+    """
+    staging = path.with_name(f".{path.name}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging.unlink(missing_ok=True)
         yield staging
         sync(staging)
         os.replace(staging, path)
@@ -29,7 +30,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
             f"is untouched"
         ) from error
     finally:
-        staging.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            staging.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -48,7 +50,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise UserError(f"{path} is damaged ({error})") from error
 
 
 def sync(path: Path) -> None:

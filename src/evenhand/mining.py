@@ -54,9 +54,8 @@ def mask_positives(negative_scores: Tensor, sampled_ids: Tensor, positive_ids: T
         tensor([[0.1000,   -inf,   -inf]])
     """
     sampled_ids = sampled_ids.expand_as(negative_scores)  # (M,) or (B, M) -> (B, M)
-    is_positive = (positive_ids.unsqueeze(2) == sampled_ids.unsqueeze(1)).any(
-        1
-    )  # (B, P, M) -> (B, M)
+    is_same = positive_ids.unsqueeze(2) == sampled_ids.unsqueeze(1)  # (B, P, M)
+    is_positive = is_same.any(dim=1)  # (B, P, M) -> (B, M)
     return negative_scores.masked_fill(is_positive | (sampled_ids < 0), -torch.inf)
 
 

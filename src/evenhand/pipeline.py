@@ -1,14 +1,13 @@
 """From settings to a trained, evaluated run folder: what the commands have in common."""
 
 import dataclasses
-import platform
-import subprocess
-import sys
+import os
+import shlex
+import shutil
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -28,12 +27,12 @@ from evenhand.evaluation import (
     score_table,
     selected_value,
 )
-from evenhand.files import atomic_path, read_json, write_json, write_text
+from evenhand.files import atomic_path, write_json, write_text
 from evenhand.losses import LossFn
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar, step_bar
-from evenhand.runs import save_result
+from evenhand.runs import about_run, check_trained_on, read_about, save_result
 from evenhand.sampling import (
     FrequencySampler,
     InBatchSampler,
@@ -47,7 +46,6 @@ from evenhand.training.checkpoint import load_latest_checkpoint
 from evenhand.training.feed import PairFeed, features_of
 from evenhand.training.loop import Optimizers, Places, Plan, Training, rewind_metrics, train
 from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
-from evenhand.version import __version__
 
 DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
 
@@ -149,6 +147,7 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             f"mining.num_sampled_labels must be at most {most} ({dataset.name} has {num_labels} "
             f"labels), got {mining.num_sampled_labels}"
         )
+    _check_finite(dataset)
     if "validation" in dataset.parts:
         check_selector(
             config.training.select_by,
@@ -156,6 +155,21 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             "validation",
             cutoffs=config.evaluation.cutoffs,
             min_pairs=config.evaluation.min_pairs,
+        )
+
+
+def _check_finite(dataset: Dataset) -> None:
+    for name, part in dataset.parts.items():
+        rows = part.features
+        values = rows.values if isinstance(rows, Rows) else rows
+        if values is None or np.isfinite(values).all():
+            continue
+        place = int(np.argwhere(~np.isfinite(values))[0][0])
+        if isinstance(rows, Rows):
+            place = int(np.searchsorted(rows.offsets, place, side="right")) - 1
+        raise UserError(
+            f"query {place} of the {name} part of {dataset.name} has a feature value that is NaN "
+            f"or infinite; leave the query out or mend it"
         )
 
 
@@ -214,15 +228,25 @@ def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
 
 
 def begin_run(folder: Path, config: Config, dataset: Dataset, *, device: torch.device) -> None:
-    """Makes a new run folder that says what will be run; an existing one is never touched."""
+    """Makes a new run folder that says what will be run; an existing one is never touched.
+
+    Settings that the data cannot meet are refused first, and a folder is made whole or not at all.
+    """
     if folder.exists():
         raise UserError(
             f"{folder} exists already; choose another --run folder, continue it with --resume, or "
             f"remove it first"
         )
-    folder.mkdir(parents=True)
-    write_text(folder / "config.toml", f"# evenhand train {folder}/config.toml\n{to_toml(config)}")
-    write_json(folder / "run.json", _about(folder, config, dataset, device))
+    check_against_data(config, dataset)
+    staging = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)  # what a crash may have left
+    command = f"evenhand train {shlex.quote(str(folder / 'config.toml'))}"
+    try:
+        write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
+        write_json(staging / "run.json", about_run(folder, config, dataset, device))
+        os.rename(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def resumable_config(folder: Path, config: Config | None, dataset: Dataset | None = None) -> Config:
@@ -244,12 +268,7 @@ def resumable_config(folder: Path, config: Config | None, dataset: Dataset | Non
             f"another --run folder"
         )
     if dataset is not None:
-        fingerprint = read_json(folder / "run.json")["dataset"]["fingerprint"]
-        if fingerprint != dataset.fingerprint:
-            raise UserError(
-                f"{folder} was trained on another data set (fingerprint {fingerprint[:12]}, this "
-                f"one has {dataset.fingerprint[:12]}); restore that data or choose another --run"
-            )
+        check_trained_on(folder, dataset)
     return saved
 
 
@@ -272,7 +291,13 @@ def train_run(
     training = built.training
     checkpoint = load_latest_checkpoint(folder / "checkpoints")
     if checkpoint is not None:
-        training.load(checkpoint)
+        try:
+            training.load(checkpoint)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"the newest of {folder / 'checkpoints'} is damaged, or of another version "
+                f"({type(error).__name__}: {error}); remove it, and --resume will begin anew"
+            ) from error
     rewind_metrics(folder / "metrics.jsonl", step=training.step)
     has_validation = "validation" in dataset.parts
     began, began_at = time.monotonic(), training.step
@@ -288,21 +313,21 @@ def train_run(
             progress_fn=advance,
             should_stop_fn=should_stop_fn,
         )
-    if not is_complete:
-        return False
-    if not has_validation:
+    if is_complete and not has_validation:
         save_model(folder, training.model)
-    about = read_json(folder / "run.json")
-    seconds = time.monotonic() - began + about.get("training_seconds", 0.0)
-    finished = {
-        "is_complete": True,
-        "num_steps": training.step,
-        "best_step": training.best_step or training.step,
-        "training_seconds": round(seconds, 1),
-        "milliseconds_a_step": round(1000 * seconds / max(1, training.step - began_at), 2),
-    }
-    write_json(folder / "run.json", about | finished)
-    return True
+    about = read_about(folder)
+    seconds, num_steps = time.monotonic() - began, training.step - began_at
+    if num_steps:  # else it was complete already
+        about["training_seconds"] = round(seconds + about.get("training_seconds", 0.0), 1)
+        about["milliseconds_a_step"] = round(1000 * seconds / num_steps, 2)
+    if is_complete:
+        about |= {
+            "is_complete": True,
+            "num_steps": training.step,
+            "best_step": training.best_step or training.step,
+        }
+    write_json(folder / "run.json", about)
+    return is_complete
 
 
 def _validator(
@@ -344,7 +369,8 @@ def save_model(folder: Path, model: Retriever) -> None:
 
 
 def load_model(folder: Path, dataset: Dataset, *, device: torch.device) -> Retriever:
-    config = build_config(read_settings(folder / "config.toml"))
+    config = run_config(folder)
+    check_trained_on(folder, dataset)
     path = folder / "model" / "weights.safetensors"
     if not path.is_file():
         raise UserError(
@@ -404,7 +430,7 @@ def evaluate_run(
         raise UserError(
             f"{dataset.name} has no {part_name} part; it has {', '.join(dataset.parts)}"
         )
-    config = build_config(read_settings(folder / "config.toml"))
+    config = run_config(folder)
     model = load_model(folder, dataset, device=device)
     with count_bar(console, title or f"evaluating {folder} on {part_name}") as advance:
         outcome = evaluate_model(model, dataset, part_name, config, progress_fn=advance)
@@ -424,59 +450,3 @@ def run_config(folder: Path) -> Config:
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not a run folder: it holds no config.toml")
     return build_config(read_settings(folder / "config.toml"))
-
-
-def _about(folder: Path, config: Config, dataset: Dataset, device: torch.device) -> dict[str, Any]:
-    return {
-        "name": folder.name,
-        "method": config.mining.method,
-        "seed": config.training.seed,
-        "command": " ".join(["evenhand", *sys.argv[1:]]),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "versions": {
-            "evenhand": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "device": _device_name(device),
-        "is_complete": False,
-        "dataset": {
-            "name": dataset.name,
-            "fingerprint": dataset.fingerprint,
-            "num_labels": dataset.num_labels,
-            "num_features": dataset.num_features,
-            "num_queries": {name: len(part) for name, part in dataset.parts.items()},
-            "attribution": dataset.attribution,
-        },
-    }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def _commit() -> str | None:
-    """The commit of the source tree this package runs from, if it is one."""
-    try:
-        answer = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(Path(__file__).parent),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=12",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()

@@ -1,8 +1,10 @@
-"""Progress bars: what is going on, how fast, and how long it will take."""
+"""Progress bars: what is going on, how fast, how long it will take; and the wish to stop it."""
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import (
@@ -72,7 +74,7 @@ def file_bar(console: Console) -> Iterator[Callable[[Path, int, int], None]]:
 def _bar(console: Console) -> Progress:
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         SpeedColumn(),
@@ -82,3 +84,21 @@ def _bar(console: Console) -> Progress:
         TextColumn("{task.fields[figures]}"),
         console=console,
     )
+
+
+@contextlib.contextmanager
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """A first Ctrl-C or SIGTERM ends training after the step, with a checkpoint; a second, now."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -11,12 +11,23 @@ report.html
 
 import dataclasses
 import json
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from evenhand.config import Config
+from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
 from evenhand.files import read_json, write_json
+from evenhand.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,27 +45,34 @@ class RunResult:
 
 def save_result(folder: Path, part_name: str, outcome: Outcome, scores: list[Score]) -> None:
     place = folder / "evaluation" / part_name
-    save_outcome(outcome, place)
+    try:
+        save_outcome(outcome, place)
+    except OSError as error:
+        raise UserError(
+            f"{place / 'outcome.npz'} could not be written ({error.strerror or error}); what stood "
+            f"there before is untouched"
+        ) from error
     write_json(place / "scores.json", [dataclasses.asdict(score) for score in scores])
 
 
 def load_result(folder: Path, part_name: str = "test") -> RunResult:
     """Opens an evaluated run."""
     place = folder / "evaluation" / part_name
-    if not (folder / "run.json").is_file():
-        raise UserError(f"{folder} is not a run folder: it holds no run.json")
+    for name in ("run.json", "config.toml"):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} is not a run folder: it holds no {name}")
     if not (place / "scores.json").is_file():
         raise UserError(
             f"{folder} has not been evaluated on the {part_name} part; "
             f"run: evenhand evaluate {folder} --part {part_name}"
         )
     return RunResult(
-        name=folder.name,
-        about=read_json(folder / "run.json"),
-        config_text=(folder / "config.toml").read_text(encoding="utf-8"),
+        name=folder.resolve().name,
+        about=read_about(folder),
+        config_text=_read_text(folder / "config.toml"),
         metrics=read_metrics(folder / "metrics.jsonl"),
         part_name=part_name,
-        scores=[_score(row) for row in read_json(place / "scores.json")],
+        scores=_read_scores(place / "scores.json"),
         outcome=load_outcome(place),
     )
 
@@ -64,11 +82,51 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for number, line in enumerate(_read_text(path).splitlines(keepends=True), start=1):
         if not line.endswith("\n"):
             break
-        rows.append(json.loads(line))
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number}: is damaged ({error})") from error
     return rows
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """run.json, with what every reader of it needs."""
+    path = folder / "run.json"
+    about = read_json(path)
+    if not isinstance(about, dict) or not isinstance(about.get("dataset"), dict):
+        raise UserError(f"{path} is damaged (it does not say what was trained on)")
+    return about
+
+
+def check_trained_on(folder: Path, dataset: Dataset) -> None:
+    """Refuses a data set that is not the one a run was trained on."""
+    fingerprint = read_about(folder)["dataset"].get("fingerprint")
+    if fingerprint != dataset.fingerprint:
+        raise UserError(
+            f"{folder} was trained on another data set (fingerprint {str(fingerprint)[:12]}, "
+            f"{dataset.name} now has {dataset.fingerprint[:12]}); restore that data, or train anew "
+            f"in another --run folder"
+        )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged ({error})") from error
+
+
+def _read_scores(path: Path) -> list[Score]:
+    rows = read_json(path)
+    try:
+        return [_score(row) for row in rows]
+    except (TypeError, KeyError) as error:  # JSON, but not what `save_result` wrote
+        raise UserError(
+            f"{path} is damaged ({type(error).__name__}: {error}); evaluate the run again"
+        ) from error
 
 
 def _score(row: dict[str, Any]) -> Score:
@@ -76,3 +134,62 @@ def _score(row: dict[str, Any]) -> Score:
         key: float("nan") if row[key] is None else row[key] for key in ("value", "low", "high")
     }
     return Score(**{**row, **numbers, "members": tuple(row["members"])})
+
+
+def about_run(
+    folder: Path, config: Config, dataset: Dataset, device: torch.device
+) -> dict[str, Any]:
+    """What run.json says when a run begins."""
+    return {
+        "name": folder.resolve().name,
+        "method": config.mining.method,
+        "seed": config.training.seed,
+        "command": shlex.join(["evenhand", *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "versions": {
+            "evenhand": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "device": _device_name(device),
+        "is_complete": False,
+        "dataset": {
+            "name": dataset.name,
+            "fingerprint": dataset.fingerprint,
+            "num_labels": dataset.num_labels,
+            "num_features": dataset.num_features,
+            "num_queries": {name: len(part) for name, part in dataset.parts.items()},
+            "attribution": dataset.attribution,
+        },
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from, if it is one."""
+    try:
+        answer = subprocess.run(
+            [
+                "git",
+                "-C",
+                str(Path(__file__).parent),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=12",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

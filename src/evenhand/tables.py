@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
+from evenhand.data.dataset import Dataset, count_unseen_labels
 from evenhand.evaluation import Difference, Score
 
 # Plurals of the group columns that come with `places`; others stay as they are.
@@ -46,33 +48,32 @@ def results_table(
     results: Sequence[tuple[str, Sequence[Score]]],
     *,
     metrics: Sequence[str] = ("recall@1", "recall@10", "recall@50"),
+    part_name: str = "test",
 ) -> Table:
     """Rows are groups, columns are runs under each metric; the best of a metric is bold."""
     known = {score.metric for _, scores in results for score in scores}
     metrics = [metric for metric in metrics if metric in known] or sorted(known)[:3]
-    table = Table(title="pair recall on the test part", title_justify="left")
+    table = Table(title=f"pair recall on the {part_name} part", title_justify="left")
     table.add_column("group")
     table.add_column("pairs", justify="right")
     for metric in metrics:
         for name, _ in results:
-            table.add_column(f"{metric}\n{name}", justify="right")
+            table.add_column(Text(f"{metric}\n{name}"), justify="right")
     cells = [{(s.column, s.group, s.metric): s for s in main_rows(scores)} for _, scores in results]
     keys = list(dict.fromkeys((column, group) for column, group, _ in cells[0]))
     for column, group in keys:
-        row: list[str] = []
+        row: list[Text] = []
         first = next(s for s in cells[0].values() if (s.column, s.group) == (column, group))
         for metric in metrics:
             scores = [cell.get((column, group, metric)) for cell in cells]
             best = max((s.value for s in scores if s is not None), default=math.nan)
             row += [
-                "–"
+                Text("–")
                 if s is None
-                else f"[bold]{score_text(s)}[/]"
-                if s.value == best and len(scores) > 1
-                else score_text(s)
+                else Text(score_text(s), "bold" if s.value == best and len(scores) > 1 else "")
                 for s in scores
             ]
-        table.add_row(row_title(first), f"{first.count:,}", *row)
+        table.add_row(Text(row_title(first)), f"{first.count:,}", *row)
     return table
 
 
@@ -80,17 +81,17 @@ def differences_table(
     differences: Sequence[Difference], *, baseline: str, contender: str, metric: str = "recall@10"
 ) -> Table:
     """Contender minus baseline, with both intervals."""
-    table = Table(title=f"{metric}: {contender} minus {baseline}", title_justify="left")
+    table = Table(title=Text(f"{metric}: {contender} minus {baseline}"), title_justify="left")
     for heading in ("group", "pairs", baseline, contender, "difference", "95 % over queries"):
-        table.add_column(heading, justify="left" if heading == "group" else "right")
+        table.add_column(Text(heading), justify="left" if heading == "group" else "right")
     has_seeds = any(row.num_runs > 1 for row in differences)
     if has_seeds:
         table.add_column("95 % over seeds", justify="right")
     for row in differences:
         if row.metric != metric:
             continue
-        cells = [
-            row.group,
+        cells: list[str | Text] = [
+            Text(row.group),
             f"{row.count:,}",
             f"{row.baseline:.4f}",
             f"{row.contender:.4f}",
@@ -101,3 +102,26 @@ def differences_table(
             cells.append(f"{row.seed_low:+.4f} to {row.seed_high:+.4f}")
         table.add_row(*cells)
     return table
+
+
+def parts_table(dataset: Dataset) -> Table:
+    """The parts of a data set, how large they are and how their queries are grouped."""
+    table = Table("part", "queries", "pairs", "groups", title_justify="left")
+    table.title = Text(dataset.name)
+    for name, part in dataset.parts.items():
+        groups = ", ".join(f"{column} ({len(g.names)})" for column, g in part.groups.items())
+        table.add_row(name, f"{len(part):,}", f"{len(part.positives.ids):,}", Text(groups or "–"))
+    return table
+
+
+def unseen_notes(dataset: Dataset) -> list[str]:
+    """A sentence for each part with labels that no training pair has: said, and not fatal."""
+    notes = []
+    for part_name in dataset.parts:
+        if part_name != "train" and (count := count_unseen_labels(dataset, part_name)):
+            pairs = len(dataset.parts[part_name].positives.ids)
+            notes.append(
+                f"note: {count:,} of the {pairs:,} {part_name} pairs have a label that is never "
+                f"seen in training; they stay in the figures"
+            )
+    return notes

@@ -45,7 +45,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, step: int) -> None:
             f"{target} could not be written ({error}); the checkpoint before it is untouched: "
             f"free some space, then continue with --resume"
         ) from error
-    for older in _complete(folder)[:-1]:
+    for older in [*_complete(folder)[:-1], *folder.glob(".step-*")]:
         shutil.rmtree(older, ignore_errors=True)
 
 
@@ -60,7 +60,7 @@ def load_latest_checkpoint(folder: Path) -> Checkpoint | None:
         state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
     except (OSError, SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{newest} is damaged ({error}); remove that folder and train anew"
+            f"{newest} is damaged ({error}); remove that folder, and --resume will begin anew"
         ) from error
     return Checkpoint(tensors, state)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evenhand.errors import UserError
-from evenhand.files import write_text
+from evenhand.files import sync, write_text
 from evenhand.losses import LossFn
 from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
@@ -23,6 +23,11 @@ from evenhand.training.feed import PairFeed
 from evenhand.training.optimizers import RowOptimizer
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 from evenhand.training.step import Gradients, gradients_of, mine
+
+NAN_REMEDY = (
+    "the last checkpoint is sound: try a lower training.learning_rate, training.warmup_steps or "
+    "training.max_gradient_norm, and see that no feature value is huge"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,6 +165,8 @@ def train(
         Whether training is complete (False: it was asked to stop, and can be resumed).
     """
     figures: dict[str, float] = {}
+    if validate_fn is not None and _is_out_of_patience(training, plan):
+        return True  # it had stopped early, and was resumed
     while training.step < plan.num_steps:
         learning_rate = learning_rate_at(
             training.step,
@@ -193,6 +200,7 @@ def train(
         if progress_fn is not None:
             progress_fn(training.step, figures)
         if validate_fn is not None and (_is_due(training.step, plan.evaluate_every) or is_last):
+            _refuse_unsound(training)
             value, validation = validate_fn(training.model)
             append_line(places.metrics_path, {"step": training.step, "validation": validation})
             if value > training.best_value:
@@ -203,7 +211,9 @@ def train(
         is_stopped = should_stop_fn()
         is_end = is_last or is_early or is_stopped
         if _is_due(training.step, plan.checkpoint_every) or (plan.checkpoint_every and is_end):
-            _refuse_nan(training)
+            _refuse_unsound(training)
+            if places.metrics_path.exists():
+                sync(places.metrics_path)  # a checkpoint never knows of lines the disk does not
             save_checkpoint(places.checkpoint_dir, training.checkpoint(), step=training.step)
         if is_early:
             return True
@@ -261,16 +271,28 @@ def clipped(gradients: Gradients, model: Retriever, *, max_norm: float) -> Gradi
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written ({error.strerror or error}); the last checkpoint is "
+            f"untouched: free some space, then continue with --resume"
+        ) from error
 
 
 def rewind_metrics(path: Path, *, step: int) -> None:
     """Forgets the lines after a step, which a resumed run will write again."""
     if not path.is_file():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
+        raise UserError(
+            f"{path} is damaged ({error}); restore it, or remove it: --resume then writes the "
+            f"lines after step {step} alone"
+        ) from error
     write_text(path, "".join(kept))
 
 
@@ -295,10 +317,18 @@ def _refuse_nan(training: Training) -> None:
         first = int(is_bad.int().argmax())
         step = training.step - len(training.recent) + 1 + first
         raise UserError(
-            f"the loss of step {step} is {float(training.recent[first][0])}; the last checkpoint "
-            f"is sound: try a lower training.learning_rate, training.warmup_steps or "
-            f"training.max_gradient_norm, and see that no feature value is huge"
+            f"the loss of step {step} is {float(training.recent[first][0])}; {NAN_REMEDY}"
         )
+
+
+def _refuse_unsound(training: Training) -> None:
+    """Before anything is kept: a finite loss may still have had a gradient that is not."""
+    _refuse_nan(training)
+    for name, weights in training.model.state_dict().items():
+        if not weights.isfinite().all():
+            raise UserError(
+                f"{name} holds a number that is not finite after step {training.step}; {NAN_REMEDY}"
+            )
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -382,7 +382,7 @@ def test_percentiles_skip_what_is_not_a_number():
     generator = np.random.default_rng(0)
     draws = np.where(generator.random((5, 30)) < 0.3, np.nan, generator.random((5, 30)))
     draws[4] = np.nan
-    low, high = evaluation._interval(draws)
+    low, high = evaluation.statistics.interval(draws)
     for row_draws, *ends in zip(draws.tolist(), low, high, strict=True):
         values = [None if math.isnan(value) else value for value in row_draws]
         for share, end in zip((0.025, 0.975), ends, strict=True):

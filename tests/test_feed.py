@@ -103,9 +103,9 @@ def test_the_mask_of_all_positives_holds_every_one_of_the_query_and_the_drawn_on
 def test_in_batch_negatives_are_the_drawn_positives_under_either_mask():
     sampler = InBatchSampler(torch.tensor([2, 2, 1, 2, 2, 1]))
     for masks_all_positives in (False, True):
-        batch = feed_of(batch_size=10, masks_all_positives=masks_all_positives).next_batch()
-        ids = sampler.sample(batch.positive_ids, 10, generator=torch.Generator()).ids
-        assert set(ids.tolist()) - {-1} == set(batch.label_ids.tolist())
+        for batch in batches_of(feed_of(masks_all_positives=masks_all_positives), 9):
+            ids = sampler.sample(batch.positive_ids, 3, generator=torch.Generator()).ids
+            assert set(ids.tolist()) - {-1} == set(batch.label_ids.tolist())
 
 
 # Features

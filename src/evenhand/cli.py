@@ -406,7 +406,7 @@ def _add_data(commands: Any) -> None:
     kinds = data.add_subparsers(required=True, metavar="kind")
     places = kinds.add_parser("places", help="cities by their names, from GeoNames (CC BY 4.0)")
     places.add_argument("--min-population", type=int, default=15000, help="(%(default)s)")
-    places.add_argument("--num-buckets", type=int, default=2**20, help="(%(default)s)")
+    places.add_argument("--num-buckets", type=int, default=2**18, help="(%(default)s)")
     extreme = kinds.add_parser("extreme", help="the Extreme Classification text format")
     extreme.add_argument("--train", required=True)
     extreme.add_argument("--test", required=True)

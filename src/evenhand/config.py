@@ -52,7 +52,7 @@ class DataConfig:
 
     dataset: str = "places"
     min_population: int = 15000  # of the cities in `places`: 500, 1000, 5000 or 15000
-    num_buckets: int = 2**20  # n-grams of a name are hashed into so many features
+    num_buckets: int = 2**18  # n-grams of a name are hashed into so many features
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_buckets < 2**31:
@@ -181,8 +181,8 @@ class MiningConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    num_steps: int = 3000
-    learning_rate: float = 0.012
+    num_steps: int = 1500
+    learning_rate: float = 0.024
     learning_rate_shape: str = "linear"
     warmup_steps: int = 0
     optimizer: str = "row-adam"

@@ -1,0 +1,51 @@
+"""Who is served and who is not: what a model finds, for every group, with intervals.
+
+`evaluate` asks an index for every query of a part and keeps what happened to each (query,
+positive) pair: an `Outcome`. All figures come from it, without the model: `score_table` for one
+run, `compare_outcomes` for two methods, `selected_value` for the number that chooses a checkpoint.
+
+Pair metrics are the paper's recall@r: the share of (query, label) pairs whose label is among the
+first r results. A pair belongs to a group of labels by its label, to a group of queries by its
+query. Query metrics ('query recall@r', 'precision@r', 'ndcg@r', 'psp@r', 'mrr') are means over
+queries, and exist for all queries and for groups of queries.
+
+Intervals are 95 % percentile intervals of the bootstrap over whole queries: the pairs of a query
+stand or fall together, so resampling single pairs would make intervals too narrow.
+"""
+
+from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes
+from evenhand.evaluation.outcome import (
+    CUTOFFS,
+    Outcome,
+    evaluate,
+    load_outcome,
+    save_outcome,
+)
+from evenhand.evaluation.scores import (
+    SUMMARIES,
+    Score,
+    check_selector,
+    score_table,
+    selected_value,
+    worst_members,
+)
+from evenhand.evaluation.statistics import GroupColumn, group_columns
+
+__all__ = [
+    "CUTOFFS",
+    "SUMMARIES",
+    "Difference",
+    "GroupColumn",
+    "GroupList",
+    "Outcome",
+    "Score",
+    "check_selector",
+    "compare_outcomes",
+    "evaluate",
+    "group_columns",
+    "load_outcome",
+    "save_outcome",
+    "score_table",
+    "selected_value",
+    "worst_members",
+]

@@ -1,0 +1,180 @@
+"""What a model finds: every query of a part is searched for, and every pair's rank is kept."""
+
+import dataclasses
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evenhand.data.dataset import FloatArray, IntArray, Part, padded_rows, pairs_of
+from evenhand.errors import UserError
+from evenhand.metrics import label_propensities, pair_ranks, query_metrics
+
+CUTOFFS = (1, 5, 10, 25, 50)
+NUM_SHOWN = 10  # results kept for each query
+
+
+class Index(Protocol):
+    def search(self, queries: Tensor, num_results: int) -> tuple[Tensor, Tensor]:
+        """Label ids (Q, R), best first, -1 where fewer were found, and their scores (Q, R)."""
+
+    def scores_of(self, queries: Tensor, label_ids: Tensor) -> Tensor:
+        """Scores of chosen labels: (Q, D), (Q, P) -> (Q, P)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What happened to every query of a part, and to each of its N (query, positive) pairs."""
+
+    query_ids: IntArray  # (N,) int64, in the order of `pairs_of`
+    label_ids: IntArray  # (N,) int64
+    ranks: IntArray  # (N,) int32, from 1; 0: not among the first num_results
+    scores: FloatArray  # (N,) of the positive
+    retrieved_ids: IntArray  # (Q, 10) int32, best first; -1 where fewer were found
+    retrieved_scores: FloatArray  # (Q, 10), -inf where fewer were found
+    query_metrics: dict[str, FloatArray]  # (Q,) each, NaN for a query without positives
+    query_weights: dict[str, FloatArray]  # (Q,) each; a metric that is not here weighs all alike
+    num_results: int
+    cutoffs: tuple[int, ...]
+
+
+@torch.no_grad()
+def evaluate(
+    encode_fn: Callable[[IntArray], Tensor],
+    index: Index,
+    part: Part,
+    label_counts: IntArray,
+    *,
+    num_results: int = 50,
+    cutoffs: Sequence[int] = CUTOFFS,
+    batch_size: int = 1024,
+    num_train_queries: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Searches for every query of a part and keeps what was found.
+
+    Args:
+        encode_fn: row numbers of queries (B,) -> their vectors (B, D).
+        label_counts: (L,) training pairs of each label, for the propensities.
+        num_train_queries: N in the propensities; without it there is no 'psp@r'.
+        progress: called with the number of queries done and of all.
+    """
+    if not cutoffs or not 1 <= min(cutoffs) <= max(cutoffs) <= num_results:
+        raise ValueError(
+            f"cutoffs must lie between 1 and num_results ({num_results}), got {tuple(cutoffs)}"
+        )
+    cutoffs = tuple(sorted(set(cutoffs)))
+    propensities = None
+    if num_train_queries is not None:
+        counts = torch.from_numpy(np.ascontiguousarray(label_counts))
+        propensities = label_propensities(counts, num_train_queries)
+    batches = []
+    for start in range(0, len(part), batch_size):
+        row_ids = np.arange(start, min(start + batch_size, len(part)))
+        queries = encode_fn(row_ids)  # (B, D)
+        positive_ids = torch.from_numpy(padded_rows(part.positives, row_ids)).to(queries.device)
+        found_ids, found_scores = index.search(queries, num_results)  # (B, R)
+        scores = index.scores_of(queries, positive_ids).float().cpu()  # (B, P)
+        found_ids, positive_ids = found_ids.cpu(), positive_ids.cpu()
+        ranks = pair_ranks(found_ids, positive_ids)  # (B, P)
+        metrics = query_metrics(found_ids, positive_ids, cutoffs=cutoffs, propensities=propensities)
+        is_pair = ranks >= 0
+        arrays = {
+            "ranks": ranks[is_pair].int(),  # (B, P) -> (pairs of the batch,)
+            "scores": scores[is_pair],
+            "retrieved_ids": _first(found_ids.int(), -1),
+            "retrieved_scores": _first(found_scores.float().cpu(), -torch.inf),
+            **{f"metric {name}": values for name, values in metrics.values.items()},
+            **{f"weight {name}": values for name, values in metrics.weights.items()},
+        }
+        batches.append({name: array.numpy() for name, array in arrays.items()})
+        if progress is not None:
+            progress(int(row_ids[-1]) + 1, len(part))
+    if not batches:
+        raise UserError("the part to evaluate holds no query")
+    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    pairs = pairs_of(part.positives)
+    return _outcome(
+        {
+            **joined,
+            "query_ids": pairs.query_ids,
+            "label_ids": pairs.label_ids,
+            "num_results": num_results,
+            "cutoffs": np.array(cutoffs),
+        }
+    )
+
+
+def _first(values: Tensor, absent: float) -> Tensor:
+    """The first NUM_SHOWN columns, filled up where there are fewer: (B, R) -> (B, 10)."""
+    shown = values[:, :NUM_SHOWN]
+    return torch.nn.functional.pad(shown, (0, NUM_SHOWN - shown.shape[1]), value=absent)
+
+
+# --- on disk --------------------------------------------------------------------------------------
+
+
+def _arrays(outcome: Outcome) -> dict[str, Any]:
+    fields = ("query_ids", "label_ids", "ranks", "scores", "retrieved_ids", "retrieved_scores")
+    return {
+        **{name: getattr(outcome, name) for name in fields},
+        "num_results": np.array(outcome.num_results),
+        "cutoffs": np.array(outcome.cutoffs),
+        **{f"metric {name}": values for name, values in outcome.query_metrics.items()},
+        **{f"weight {name}": values for name, values in outcome.query_weights.items()},
+    }
+
+
+def _outcome(arrays: Mapping[str, Any]) -> Outcome:
+    """The inverse of `_arrays`."""
+
+    def of_kind(kind: str) -> dict[str, FloatArray]:
+        names = [name for name in arrays if name.startswith(kind)]
+        return {name.removeprefix(kind): arrays[name].astype(np.float32) for name in names}
+
+    return Outcome(
+        query_ids=arrays["query_ids"],
+        label_ids=arrays["label_ids"],
+        ranks=arrays["ranks"],
+        scores=arrays["scores"],
+        retrieved_ids=arrays["retrieved_ids"],
+        retrieved_scores=arrays["retrieved_scores"],
+        query_metrics=of_kind("metric "),
+        query_weights=of_kind("weight "),
+        num_results=int(arrays["num_results"]),
+        cutoffs=tuple(arrays["cutoffs"].tolist()),
+    )
+
+
+def save_outcome(outcome: Outcome, folder: Path) -> None:
+    """Writes folder/outcome.npz, all of it or nothing; an older one is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, staging = tempfile.mkstemp(prefix=".outcome.", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **_arrays(outcome))  # numbers only: nothing pickled
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staging, folder / "outcome.npz")
+    except BaseException:
+        os.unlink(staging)
+        raise
+
+
+def load_outcome(folder: Path) -> Outcome:
+    """Reads what `save_outcome` wrote."""
+    path = folder / "outcome.npz"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no outcome.npz; evaluate the run first")
+    try:  # reading a member to its end checks its sum; zipfile raises RuntimeError for odd flags
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            outcome = _outcome({name: file[name] for name in file.files})
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, RuntimeError) as error:
+        raise UserError(f"{path} is damaged ({error}); evaluate the run again") from error
+    return outcome

@@ -1,0 +1,251 @@
+"""A run that is killed, stopped or cut off from its disk, and resumed, ends as if nothing was."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import safetensors.torch
+import small
+from small import fruits_of, last_step, run, settings_file, start, wait_for
+
+from evenhand.data import save_dataset
+
+RESUME = ("train", "--resume", "--run")
+SHORT = {"training__num_steps": 40}
+LONG = {
+    "training__num_steps": 260,
+    "training__log_every": 1,
+    "training__evaluate_every": 130,
+    "training__checkpoint_every": 100,
+}
+DENSE = {**SHORT, "model__hidden_widths": [10], "mining__method": "s2m"}
+BIASED = {
+    **SHORT,
+    "model__similarity": "dot",
+    "model__label_bias": True,
+    "mining__sampler": "mixed",
+    "mining__num_sampled_labels": 50,
+    "mining__in_batch_share": 0.7,
+    "training__optimizer": "row-adagrad",
+    "training__max_gradient_norm": 1.0,
+}
+TIRED = {  # nothing is learnt, so that the second validation is no better than the first
+    **SHORT,
+    "training__learning_rate": 1e-12,
+    "training__patience": 1,
+}
+KINDS = {
+    "sparse": ("data", SHORT),
+    "dense": ("dense", DENSE),
+    "biased": ("data", BIASED),
+    "tired": ("data", TIRED),
+    "long": ("data", LONG),
+    "without validation": ("trained", SHORT),
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with data sets, and a settings file for each kind of run."""
+    folder = tmp_path_factory.mktemp("resume")
+    texts = small.text_dataset()
+    save_dataset(texts, folder / "data")
+    save_dataset(small.dense_dataset(), folder / "dense")
+    save_dataset(small.with_parts(texts, validation=None), folder / "trained")
+    for kind, (data, changes) in KINDS.items():
+        settings_file(folder / f"{kind}.toml", data, **changes)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home):
+    """The fruits of a run of a kind that is never stopped."""
+    fruits = {}
+
+    def of(kind):
+        if kind not in fruits:
+            answer = run(home, "train", f"{kind}.toml", "--run", f"whole/{kind}")
+            assert answer.code == 0, answer.err
+            fruits[kind] = fruits_of(home / "whole" / kind)
+        return fruits[kind]
+
+    return of
+
+
+def assert_same(actual, expected):
+    """As equality, but says which file differs, and which tensor of it."""
+    assert sorted(actual) == sorted(expected)
+    for name, data in expected.items():
+        if actual[name] == data:
+            continue
+        if name.endswith(".safetensors"):
+            ours, theirs = (safetensors.torch.load(file) for file in (actual[name], data))
+            different = [key for key in theirs if not ours[key].equal(theirs[key])]
+            raise AssertionError(f"{name} differs in {different or 'its header'}")
+        raise AssertionError(f"{name} differs: {actual[name]!r} instead of {data!r}")
+
+
+def resumed(home, folder):
+    answer = run(home, *RESUME, folder)
+    assert answer.code == 0, answer.err
+    return fruits_of(home / folder)
+
+
+def test_two_undisturbed_runs_are_equal_to_the_byte_and_another_seed_is_not(home, undisturbed):
+    expected = undisturbed("sparse")
+    assert run(home, "train", "sparse.toml", "--run", "again").code == 0
+    assert_same(fruits_of(home / "again"), expected)
+    assert run(home, "train", "sparse.toml", "--run", "other", "--seed", 1).code == 0
+    other = fruits_of(home / "other")
+    assert other["model/weights.safetensors"] != expected["model/weights.safetensors"]
+    assert other["metrics.jsonl"] != expected["metrics.jsonl"]
+
+
+def test_the_final_checkpoint_holds_every_state(undisturbed):
+    def tensors(kind):
+        return safetensors.torch.load(
+            undisturbed(kind)["checkpoints/step-00000040/tensors.safetensors"]
+        )
+
+    sparse, dense = tensors("sparse"), tensors("dense")
+    assert {
+        "model.label_table", "model.encoder.weight",
+        "optimizer.labels.momentum", "optimizer.labels.second_moments",
+        "optimizer.labels.num_steps", "optimizer.features.momentum",
+        "feed.epoch_state", "feed.position", "generator", "recent",
+    } <= set(sparse)  # fmt: skip
+    assert {"dense.0.exp_avg", "dense.3.exp_avg_sq", "dense.0.step"} <= set(dense)
+    assert dense["dense.0.step"] == 40
+    assert "optimizer.biases.sums" in tensors("biased")
+
+
+KILLS = [  # kind, function, its n-th call, when
+    ("sparse", "evenhand.pipeline.train", 1, "kill"),  # nothing is there but the settings
+    ("sparse", "evenhand.training.loop.append_line", 2, "kill"),  # before the first checkpoint
+    ("sparse", "evenhand.training.loop.append_line", 6, "kill after"),  # between two
+    ("sparse", "evenhand.pipeline.save_model", 2, "kill after"),  # a best one no checkpoint knows
+    ("sparse", "safetensors.torch.save_file", 2, "kill"),  # checkpoint 15: staging is empty
+    ("sparse", "safetensors.torch.save_file", 2, "kill after"),  # its tensors, but not its state
+    ("sparse", "safetensors.torch.save_file", 5, "kill after"),  # checkpoint 30, 15 is there
+    ("sparse", "evenhand.training.checkpoint.sync", 3, "kill"),  # written, not yet renamed
+    ("sparse", "evenhand.training.checkpoint.sync", 8, "kill"),  # 30 is there, 15 not yet removed
+    ("sparse", "evenhand.pipeline.write_json", 2, "kill"),  # trained, but not said to be
+    ("sparse", "evenhand.runs.save_outcome", 1, "kill after"),  # half evaluated
+    ("dense", "evenhand.training.loop.append_line", 7, "kill"),
+    ("dense", "evenhand.training.checkpoint.sync", 7, "kill"),
+    ("biased", "evenhand.training.loop.append_line", 8, "kill"),
+    ("tired", "evenhand.training.loop.append_line", 5, "kill"),
+    ("tired", "evenhand.pipeline.write_json", 2, "kill"),  # had stopped early already
+    ("without validation", "evenhand.pipeline.save_model", 1, "kill"),
+]
+
+
+@pytest.mark.parametrize(("kind", "function", "call", "what"), KILLS)
+def test_a_killed_run_resumed_equals_one_never_stopped(
+    home, undisturbed, kind, function, call, what
+):
+    expected = undisturbed(kind)
+    folder = f"killed/{KILLS.index((kind, function, call, what))}"
+    answer = run(
+        home, "train", f"{kind}.toml", "--run", folder, disturb=[function, call, what]
+    )
+    assert answer.code == -signal.SIGKILL, answer.err
+    assert not json.loads((home / folder / "run.json").read_text("utf-8"))["is_complete"] or (
+        "save_outcome" in function
+    )
+    with open(home / folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 4')  # what a kill in the middle of a write leaves
+    assert_same(resumed(home, folder), expected)
+
+
+def test_a_run_killed_before_its_folder_is_whole_leaves_none_and_can_be_begun_again(home):
+    arguments = ("train", "sparse.toml", "--run", "early")
+    assert run(home, *arguments, disturb=["os.rename", 1, "kill"]).code == -signal.SIGKILL
+    assert not (home / "early").exists()
+    assert run(home, *arguments).code == 0
+    assert not list(home.glob(".*partial"))
+
+
+def test_a_run_killed_twice_and_resumed_twice_equals_one_never_stopped(home, undisturbed):
+    expected = undisturbed("sparse")
+    append = "evenhand.training.loop.append_line"
+    arguments = ("train", "sparse.toml", "--run", "twice")
+    assert run(home, *arguments, disturb=[append, 6, "kill"]).code == -signal.SIGKILL
+    assert run(home, *RESUME, "twice", disturb=[append, 4, "kill"]).code == -signal.SIGKILL
+    assert_same(resumed(home, "twice"), expected)
+
+
+def test_what_crashes_left_behind_is_cleared_away(home, undisturbed):
+    expected = undisturbed("sparse")
+    answer = run(
+        home, "train", "sparse.toml", "--run", "litter",
+        disturb=["evenhand.training.loop.append_line", 7, "kill"],
+    )  # fmt: skip
+    assert answer.code == -signal.SIGKILL
+    stale = home / "litter/checkpoints/.step-00000017"  # as of a run stopped by a signal
+    shutil.copytree(home / "litter/checkpoints/step-00000015", stale)
+    (home / "litter/model/.weights.safetensors.partial").write_bytes(b"half")
+    assert_same(resumed(home, "litter"), expected)
+
+
+def test_a_complete_run_resumed_is_left_as_it_is(home, undisturbed):
+    expected = undisturbed("sparse")
+    shutil.copytree(home / "whole/sparse", home / "complete")
+    about = (home / "complete/run.json").read_bytes()
+    assert_same(resumed(home, "complete"), expected)
+    assert (home / "complete/run.json").read_bytes() == about
+
+
+def test_a_real_process_killed_from_outside_and_resumed_equals_one_never_stopped(
+    home, undisturbed
+):
+    expected = undisturbed("long")
+    with subprocess.Popen(
+        [sys.executable, "-m", "evenhand.cli", "train", "long.toml", "--run", "outside"],
+        cwd=home,
+        env=small.ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        wait_for(lambda: last_step(home / "outside") >= 117 or process.poll() is not None)
+        process.kill()
+        _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, err
+    assert 117 <= last_step(home / "outside") < 260
+    assert_same(resumed(home, "outside"), expected)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_a_checkpoint_and_the_words_to_resume_it(
+    home, undisturbed, number
+):
+    expected = undisturbed("long")
+    folder = f"stopped-{int(number)}"
+    process = start(home, "train", "long.toml", "--run", folder)
+    wait_for(lambda: last_step(home / folder) >= 7)
+    process.kill(number)
+    answer = process.wait()
+    assert answer.code == 130
+    assert "Traceback" not in answer.err + answer.out
+    assert f"continue with: evenhand train --resume --run {folder}\n" in answer.out
+    (checkpoint,) = (home / folder / "checkpoints").iterdir()
+    step = int(checkpoint.name.removeprefix("step-"))
+    assert 7 <= step < 260
+    assert last_step(home / folder) == step
+    about = json.loads((home / folder / "run.json").read_text("utf-8"))
+    assert not about["is_complete"]
+    assert about["training_seconds"] > 0
+    assert_same(resumed(home, folder), expected)
+    assert json.loads((home / folder / "run.json").read_text("utf-8"))["is_complete"]
+
+
+FULL = [  # kind of trouble, function, its n-th call, what the sentence names
+    ("metrics", "evenhand.training.loop.open", 7, "metrics.jsonl"),
+    ("checkpoint", "evenhand.training.checkpoint.sync", 6, "checkpoints/step-00000030"),
+    ("rename of a checkpoint", "os.replace", 7, "checkpoints/step-00000030"),
+    ("model", "safetensors.torch.save_file", 4, "model/weights.safetensors"),
+    ("evaluation", "evenhand.runs.save_outcome", 1, "outcome.npz"),
+]

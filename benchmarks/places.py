@@ -26,18 +26,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from evenhand.building import build_training
 from evenhand.config import Config, build_config
 from evenhand.data import open_dataset
 from evenhand.evaluation import (
-    GroupList,
     Outcome,
     compare_outcomes,
     score_table,
     selected_value,
-    worst_members,
+    worst_groups,
 )
 from evenhand.files import write_json
-from evenhand.pipeline import build_training, evaluate_model, open_data
+from evenhand.pipeline import evaluate_model, open_data
 from evenhand.tables import differences_table
 from evenhand.training.loop import Places, train
 
@@ -261,23 +261,15 @@ def compared(
 ) -> list[Any]:
     """Paired differences on test; the worst groups are those of the baseline on validation."""
     dataset = open_dataset(Path(data))
-    scores = score_table(
+    groups = worst_groups(
         baseline[0]["validation"],
         dataset,
-        "validation",
-        # The validation part is half the test part: the same groups can be judged.
-        min_pairs={
-            name: count // 2
-            for name, count in (config.evaluation.min_pairs | {"country": 30}).items()
-        },
-        num_resamples=0,
+        chosen_on="validation",
+        compared_on="test",
+        metric=CRITERION,
+        min_pairs=config.evaluation.min_pairs,
     )
-    groups = {
-        "worst 3 of script": GroupList(
-            "script", worst_members(scores, "script", CRITERION, count=3)
-        ),
-        "worst tenth of country": GroupList("country", worst_members(scores, "country", CRITERION)),
-    }
+    groups = {title: groups[title] for title in ("worst 3 of script", "worst tenth of country")}
     return compare_outcomes(
         [run["test"] for run in baseline],
         [run["test"] for run in contender],

@@ -189,7 +189,7 @@ class TrainingConfig:
     max_gradient_norm: float = 0.0  # 0: gradients are not clipped
     seed: int = 0
     log_every: int = 50
-    evaluate_every: int = 0  # validate so often, keep the best weights; 0: at the end only
+    evaluate_every: int = 0  # validate so often and keep the best weights; 0: keep the last
     checkpoint_every: int = 500  # 0: none, so that the run cannot be resumed
     select_by: str = "recall@10"  # or "recall@10 on worst 3 of script", "mrr", ...
     patience: int = 0  # stop after so many validations without a new best; 0: never

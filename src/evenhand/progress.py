@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+LINES = 10  # of progress, where the output is a file and a bar cannot move
+
 
 class SpeedColumn(ProgressColumn):
     """Steps a second."""
@@ -45,6 +47,8 @@ def step_bar(
                     f"k' {figures['num_hard_examples']:,.0f}"
                 )
             progress.update(task, completed=step, figures=shown)
+            if not console.is_terminal and step % max(1, total // LINES) == 0:
+                console.print(f"{title}: step {step:,} of {total:,}  {shown}")
 
         yield advance
 

@@ -58,9 +58,7 @@ def save_result(folder: Path, part_name: str, outcome: Outcome, scores: list[Sco
 def load_result(folder: Path, part_name: str = "test") -> RunResult:
     """Opens an evaluated run."""
     place = folder / "evaluation" / part_name
-    for name in ("run.json", "config.toml"):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder} is not a run folder: it holds no {name}")
+    about = read_about(folder)
     if not (place / "scores.json").is_file():
         raise UserError(
             f"{folder} has not been evaluated on the {part_name} part; "
@@ -68,7 +66,7 @@ def load_result(folder: Path, part_name: str = "test") -> RunResult:
         )
     return RunResult(
         name=folder.resolve().name,
-        about=read_about(folder),
+        about=about,
         config_text=_read_text(folder / "config.toml"),
         metrics=read_metrics(folder / "metrics.jsonl"),
         part_name=part_name,
@@ -95,6 +93,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_about(folder: Path) -> dict[str, Any]:
     """run.json, with what every reader of it needs."""
     path = folder / "run.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run folder: it holds no run.json")
     about = read_json(path)
     if not isinstance(about, dict) or not isinstance(about.get("dataset"), dict):
         raise UserError(f"{path} is damaged (it does not say what was trained on)")
@@ -115,6 +115,8 @@ def check_trained_on(folder: Path, dataset: Dataset) -> None:
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is damaged ({error})") from error
 

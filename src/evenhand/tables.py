@@ -9,20 +9,22 @@ from rich.text import Text
 from evenhand.data.dataset import Dataset, count_unseen_labels
 from evenhand.evaluation import Difference, Score
 
-# Plurals of the group columns that come with `places`; others stay as they are.
-PLURALS = {"country": "countries", "script": "scripts", "continent": "continents"}
-
 
 def row_title(score: Score) -> str:
     """How a row of the score table is called: `all`, `tail`, `worst 3 scripts`."""
     if score.column in ("all", "frequency"):
         return score.group
-    plural = PLURALS.get(score.column, score.column)
-    if score.group == "worst tenth":
-        return f"worst tenth of {plural}"
     if score.group.startswith("worst"):
-        return f"{score.group} {plural if score.group != 'worst' else score.column}"
+        return summary_title(score.group, score.column)
     return f"{score.column} {score.group}"
+
+
+def summary_title(summary: str, column: str) -> str:
+    """`worst continent`, `worst 3 scripts`, `worst tenth of countries`."""
+    if summary == "worst":
+        return f"worst {column}"
+    plural = f"{column[:-1]}ies" if column.endswith("y") else f"{column}s"
+    return f"{summary} of {plural}" if summary == "worst tenth" else f"{summary} {plural}"
 
 
 def main_rows(scores: Sequence[Score]) -> list[Score]:

@@ -13,7 +13,7 @@ Intervals are 95 % percentile intervals of the bootstrap over whole queries: the
 stand or fall together, so resampling single pairs would make intervals too narrow.
 """
 
-from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes
+from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes, worst_groups
 from evenhand.evaluation.outcome import (
     CUTOFFS,
     Outcome,
@@ -47,5 +47,6 @@ __all__ = [
     "save_outcome",
     "score_table",
     "selected_value",
+    "worst_groups",
     "worst_members",
 ]

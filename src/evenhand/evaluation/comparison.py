@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation.outcome import Outcome
-from evenhand.evaluation.scores import check_known
+from evenhand.evaluation.scores import MIN_PAIRS, check_known, score_table, worst_members
 from evenhand.evaluation.statistics import (
     DoubleArray,
     GroupColumn,
@@ -20,8 +20,6 @@ from evenhand.evaluation.statistics import (
     pair_statistics,
     resamples,
 )
-
-# --- two methods ----------------------------------------------------------------------------------
 
 
 class GroupList(NamedTuple):
@@ -44,6 +42,41 @@ class Difference:
     seed_high: float
     num_runs: int  # a side
     count: int  # pairs
+
+
+def worst_groups(
+    outcome: Outcome,
+    dataset: Dataset,
+    *,
+    chosen_on: str,
+    compared_on: str,
+    metric: str,
+    min_pairs: Mapping[str, int] | None = None,
+) -> dict[str, GroupList]:
+    """The worst 3 and the worst tenth of every column of groups, chosen on another part.
+
+    Choosing the worst on the part that is compared on would favour the contender: some groups are
+    lowest there by chance. The least number of pairs shrinks with the part, so that the groups
+    that can be judged are about the same.
+    """
+    sizes = [len(dataset.parts[name].positives.ids) for name in (chosen_on, compared_on)]
+    share = sizes[0] / sizes[1]
+    columns = [column.name for column in group_columns(dataset, chosen_on)]
+    columns = [name for name in columns if name != "all" and not name.startswith("frequency")]
+    least = {name: (min_pairs or {}).get(name, MIN_PAIRS) for name in columns}
+    scores = score_table(
+        outcome,
+        dataset,
+        chosen_on,
+        min_pairs={name: max(1, round(share * count)) for name, count in least.items()},
+        num_resamples=0,
+    )
+    lists = {
+        f"{title} of {name}": GroupList(name, worst_members(scores, name, metric, count=count))
+        for name in columns
+        for title, count in (("worst 3", 3), ("worst tenth", None))
+    }
+    return {title: chosen for title, chosen in lists.items() if chosen.names}
 
 
 def compare_outcomes(

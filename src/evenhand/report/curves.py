@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from evenhand.report.charts import Line, legend, line_chart
 from evenhand.report.markup import Html, element, note, paragraph, section
-from evenhand.report.study import Study, summary_title
+from evenhand.report.study import Study
+from evenhand.tables import summary_title
 
 MAX_POINTS = 150  # of a line; more are averaged in stretches
 TRAINING_PANELS = {
@@ -82,6 +83,8 @@ def training_section(study: Study) -> Html:
                 panels[title], run, ((row.get("step"), row.get(key)) for row in result.metrics)
             )
         validations = [row for row in result.metrics if isinstance(row.get("validation"), dict)]
+        if len(validations) < 2:  # one point is no curve
+            continue
         for name in dict.fromkeys(key for row in validations for key in row["validation"]):
             lines = panels.setdefault(f"Validation: {name}", [])
             _add_line(lines, run, ((r.get("step"), r["validation"].get(name)) for r in validations))

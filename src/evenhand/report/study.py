@@ -107,11 +107,6 @@ class Study:
         return sum(row.is_judged for row in self.rows(column))
 
 
-def summary_title(summary: str, column: str) -> str:
-    """'worst continent', 'worst 3 of script'."""
-    return f"worst {column}" if summary == "worst" else f"{summary} of {column}"
-
-
 def study_of(results: Sequence[RunResult], dataset: Dataset) -> Study:
     """Runs evaluated on the same part of one data set, made ready to be read side by side."""
     if not results:

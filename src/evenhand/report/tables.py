@@ -22,7 +22,8 @@ from evenhand.report.markup import (
     table,
     user_text,
 )
-from evenhand.report.study import FREQUENCY, GroupRow, Study, summary_title
+from evenhand.report.study import FREQUENCY, GroupRow, Study
+from evenhand.tables import summary_title
 
 NUM_WORST, NUM_BEST = 25, 5  # drawn of a long column
 NUM_NAMED = 3  # members named in the main table

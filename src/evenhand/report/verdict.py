@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from evenhand.evaluation import Score
 from evenhand.report.markup import interval, listed, percent, points
-from evenhand.report.study import Study, summary_title
+from evenhand.report.study import Study
+from evenhand.tables import summary_title
 
 SEEN = 0.0005  # a smaller difference would read 0.0 points
 

@@ -46,7 +46,7 @@ class Plan:
     draws_for_each: bool = False  # every example has a label sample of its own
     is_log_q_corrected: bool = False
     log_every: int = 50
-    evaluate_every: int = 0  # 0: only at the end
+    evaluate_every: int = 0  # and at the end; 0: only at the end
     checkpoint_every: int = 500  # 0: none at all
     patience: int = 0  # validations without a new best before an early stop; 0: never
 

@@ -36,7 +36,7 @@ class RowAdam:
         self.second_moments.index_copy_(0, ids, moments)
         scales = (moments / (1 - second**self.num_steps)).sqrt_().add_(EPSILON)
         scales.mul_(1 - first**self.num_steps)
-        self.table.index_add_(0, ids, momentum.div_(scales.unsqueeze(1)), alpha=-learning_rate)
+        _subtract(self.table, ids, momentum.div_(scales.unsqueeze(1)).mul_(learning_rate))
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold; the same tensors, not copies."""
@@ -65,7 +65,7 @@ class RowAdagrad:
         sums = self.sums.index_select(0, ids) + values.square().mean(dim=1)  # (T,)
         self.sums.index_copy_(0, ids, sums)
         updates = values / (sums.sqrt() + EPSILON).unsqueeze(1)
-        self.table.index_add_(0, ids, updates, alpha=-learning_rate)
+        _subtract(self.table, ids, updates.mul_(learning_rate))
 
     def state(self) -> dict[str, Tensor]:
         return {"sums": self.sums}
@@ -75,3 +75,8 @@ class RowAdagrad:
 
 
 RowOptimizer = RowAdam | RowAdagrad
+
+
+def _subtract(table: Tensor, ids: Tensor, updates: Tensor) -> None:
+    """Rows are distinct, so reading and writing them back does; index_add takes longer."""
+    table.index_copy_(0, ids, table.index_select(0, ids).sub_(updates))

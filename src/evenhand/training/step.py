@@ -136,6 +136,7 @@ def _by_label(label_ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, columns = coefficients.nonzero(as_tuple=True)  # (n,)
     distinct, inverse = torch.unique(label_ids[rows, columns], return_inverse=True)
-    matrix = coefficients.new_zeros(len(coefficients), len(distinct))
-    matrix.index_put_((rows, inverse), coefficients[rows, columns], accumulate=True)
-    return distinct, matrix
+    cells = coefficients.new_zeros(len(coefficients) * len(distinct))
+    # A label may stand twice in a row of the sample; scattering flat is far quicker than index_put.
+    cells.scatter_add_(0, rows * len(distinct) + inverse, coefficients[rows, columns])
+    return distinct, cells.view(len(coefficients), len(distinct))  # (k', T)

@@ -1,0 +1,296 @@
+"""What each command does. Its words and flags are in `cli`."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evenhand.config import Config, build_config, read_settings, toml_value, with_assignments
+from evenhand.data import (
+    Dataset,
+    featurizer_from,
+    load_extreme,
+    load_places,
+    load_table,
+    normalized,
+    open_dataset,
+    save_dataset,
+)
+from evenhand.demo import run_demo
+from evenhand.errors import UserError
+from evenhand.evaluation import GroupList, compare_outcomes, worst_groups
+from evenhand.pipeline import (
+    begin_run,
+    evaluate_run,
+    load_model,
+    open_data,
+    resumable_config,
+    run_config,
+    train_run,
+)
+from evenhand.progress import file_bar, stop_requested
+from evenhand.report import write_report
+from evenhand.runs import RunResult, check_trained_on, load_result
+from evenhand.search import ExactIndex
+from evenhand.tables import differences_table, parts_table, results_table, unseen_notes
+from evenhand.training.feed import bags_of
+
+# Names of labels and folders are printed as they are: "[b]" and ":smile:" mean nothing special.
+console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def train_command(options: argparse.Namespace) -> int:
+    if options.resume:
+        if options.run is None:
+            raise UserError("--resume needs the folder of the run: evenhand train --resume --run …")
+        folder = Path(options.run)
+        resumable_config(folder, None)  # there is something to resume
+        config = resumable_config(folder, _config(options, default=folder / "config.toml"))
+        dataset = open_data(config.data, console)
+        resumable_config(folder, config, dataset)
+    else:
+        config = _config(options)
+        dataset = open_data(config.data, console)
+        name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
+        folder = Path(options.run) if options.run else Path("runs") / name
+        begin_run(folder, config, dataset, device=_device(options))
+    _say_unseen(dataset)
+    with stop_requested() as should_stop_fn:
+        is_complete = train_run(
+            folder,
+            config,
+            dataset,
+            device=_device(options),
+            console=console,
+            title=f"training {config.mining.method}",
+            should_stop_fn=should_stop_fn,
+        )
+    if not is_complete:
+        if config.training.checkpoint_every:
+            again = shlex.quote(str(folder))
+            console.print(f"stopped; continue with: evenhand train --resume --run {again}")
+        else:
+            console.print("stopped; there is no checkpoint (training.checkpoint_every = 0)")
+        return 130
+    part_name = "test" if "test" in dataset.parts else "validation"
+    if part_name in dataset.parts:
+        scores = evaluate_run(folder, dataset, part_name, device=_device(options), console=console)
+        console.print(results_table([(config.mining.method, scores)], part_name=part_name))
+    console.print(f"run folder: {folder}")
+    return 0
+
+
+def evaluate_command(options: argparse.Namespace) -> int:
+    folder = Path(options.run)
+    dataset = open_data(run_config(folder).data, console)
+    scores = evaluate_run(folder, dataset, options.part, device=_device(options), console=console)
+    console.print(results_table([(folder.resolve().name, scores)], part_name=options.part))
+    console.print(f"written to {folder / 'evaluation' / options.part}")
+    return 0
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    """Every run against the first, whose worst groups are the ones compared."""
+    dataset, results = _open_results(options)
+    known = sorted({f"recall@{r}" for result in results for r in result.outcome.cutoffs})
+    if options.metric not in known:
+        raise UserError(f"--metric must be one of {', '.join(known)}, got {options.metric!r}")
+    table = [(result.name, result.scores) for result in results]
+    console.print(results_table(table, part_name=options.part))
+    groups, chosen_on = _groups_to_compare(options, dataset, results[0])
+    for result in results[1:]:
+        with console.status("intervals"):
+            differences = compare_outcomes(
+                [results[0].outcome], [result.outcome], dataset, options.part, groups
+            )
+        console.print(
+            differences_table(
+                differences,
+                baseline=results[0].name,
+                contender=result.name,
+                metric=options.metric,
+            )
+        )
+    if groups:
+        console.print(
+            f"the worst groups are those of {results[0].name} on the {chosen_on} part, the same "
+            f"for all runs"
+        )
+    return 0
+
+
+def _groups_to_compare(
+    options: argparse.Namespace, dataset: Dataset, baseline: RunResult
+) -> tuple[dict[str, GroupList], str]:
+    """The baseline's worst groups, chosen on the validation part where there is another one."""
+    folder, chosen_on = Path(options.runs[0]), options.part
+    if options.part != "validation" and "validation" in dataset.parts:
+        chosen_on = "validation"
+        if not (folder / "evaluation" / chosen_on / "scores.json").is_file():
+            evaluate_run(folder, dataset, chosen_on, device=_device(options), console=console)
+    outcome = load_result(folder, chosen_on).outcome
+    groups = worst_groups(
+        outcome,
+        dataset,
+        chosen_on=chosen_on,
+        compared_on=options.part,
+        metric=options.metric,
+        min_pairs=run_config(folder).evaluation.min_pairs,
+    )
+    return groups, chosen_on
+
+
+def report_command(options: argparse.Namespace) -> int:
+    dataset, results = _open_results(options)
+    path = Path(options.out or Path(options.runs[0]) / "report.html")
+    with console.status("writing the report"):
+        write_report(results, dataset, path)
+    console.print(f"report: {path}")
+    return 0
+
+
+def search_command(options: argparse.Namespace) -> int:
+    folder = Path(options.run)
+    for query in options.queries:
+        if not normalized(query):
+            raise UserError(f"a query must hold more than white space, got {query!r}")
+    if options.results < 1:
+        raise UserError(f"--results must be at least 1, got {options.results}")
+    dataset = open_data(run_config(folder).data, console)
+    featurizer = featurizer_from(dataset.featurizer)
+    device = _device(options)
+    model = load_model(folder, dataset, device=device)
+    index = ExactIndex(model.label_vectors(), label_bias=model.biases())
+    bags = bags_of(featurizer.featurize(options.queries), device=device)
+    found = index.search(model.query_vectors(bags), options.results)
+    results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)
+    for query, ids, scores in results:
+        table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)
+        for label_id, score in zip(ids, scores, strict=True):
+            table.add_row(f"{score:.3f}", Text(dataset.label_name(label_id)))
+        console.print(table)
+    return 0
+
+
+def data_places_command(options: argparse.Namespace) -> int:
+    with console.status("preparing places"):
+        dataset = load_places(
+            min_population=options.min_population, num_buckets=options.num_buckets
+        )
+    return _save(dataset, options)
+
+
+def data_extreme_command(options: argparse.Namespace) -> int:
+    with file_bar(console) as advance:
+        dataset = load_extreme(
+            Path(options.train),
+            Path(options.test),
+            name=options.name or Path(options.train).parent.name,
+            label_names_path=_path(options.label_names),
+            train_groups_path=_path(options.train_groups),
+            test_groups_path=_path(options.test_groups),
+            validation_fraction=options.validation_fraction,
+            progress_fn=advance,
+        )
+    return _save(dataset, options)
+
+
+def data_table_command(options: argparse.Namespace) -> int:
+    with console.status(f"reading {options.table}"):
+        dataset = load_table(
+            Path(options.table),
+            query_column=options.query_column,
+            label_column=options.label_column,
+            group_columns=options.group,
+            test_fraction=options.test_fraction,
+            validation_fraction=options.validation_fraction,
+        )
+    return _save(dataset, options)
+
+
+def data_show_command(options: argparse.Namespace) -> int:
+    _show(open_dataset(Path(options.folder)))
+    return 0
+
+
+def demo_command(options: argparse.Namespace) -> int:
+    run_demo(Path(options.run), device=_device(options), console=console)
+    return 0
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def _open_results(options: argparse.Namespace) -> tuple[Dataset, list[RunResult]]:
+    """The runs of `compare` and `report`, and the data set that all of them are of."""
+    folders = [Path(run) for run in options.runs]
+    dataset = open_data(run_config(folders[0]).data, console)
+    for folder in folders:
+        check_trained_on(folder, dataset)
+    return dataset, [load_result(folder, options.part) for folder in folders]
+
+
+def _config(options: argparse.Namespace, *, default: Path | None = None) -> Config:
+    """The TOML file, or else the default one, with the flags on top."""
+    path = Path(options.config) if options.config else default
+    settings = read_settings(path) if path else {}
+    settings = with_assignments(settings, [*_flag_settings(options), *options.set])
+    return build_config(settings)
+
+
+def _flag_settings(options: argparse.Namespace) -> list[str]:
+    flags = {
+        "data.dataset": options.data,
+        "mining.method": options.method,
+        "mining.num_hard_labels": options.hard_labels,
+        "mining.num_hard_examples": options.hard_examples,
+        "training.num_steps": options.steps,
+        "training.learning_rate": options.learning_rate,
+        "training.seed": options.seed,
+    }
+    return [f"{name}={toml_value(value)}" for name, value in flags.items() if value is not None]
+
+
+def _device(options: argparse.Namespace) -> torch.device:
+    if options.device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(options.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {options.device} cannot be used here: {error}") from error
+    return device
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _save(dataset: Dataset, options: argparse.Namespace) -> int:
+    folder = Path(options.out) if options.out else Path("datasets") / dataset.name
+    _show(save_dataset(dataset, folder))
+    console.print(f"written to {folder}; train on it with: evenhand train --data {folder}")
+    return 0
+
+
+def _show(dataset: Dataset) -> None:
+    console.print(parts_table(dataset))
+    columns = ", ".join(f"{name} ({len(g.names)})" for name, g in dataset.label_groups.items())
+    console.print(
+        f"{dataset.num_labels:,} labels, {dataset.num_features:,} features"
+        + (f"; labels are grouped by {columns}" if columns else "")
+    )
+    _say_unseen(dataset)
+    if dataset.attribution:
+        console.print(dataset.attribution)
+
+
+def _say_unseen(dataset: Dataset) -> None:
+    for note in unseen_notes(dataset):
+        console.print(note)

@@ -1,0 +1,608 @@
+"""Whatever a user can get wrong is answered in one sentence, and costs nothing that was there."""
+
+import dataclasses
+import errno
+import gzip
+import io
+import json
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import small
+from small import bytes_of, run_main, settings_file
+
+from evenhand.commands import console
+from evenhand.config import build_config
+from evenhand.data import Rows, save_dataset
+from evenhand.errors import UserError
+from evenhand.pipeline import begin_run, open_data
+
+GOOD_LINES = ["6 4 3", "0 0:1.0 2:0.5", "1 1:1", "2 3:2", "0,1 0:1", "1 2:1", "2 1:1 3:0.25"]
+
+
+def extreme_file(path, lines):
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
+        file.write("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a data set, a settings file and an evaluated run, which no test may change."""
+    folder = tmp_path_factory.mktemp("bad")
+    save_dataset(small.text_dataset(), folder / "data")
+    save_dataset(small.text_dataset(seed=1), folder / "other")
+    save_dataset(small.dense_dataset(), folder / "dense")
+    settings_file(folder / "a.toml", "data", training__num_steps=20)
+    settings_file(folder / "dense.toml", "dense", training__num_steps=20)
+    for name, words in {"a": [], "dense": ["--set", "model.hidden_widths=[9]"]}.items():
+        answer = small.run(folder, "train", f"{name}.toml", "--run", f"runs/{name}", *words)
+        assert answer.code == 0, answer.err
+    return folder
+
+
+@pytest.fixture
+def here(home, monkeypatch):
+    """That folder as the working folder; all that was in it must be there, unchanged, at the end."""
+    monkeypatch.chdir(home)
+    before = bytes_of(home)
+    yield home
+    after = bytes_of(home)
+    assert {name: after.get(name) for name in before} == before
+
+
+@pytest.fixture
+def copy(home, tmp_path, monkeypatch):
+    """A copy of the run that a test may damage."""
+    monkeypatch.chdir(home)
+    return shutil.copytree(home / "runs/a", tmp_path / "copy")
+
+
+def refused(capsys, *arguments):
+    return run_main(capsys, *arguments).sentence
+
+
+def assert_says(sentence, *fragments):
+    for fragment in fragments:
+        assert str(fragment) in sentence, f"{fragment!r} is not in: {sentence}"
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+TRAIN = ("train", "a.toml", "--run", "new")
+SETTINGS = [  # settings, what the sentence must hold
+    ("mining.num_hard_labels=41", ["mining.num_hard_labels", "40", "41"]),  # k > K-bar
+    ("mining.num_hard_examples=33", ["mining.num_hard_examples", "32", "33"]),  # k' > batch
+    ("mining.num_sampled_labels=61", ["mining.num_sampled_labels", "60 labels", "61"]),
+    ("mining.batch_size=526", ["mining.batch_size", "525", "small", "526"]),
+    ("mining.method=s2m-aneal", ["'s2m-aneal'", "did you mean 's2m-annealed'?"]),
+    ("mining.sampler=unifrom", ["mining.sampler", "did you mean 'uniform'?"]),
+    ("loss.name=sofmax", ["loss.name", "'sofmax'", "did you mean 'softmax'?"]),
+    ("mining.num_hard_label=3", ["[mining]", "'num_hard_label'", "did you mean 'num_hard_labels'?"]),
+    ("minning.method=s2m", ["[minning]", "did you mean 'mining'?"]),
+    ("training.num_steps=many", ["training.num_steps", "int", "'many'"]),
+    ("training.num_steps=2.5", ["training.num_steps", "int", "2.5"]),
+    ("training.num_steps=true", ["training.num_steps", "int", "True"]),
+    ("training.learning_rate=fast", ["training.learning_rate", "float", "'fast'"]),
+    ("training.learning_rate=inf", ["training.learning_rate", "finite", "inf"]),
+    ("training.learning_rate=nan", ["training.learning_rate", "finite", "nan"]),
+    ("training.learning_rate=0", ["training.learning_rate", "above 0", "0"]),
+    ("training.seed=-1", ["training.seed", "at least 0", "-1"]),
+    (f"training.seed={2**70}", ["training.seed", "2**62"]),
+    ("training.select_by=recal@10", ["'recal@10'", "did you mean 'recall@10'?"]),
+    ("training.select_by=recall@10 on worst 3 of stile", ["'stile'", "did you mean 'style'?"]),
+    ("training.optimizer=adam", ["training.optimizer", "'adam'", "row-adam"]),
+    ("model.label_bias=true", ["model.label_bias", "dot"]),
+    ("model.hidden_widths=[0]", ["model.hidden_widths", "above 0", "0"]),
+    ("loss.log_q=true", ["loss.log_q", "softmax", "contrastive"]),
+    ("loss.margin=3", ["loss.margin", "-1 and 1", "3"]),
+    ("evaluation.cutoffs=[]", ["evaluation.cutoffs", "[]"]),
+    ("evaluation.cutoffs=[5,0]", ["evaluation.cutoffs", "[5, 0]"]),
+    ("evaluation.num_resamples=-1", ["evaluation.num_resamples", "-1"]),
+    ("mining.in_batch_share=1", ["mining.in_batch_share", "1"]),
+    ("data.num_buckets=0", ["data.num_buckets", "0"]),
+    ("seed=1", ["section.key=value", "'seed=1'"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("assignment", "fragments"), SETTINGS)
+def test_a_wrong_setting_is_refused_before_anything_is_made(here, capsys, assignment, fragments):
+    assert_says(refused(capsys, *TRAIN, "--set", assignment), *fragments)
+    assert not (here / "new").exists()
+
+
+def test_in_batch_negatives_must_find_room_in_the_sample(here, capsys):
+    sentence = refused(
+        capsys, *TRAIN, "--set", "mining.sampler=in-batch", "--set", "mining.num_sampled_labels=31"
+    )
+    assert_says(sentence, "mining.batch_size", "31", "'in-batch'", "32")
+    sentence = refused(capsys, *TRAIN, "--set", "mining.sampler=mixed")
+    assert_says(sentence, "mining.batch_size", "20", "'mixed'", "32")
+    assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("[training\n", ["bad.toml", "not valid TOML", "line 1"]),
+        ("seed = 3\n", ["seed = 3", "outside of any section", "[training]"]),
+        ("mining = 3\n", ["mining = 3", "outside of any section"]),
+        ("[optimiser]\nname = 'adam'\n", ["[optimiser]", "known: data, model"]),
+        ("[training]\nnum_step = 3\n", ["[training]", "'num_step'", "did you mean 'num_steps'?"]),
+        ("[evaluation]\ncutoffs = 10\n", ["evaluation.cutoffs", "tuple", "10"]),
+        ("[evaluation]\nmin_pairs = { style = 'x' }\n", ["evaluation.min_pairs.style", "int", "x"]),
+        ("\xff", ["bad.toml", "not valid TOML"]),
+    ],
+)
+def test_a_wrong_settings_file_is_refused(here, tmp_path, capsys, text, fragments):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(text.encode("latin-1"))
+    assert_says(refused(capsys, "train", path, "--run", "new"), *fragments)
+    assert not (here / "new").exists()
+
+
+def test_a_settings_file_that_is_not_there_or_a_folder_is_named(here, capsys):
+    assert_says(refused(capsys, "train", "none.toml"), "none.toml", "does not exist")
+    assert_says(refused(capsys, "train", "data"), "data", "is a folder")
+
+
+def test_a_device_that_is_not_there_is_refused(here, capsys):
+    for device in ("nonsense", "cuda:99"):
+        assert_says(refused(capsys, *TRAIN, "--device", device), "--device", device)
+        assert_says(refused(capsys, "search", "runs/a", "x", "--device", device), device)
+    assert not (here / "new").exists()
+
+
+def test_a_flag_argparse_does_not_know_is_a_usage_error(here, capsys):
+    answer = run_main(capsys, "train", "--setp", "3")
+    assert answer.code == 2
+    assert "--setp" in answer.err
+    assert "Traceback" not in answer.err
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+BAD_LINES = [  # what is done to the good lines, what the sentence must hold
+    ("malformed line", {2: "1 1=1"}, ["line 3", "'1=1'", "id:value"]),
+    ("label out of range", {3: "3 3:2"}, ["line 4", "label id '3'", "0 to 2"]),
+    ("feature out of range", {3: "2 4:2"}, ["line 4", "feature id '4'", "0 to 3"]),
+    ("negative label", {3: "-1 3:2"}, ["line 4", "label id '-1'"]),
+    ("NaN", {1: "0 0:nan"}, ["line 2", "'nan'", "finite"]),
+    ("infinite", {4: "0 0:1e60"}, ["line 5", "'1e60'", "finite"]),
+    ("header promises more", {0: "7 4 3"}, ["line 7", "7 documents", "there are 6"]),
+    ("header promises fewer", {0: "5 4 3"}, ["line 7", "5"]),
+    ("no header", {0: "0 0:1.0"}, ["line 1", "'0 0:1.0'", "header"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"), [case[1:] for case in BAD_LINES], ids=[case[0] for case in BAD_LINES]
+)
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_a_wrong_line_of_an_extreme_file_is_named(
+    here, tmp_path, capsys, changes, fragments, suffix
+):
+    lines = [changes.get(number, line) for number, line in enumerate(GOOD_LINES)]
+    bad = extreme_file(tmp_path / f"bad{suffix}", lines)
+    good = extreme_file(tmp_path / "good.txt", GOOD_LINES)
+    out = tmp_path / "out"
+    for sides in ((bad, good), (good, bad)):
+        sentence = refused(
+            capsys, "data", "extreme", "--train", sides[0], "--test", sides[1], "--out", out
+        )
+        assert_says(sentence, bad, *fragments)
+        assert sorted(tmp_path.iterdir()) == [bad, good]
+
+
+def test_an_archive_cut_short_an_empty_and_an_absent_file_are_named(here, tmp_path, capsys):
+    good = extreme_file(tmp_path / "good.txt", GOOD_LINES)
+    cut = extreme_file(tmp_path / "cut.txt.gz", GOOD_LINES)
+    cut.write_bytes(cut.read_bytes()[:-12])
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    words = ("data", "extreme", "--out", tmp_path / "out", "--test", good, "--train")
+    assert_says(refused(capsys, *words, cut), cut, "cut short", "again")
+    assert_says(refused(capsys, *words, empty), empty, "is empty")
+    assert_says(refused(capsys, *words, tmp_path / "no.txt"), "no.txt", "does not exist")
+    assert_says(refused(capsys, *words, tmp_path), tmp_path, "cannot be opened")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("", ["is empty"]),
+        ("query,label\n", ["no line"]),
+        ("query,label\nx\n", ["line 2", "1 cells"]),
+        ("query,label\nx,\n", ["line 2", "'label'", "empty"]),
+        ("question,label\nx,y\n", ["line 1", "'query'", "the columns are"]),
+        ('query,label\n"x,y\n', ["line 2"]),
+    ],
+)
+def test_a_wrong_table_is_refused(here, tmp_path, capsys, text, fragments):
+    path = tmp_path / "pairs.csv"
+    path.write_text(text)
+    sentence = refused(capsys, "data", "table", path, "--out", tmp_path / "out")
+    assert_says(sentence, path, *fragments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_never_seen_in_training_are_counted_and_not_fatal(here, tmp_path, capsys):
+    train = extreme_file(tmp_path / "train.txt", ["3 4 3", "0 0:1", "1 1:1", "0 2:1"])
+    test = extreme_file(tmp_path / "test.txt", ["3 4 3", "2 0:1", "2,1 1:1", "0 2:1"])
+    out = tmp_path / "out"
+    words = ("--validation-fraction", 0, "--out", out)
+    made = run_main(capsys, "data", "extreme", "--train", train, "--test", test, *words)
+    note = "note: 2 of the 4 test pairs have a label that is never seen in training"
+    assert made.code == 0
+    assert note in made.out
+    sizes = ["batch_size=2", "num_sampled_labels=3", "num_hard_labels=1", "num_hard_examples=2"]
+    sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
+    trained = run_main(
+        capsys, "train", "--data", out, "--steps", 3, *sets, "--run", tmp_path / "run"
+    )
+    assert trained.code == 0
+    assert note in trained.out
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_dense_feature_that_is_not_finite_is_refused_by_the_number_of_its_query(
+    here, tmp_path, capsys, value
+):
+    dataset = small.dense_dataset()
+    features = dataset.parts["validation"].features.copy()
+    features[7, 3] = value
+    part = dataclasses.replace(dataset.parts["validation"], features=features)
+    save_dataset(small.with_parts(dataset, validation=part), tmp_path / "data")
+    sentence = refused(capsys, *TRAIN, "--data", tmp_path / "data")
+    assert_says(sentence, "query 7 of the validation part", "NaN or infinite", "mend it")
+    assert not (here / "new").exists()
+
+
+def test_a_sparse_feature_that_is_not_finite_is_refused_by_the_number_of_its_query(here, tmp_path):
+    dataset = small.text_dataset()
+    rows = dataset.parts["train"].features
+    values = np.ones(len(rows.ids), dtype=np.float32)
+    values[rows.offsets[11]] = np.nan
+    part = dataclasses.replace(dataset.parts["train"], features=Rows(*rows[:2], values))
+    dataset = small.with_parts(dataset, train=part)
+    with pytest.raises(UserError, match="query 11 of the train part of small"):
+        begin_run(tmp_path / "run", small.config("data"), dataset, device=None)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [("data", "show"), ("train", "--data")])
+def test_a_folder_that_is_no_data_set_is_named(here, tmp_path, capsys, command):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/dataset.json").write_text("{")
+    assert_says(refused(capsys, *command, "nowhere"), "nowhere", "dataset.json")
+    assert_says(refused(capsys, *command, "runs/a"), "runs/a", "is not an Evenhand data set")
+    assert_says(refused(capsys, *command, tmp_path / "broken"), "broken", "damaged", "again")
+
+
+def test_a_data_set_or_report_is_not_written_over(here, tmp_path, capsys):
+    table = tmp_path / "pairs.csv"
+    table.write_text("query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50)))
+    assert_says(refused(capsys, "data", "table", table, "--out", "data"), "data exists already")
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_that_exists_is_not_touched(here, capsys):
+    sentence = refused(capsys, "train", "a.toml", "--run", "runs/a")
+    assert_says(sentence, "runs/a exists already", "--resume", "remove")
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(here, capsys):
+    sentence = refused(capsys, "train", "a.toml", "--run", "a.toml/inside")
+    assert_says(sentence, "a.toml", "Not a directory")
+    sentence = refused(capsys, "train", "a.toml", "--run", "x" * 300)
+    assert_says(sentence, "too long")
+
+
+def test_resuming_with_other_settings_names_the_setting_and_both_values(here, capsys):
+    resume = ("train", "--resume", "--run", "runs/a")
+    sentence = refused(capsys, *resume, "--learning-rate", 0.7)
+    assert_says(sentence, "runs/a", "training.learning_rate", "0.05", "0.7", "another --run")
+    sentence = refused(capsys, *resume, "--set", "loss.margin=0.1")
+    assert_says(sentence, "loss.margin", "0.3", "0.1")
+    sentence = refused(capsys, "train", "dense.toml", *resume[1:])
+    assert_says(sentence, "data.dataset", "'data'", "'dense'")
+
+
+def test_resuming_needs_a_run(here, tmp_path, capsys):
+    assert_says(refused(capsys, "train", "--resume"), "--resume needs the folder")
+    sentence = refused(capsys, "train", "--resume", "--run", tmp_path)
+    assert_says(sentence, tmp_path, "cannot be resumed", "config.toml")
+    sentence = refused(capsys, "train", "--resume", "--run", "nowhere")
+    assert_says(sentence, "nowhere", "cannot be resumed")
+
+
+COMMANDS = {
+    "evaluate": ("evaluate", "{}"),
+    "compare": ("compare", "runs/a", "{}"),
+    "compare first": ("compare", "{}", "runs/a"),
+    "report": ("report", "{}", "--out", "{}/../new.html"),
+    "search": ("search", "{}", "x"),
+    "resume": ("train", "--resume", "--run", "{}"),
+}
+
+
+def on(command, folder):
+    return [word.replace("{}", str(folder)) for word in COMMANDS[command]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_is_no_run_is_named(here, tmp_path, capsys, command):
+    for folder in (tmp_path, here / "data", here / "nowhere"):
+        sentence = refused(capsys, *on(command, folder))
+        assert_says(sentence, folder, "it holds no")
+
+
+@pytest.mark.parametrize("command", ["compare", "compare first", "report"])
+def test_a_run_that_was_not_evaluated_is_named_with_the_command_for_it(copy, capsys, command):
+    shutil.rmtree(copy / "evaluation")
+    sentence = refused(capsys, *on(command, copy))
+    assert_says(sentence, copy, "not been evaluated on the test", f"evenhand evaluate {copy}")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "search"])
+def test_a_run_without_a_model_is_named_with_the_command_for_it(copy, capsys, command):
+    shutil.rmtree(copy / "model")
+    sentence = refused(capsys, *on(command, copy))
+    assert_says(sentence, copy, "no trained model", f"evenhand train --resume --run {copy}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_data_set_other_than_the_one_trained_on_is_refused(
+    home, copy, tmp_path, capsys, monkeypatch, command
+):
+    work = tmp_path / "work"
+    work.mkdir()
+    shutil.copytree(home / "other", work / "data")  # same name, same sizes, other content
+    shutil.copytree(home / "runs", work / "runs")
+    monkeypatch.chdir(work)
+    sentence = refused(capsys, *on(command, copy))
+    assert_says(sentence, "was trained on another data set", "fingerprint", "restore")
+
+
+def test_runs_on_different_data_are_not_compared(here, capsys):
+    for command in ("compare", "report"):
+        sentence = refused(capsys, command, "runs/a", "runs/dense")
+        assert_says(sentence, "runs/dense", "another data set")
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"\xff\xfe")
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def list_instead(path):
+    path.write_text("[3]\n")
+
+
+DAMAGES = [  # file, damage, command, what the sentence must hold beside the file's name
+    ("model/weights.safetensors", shorten, "evaluate", "does not fit"),
+    ("model/weights.safetensors", empty, "search", "does not fit"),
+    ("checkpoints/step-00000020/tensors.safetensors", shorten, "resume", "damaged"),
+    ("checkpoints/step-00000020/tensors.safetensors", empty, "resume", "damaged"),
+    ("checkpoints/step-00000020/state.json", empty, "resume", "damaged"),
+    ("checkpoints/step-00000020/state.json", list_instead, "resume", "damaged"),
+    ("evaluation/test/scores.json", shorten, "compare", "damaged"),
+    ("evaluation/test/scores.json", lengthen, "report", "damaged"),
+    ("evaluation/test/scores.json", list_instead, "report", "damaged"),
+    ("evaluation/test/outcome.npz", shorten, "compare", "damaged"),
+    ("evaluation/test/outcome.npz", empty, "report", "damaged"),
+    ("run.json", shorten, "resume", "damaged"),
+    ("run.json", list_instead, "report", "damaged"),
+    ("run.json", empty, "evaluate", "damaged"),
+    ("config.toml", lengthen, "evaluate", "not valid TOML"),
+    ("config.toml", lengthen, "compare", "damaged"),
+    ("config.toml", lengthen, "resume", "not valid TOML"),
+    ("metrics.jsonl", lengthen, "report", "damaged"),
+    ("metrics.jsonl", list_instead, "resume", "damaged"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "damage", "command", "problem"), DAMAGES)
+def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, problem):
+    damage(copy / name)
+    sentence = refused(capsys, *on(command, copy))
+    place = "checkpoints" if name.startswith("checkpoints") else name
+    assert_says(sentence, place, problem)
+
+
+def test_a_checkpoint_without_a_tensor_is_refused(copy, capsys):
+    import safetensors.torch
+
+    path = copy / "checkpoints/step-00000020/tensors.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    del tensors["optimizer.labels.momentum"]
+    safetensors.torch.save_file(tensors, path)
+    sentence = refused(capsys, "train", "--resume", "--run", copy)
+    assert_says(sentence, "checkpoints", "damaged", "momentum", "remove")
+
+
+def test_a_part_that_is_not_there_is_named(home, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(home)
+    save_dataset(small.with_parts(small.text_dataset(), test=None), tmp_path / "data")
+    run = tmp_path / "run"
+    words = ("--data", tmp_path / "data", "--run", run, "--steps", 5)
+    answer = run_main(capsys, "train", "a.toml", *words)
+    assert answer.code == 0  # evaluated on the validation part instead
+    assert "pair recall on the validation part" in answer.out
+    assert_says(refused(capsys, "evaluate", run), "no test part", "train, validation")
+
+
+def test_a_metric_that_is_not_there_is_named(here, capsys):
+    sentence = refused(capsys, "compare", "runs/a", "runs/a", "--metric", "recall@7")
+    assert_says(sentence, "--metric", "recall@1, recall@10, recall@5", "'recall@7'")
+
+
+def test_search_refuses_nothing_to_look_for_and_data_without_texts(here, capsys):
+    for query in ("", "  \t"):
+        assert_says(refused(capsys, "search", "runs/a", "badoki", query), repr(query))
+    assert_says(refused(capsys, "search", "runs/a", "x", "--results", 0), "--results", "0")
+    sentence = refused(capsys, "search", "runs/dense", "x")
+    assert_says(sentence, "cannot turn a text into features", "table of texts")
+
+
+# --- a disk that is full --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Lets every write to a file whose path holds some word fail as on a full disk."""
+
+    def fill(word):
+        real_open = io.open
+
+        class FullFile:
+            def __init__(self, file):
+                self.file = file
+
+            def __getattr__(self, name):
+                return getattr(self.file, name)
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                self.file.close()
+
+            def write(self, *arguments):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def opened(file, mode="r", *arguments, **options):
+            handle = real_open(file, mode, *arguments, **options)
+            is_full = word in os.fsdecode(file) if not isinstance(file, int) else False
+            return FullFile(handle) if is_full and mode[0] in "wa" else handle
+
+        monkeypatch.setattr("builtins.open", opened)
+        monkeypatch.setattr("io.open", opened)
+
+    return fill
+
+
+def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, full_disk, monkeypatch):
+    full_disk("metrics.jsonl")
+    run = tmp_path / "run"
+    sentence = refused(capsys, "train", "a.toml", "--run", run)
+    assert_says(sentence, run / "metrics.jsonl", "No space left", "--resume")
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert run_main(capsys, "train", "--resume", "--run", run).code == 0
+    assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
+
+
+FULL = [  # function, its n-th call, what the sentence names
+    ("safetensors.torch.save_file", 2, "checkpoints/step-00000015"),
+    ("evenhand.training.checkpoint.sync", 1, "checkpoints/step-00000015"),
+    ("evenhand.training.checkpoint.sync", 6, "checkpoints/step-00000020"),
+    ("safetensors.torch.save_file", 1, "model/weights.safetensors"),
+    ("safetensors.torch.save_file", 3, "model/weights.safetensors"),
+    ("evenhand.runs.save_outcome", 1, "evaluation/test/outcome.npz"),
+    ("os.rename", 1, ""),
+    ("evenhand.files.sync", 1, "config.toml"),
+]
+
+
+@pytest.mark.parametrize(("function", "call", "name"), FULL)
+def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, call, name):
+    run = tmp_path / "run"
+    answer = small.run(
+        here, "train", "a.toml", "--run", run, disturb=[function, call, errno.ENOSPC]
+    )
+    assert_says(answer.sentence, name, "No space left")
+    left = [path for path in tmp_path.rglob("*") if "partial" in path.name or ".step" in path.name]
+    assert not left
+    if run.exists():
+        again = small.run(here, "train", "--resume", "--run", run)
+    else:
+        again = small.run(here, "train", "a.toml", "--run", run)
+    assert again.code == 0, again.err
+    assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
+
+
+def test_a_full_disk_while_evaluating_again_leaves_the_old_evaluation(copy, tmp_path, home):
+    before = bytes_of(copy)
+    answer = small.run(
+        home, "evaluate", copy, disturb=["evenhand.runs.save_outcome", 1, errno.ENOSPC]
+    )
+    assert_says(answer.sentence, "outcome.npz", "No space left", "untouched")
+    assert bytes_of(copy) == before
+
+
+def test_a_full_disk_at_a_data_set_leaves_nothing(here, tmp_path, capsys, monkeypatch):
+    table = tmp_path / "pairs.csv"
+    table.write_text("query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50)))
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "save", full)
+    sentence = refused(capsys, "data", "table", table, "--out", tmp_path / "out")
+    assert_says(sentence, tmp_path / "out", "No space left", "make room")
+    assert list(tmp_path.iterdir()) == [table]
+
+
+LIMITS = [  # bytes a file may have, what fails: config 1.6 kB, model 19 kB, checkpoint 41 kB
+    (300, "config.toml"),
+    (10_000, "weights.safetensors"),
+    (25_000, "step-00000015"),
+]
+
+
+@pytest.mark.parametrize(("num_bytes", "name"), LIMITS)
+def test_a_limit_on_the_size_of_files_is_met_like_a_full_disk(here, tmp_path, num_bytes, name):
+    run = tmp_path / "run"
+    answer = small.run(
+        here, "train", "a.toml", "--run", run, disturb=["file size", num_bytes, ""]
+    )
+    assert_says(answer.sentence, name)
+    assert "large" in answer.sentence.lower()
+    if run.exists():
+        assert small.run(here, "train", "--resume", "--run", run).code == 0
+        assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_really_is_full(here, tiny_disk):
+    answer = small.run(here, "train", "a.toml", "--run", tiny_disk / "run")
+    assert_says(answer.sentence, "could not be written", "No space left", tiny_disk)
+    about = json.loads((tiny_disk / "run/run.json").read_text("utf-8"))
+    assert not about["is_complete"]
+
+
+# --- in Python ------------------------------------------------------------------------------------
+
+
+def test_opening_places_says_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    config = build_config({"data": {"dataset": "places", "min_population": 7}})
+    with pytest.raises(UserError, match="min_population of places must be one of"):
+        open_data(config.data, console)
+    assert not any(tmp_path.rglob("*.npy"))

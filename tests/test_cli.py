@@ -1,0 +1,438 @@
+"""The command as a user meets it: files in, run folders and words out."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+import safetensors.torch
+import small
+from small import fruits_of, run_main, settings_file
+
+from evenhand.cli import main
+from evenhand.config import METHODS, SAMPLERS
+from evenhand.data import Strings, open_dataset, save_dataset
+from evenhand.version import __version__
+
+QUICK = {"training__num_steps": 20}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a data set and two evaluated runs, as a user would have after two commands."""
+    folder = tmp_path_factory.mktemp("cli")
+    save_dataset(small.text_dataset(), folder / "data")
+    settings_file(folder / "a.toml", "data", **QUICK)
+    for name, words in {"first": [], "second": ["--method", "snm", "--seed", "3"]}.items():
+        answer = small.run(folder, "train", "a.toml", "--run", f"runs/{name}", *words)
+        assert answer.code == 0, answer.err
+        (folder / f"{name}.out").write_text(answer.out, "utf-8")
+    return folder
+
+
+@pytest.fixture
+def user(home, monkeypatch, capsys):
+    """Runs a command there that must succeed, and returns what it prints."""
+    monkeypatch.chdir(home)
+
+    def user(*arguments):
+        answer = run_main(capsys, *arguments)
+        assert answer.code == 0, answer.err
+        assert not answer.err
+        return answer.out
+
+    return user
+
+
+# --- train ----------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_holds_all_that_was_promised(home):
+    files = set(small.bytes_of(home / "runs/first"))
+    assert files == {
+        "config.toml",
+        "run.json",
+        "metrics.jsonl",
+        "model/weights.safetensors",
+        "checkpoints/step-00000020/tensors.safetensors",
+        "checkpoints/step-00000020/state.json",
+        "evaluation/test/outcome.npz",
+        "evaluation/test/scores.json",
+    }
+
+
+def test_training_shows_the_bar_the_table_and_where_the_run_is(home):
+    out = (home / "first.out").read_text("utf-8")
+    assert "training s2m-annealed" in out
+    assert "20/20" in out or "20…" in out
+    assert "pair recall on the test part" in out
+    assert re.search(r"│ all +│ +150 │ +0\.\d{4} │ +0\.\d{4} │", out)
+    assert "worst 3 region" in out
+    assert out.rstrip().endswith("run folder: runs/first")
+
+
+def test_the_run_says_what_was_run_on_what_and_where(home):
+    about = json.loads((home / "runs/second/run.json").read_text("utf-8"))
+    assert about["name"] == "second"
+    assert (about["method"], about["seed"]) == ("snm", 3)
+    assert about["is_complete"] is True
+    assert about["num_steps"] == 20
+    assert about["best_step"] in (10, 20)
+    assert about["versions"]["evenhand"] == __version__
+    assert set(about["versions"]) == {"evenhand", "python", "torch", "numpy"}
+    assert about["device"]
+    dataset = open_dataset(home / "data")
+    assert about["dataset"]["fingerprint"] == dataset.fingerprint
+    assert about["dataset"]["num_queries"] == small.SIZES
+    assert about["training_seconds"] >= 0
+    assert about["milliseconds_a_step"] > 0
+
+
+def test_the_saved_settings_begin_with_the_command_that_repeats_the_run(user, home):
+    text = (home / "runs/first/config.toml").read_text("utf-8")
+    first_line = text.splitlines()[0]
+    assert first_line == "# evenhand train runs/first/config.toml"
+    command = shlex.split(first_line.removeprefix("# "))
+    user(*command[1:], "--run", "runs/repeated")
+    assert fruits_of(home / "runs/repeated") == fruits_of(home / "runs/first")
+    repeated = (home / "runs/repeated/config.toml").read_text("utf-8")
+    assert repeated.splitlines()[1:] == text.splitlines()[1:]
+
+
+def test_every_setting_is_written_out_and_flags_win_over_the_file(home):
+    settings = tomllib.loads((home / "runs/second/config.toml").read_text("utf-8"))
+    assert settings["mining"]["method"] == "snm"  # a flag
+    assert settings["training"]["seed"] == 3
+    assert settings["training"]["num_steps"] == 20  # the file
+    assert settings["loss"] == {  # defaults
+        "name": "contrastive", "margin": 0.3, "power": 1.0, "margin_loss": "hinge", "log_q": False,
+    }  # fmt: skip
+
+
+def test_each_flag_reaches_its_setting_and_set_has_the_last_word(user, home, tmp_path):
+    user(
+        "train", "a.toml", "--run", tmp_path / "run", "--data", home / "data", "--method", "s2m",
+        "--hard-labels", 3, "--hard-examples", 4, "--steps", 2, "--learning-rate", 1,
+        "--seed", 9, "--set", "training.seed=10", "--set", "loss.margin=0",
+        "--device", "cpu",
+    )  # fmt: skip
+    settings = tomllib.loads((tmp_path / "run/config.toml").read_text("utf-8"))
+    assert settings["data"]["dataset"] == str(home / "data")
+    mining, training = settings["mining"], settings["training"]
+    assert (mining["method"], mining["num_hard_labels"], mining["num_hard_examples"]) == (
+        "s2m", 3, 4,
+    )  # fmt: skip
+    assert (training["num_steps"], training["learning_rate"], training["seed"]) == (2, 1.0, 10)
+    assert settings["loss"]["margin"] == 0.0
+
+
+def test_without_a_folder_the_run_is_named_after_data_method_and_seed(user, home, tmp_path):
+    user("train", "a.toml", "--steps", 2, "--method", "sgd", "--seed", 5)
+    assert (home / "runs/small-sgd-seed5/model/weights.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["2024", "true", "a b", "it's [b]", "1e3"])
+def test_a_folder_may_have_any_name(user, home, tmp_path, monkeypatch, name):
+    """Also one that would be a number, a truth or markup elsewhere."""
+    shutil.copytree(home / "data", tmp_path / name)
+    settings_file(tmp_path / "a.toml", "unused", **QUICK)
+    monkeypatch.chdir(tmp_path)
+    out = user("train", "a.toml", "--data", name, "--run", f"runs/{name}", "--steps", 2)
+    assert f"run folder: runs/{name}\n" in out
+    assert user("evaluate", f"runs/{name}").rstrip().endswith(f"runs/{name}/evaluation/test")
+    first_line = (tmp_path / "runs" / name / "config.toml").read_text("utf-8").splitlines()[0]
+    command = shlex.split(first_line.removeprefix("# "))
+    assert command == ["evenhand", "train", f"runs/{name}/config.toml"]
+
+
+VARIANTS = {
+    **{f"method {method}": {"mining__method": method} for method in METHODS},
+    **{
+        f"sampler {sampler}": {
+            "mining__sampler": sampler,
+            "mining__num_sampled_labels": 50,
+            "mining__in_batch_share": 0.7,
+        }
+        for sampler in SAMPLERS
+    },
+    "a sample for each example": {"mining__for_each_example": True},
+    "the paper's mask": {"mining__masks_all_positives": False},
+    "softmax with log q": {"loss__name": "softmax", "loss__log_q": True, "model__scale": 5},
+    "mixed softmax with log q": {
+        "loss__name": "softmax",
+        "loss__log_q": True,
+        "mining__sampler": "mixed",
+        "mining__in_batch_share": 0.85,
+    },
+    "bowl": {"loss__name": "bowl", "loss__margin_loss": "logistic"},
+    "crammer-singer": {"loss__name": "crammer-singer"},
+    "averaged": {"loss__name": "averaged", "loss__margin_loss": "squared-hinge"},
+    "dot with bias": {"model__similarity": "dot", "model__label_bias": True},
+    "row-adagrad": {"training__optimizer": "row-adagrad", "training__learning_rate": 0.2},
+    "cosine, warmed up, clipped": {
+        "training__learning_rate_shape": "cosine",
+        "training__warmup_steps": 3,
+        "training__max_gradient_norm": 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_method_sampler_loss_and_optimizer_learns(tmp_path, home, variant):
+    """Untrained, a model finds 1 of 6 labels among its first 10."""
+    changes = {"training__num_steps": 40, "training__evaluate_every": 0, **VARIANTS[variant]}
+    path = settings_file(tmp_path / "a.toml", home / "data", **changes)
+    answer = small.run(tmp_path, "train", path, "--run", "run")
+    assert answer.code == 0, answer.err
+    lines = (tmp_path / "run/metrics.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    assert rows[-1]["validation"]["recall@10"] > 0.4
+
+
+def test_a_perceptron_learns_from_dense_features(tmp_path):
+    save_dataset(small.dense_dataset(), tmp_path / "data")
+    changes = {"training__num_steps": 40, "model__hidden_widths": [24]}
+    settings_file(tmp_path / "a.toml", "data", **changes)
+    assert small.run(tmp_path, "train", "a.toml", "--run", "run").code == 0
+    weights = safetensors.torch.load_file(tmp_path / "run/model/weights.safetensors")
+    assert weights["encoder.layers.0.weight"].shape == (24, 12)
+    rows = (tmp_path / "run/metrics.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(rows[-1])["validation"]["recall@10"] > 0.6
+
+
+# --- the readers ----------------------------------------------------------------------------------
+
+
+def test_evaluate_writes_and_prints_the_scores_of_a_part(user, home):
+    out = user("evaluate", "runs/second", "--part", "validation")
+    place = home / "runs/second/evaluation/validation"
+    assert "pair recall on the validation part" in out
+    assert "written to runs/second/evaluation/validation" in out
+    scores = json.loads((place / "scores.json").read_text("utf-8"))
+    (score,) = [s for s in scores if (s["metric"], s["group"]) == ("recall@10", "all")]
+    assert f"{score['value']:.4f}" in out
+    assert (place / "outcome.npz").is_file()
+    shutil.rmtree(place)
+
+
+def test_evaluating_again_changes_nothing(user, home):
+    before = fruits_of(home / "runs/first")
+    user("evaluate", "runs/first")
+    assert fruits_of(home / "runs/first") == before
+
+
+def test_compare_prints_both_runs_and_their_difference(user, home):
+    out = user("compare", "runs/first", "runs/second", "--metric", "recall@5")
+    recalls = {}
+    for name in ("first", "second"):
+        scores = json.loads((home / f"runs/{name}/evaluation/test/scores.json").read_text("utf-8"))
+        (recalls[name],) = [
+            s["value"] for s in scores if (s["metric"], s["group"]) == ("recall@5", "all")
+        ]
+    assert "recall@5: second minus first" in out
+    (row,) = [line for line in out.split("minus first")[1].splitlines() if "│ all " in line]
+    assert f"{recalls['first']:.4f}" in row
+    assert f"{recalls['second']:.4f}" in row
+    assert f"{recalls['second'] - recalls['first']:+.4f}" in row
+    assert "worst 3 of style" in out
+    assert "the worst groups are those of first on the validation part, the same for all" in out
+
+
+def test_compare_works_where_no_group_is_large_enough_to_judge(user, home, tmp_path):
+    dataset = small.text_dataset()
+    positives = dataset.parts["test"].positives
+    few = small.text_dataset().parts["test"]
+    taken = range(12)
+    import dataclasses
+
+    from evenhand.data import Groups, taken_rows
+
+    rows = np.arange(12)
+    few = dataclasses.replace(
+        few,
+        features=taken_rows(few.features, rows),
+        positives=taken_rows(positives, rows),
+        groups={"style": Groups(few.groups["style"].ids[:12], few.groups["style"].names)},
+        texts=Strings.pack(few.texts[q] for q in taken),
+    )
+    save_dataset(small.with_parts(dataset, test=few), tmp_path / "data")
+    for name in ("one", "two"):
+        words = ("--data", tmp_path / "data", "--run", tmp_path / name, "--steps", 2)
+        user("train", "a.toml", *words, "--seed", len(name))
+    out = user("compare", tmp_path / "one", tmp_path / "two")
+    assert "two minus one" in out
+    assert "worst 3 of" not in out
+
+
+def test_compare_of_a_run_with_itself_shows_no_difference(user):
+    out = user("compare", "runs/first", "runs/first")
+    rows = out.split("minus first")[1]
+    assert "+0.0000" in rows
+    assert "-0." not in rows
+
+
+def test_the_report_names_both_runs(user, home, tmp_path):
+    out = user("report", "runs/first", "runs/second", "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert str(tmp_path / "page.html") in out
+    assert page.startswith("<!doctype html>") or page.startswith("<!DOCTYPE html>")
+    assert "first" in page
+    assert "second" in page
+    assert "s2m-annealed" in page
+
+
+def test_the_report_of_one_run_goes_into_its_folder(user, home):
+    assert "report: runs/second/report.html" in user("report", "runs/second")
+    (home / "runs/second/report.html").unlink()
+
+
+def test_search_prints_the_labels_found_best_first(user, home):
+    names = list(open_dataset(home / "data").label_names)
+    out = user("search", "runs/first", names[7], names[30], "--results", "4")
+    first, second = out.split("“")[1:]
+    assert first.startswith(f"{names[7]}”")
+    assert second.startswith(f"{names[30]}”")
+    for block in (first, second):
+        rows = re.findall(r"^ *(-?\d\.\d{3}) +(\S+) *$", block, flags=re.MULTILINE)
+        assert len(rows) == 4
+        scores = [float(score) for score, _ in rows]
+        assert scores == sorted(scores, reverse=True)
+        assert all(name in names for _, name in rows)
+    assert names[7] in first.split("”", 1)[1]
+
+
+def test_labels_and_queries_are_printed_as_they_are(user, tmp_path, home):
+    """Square brackets and colons mean something to the library that prints tables."""
+    dataset = small.text_dataset()
+    strange = ["[/b]", "[bold]x[/]", ":smile: y", "[link=z]w"]
+    names = [strange[label % 4] + str(label) for label in range(small.NUM_LABELS)]
+    import dataclasses
+
+    save_dataset(
+        dataclasses.replace(dataset, label_names=Strings.pack(names), name="[red]"),
+        tmp_path / "data",
+    )
+    assert "[red]" in user("data", "show", tmp_path / "data")
+    user("train", "a.toml", "--data", tmp_path / "data", "--run", tmp_path / "run", "--steps", 2)
+    out = user("search", tmp_path / "run", "[/i]:heart:", "--results", "60")
+    assert "“[/i]:heart:”" in out
+    for name in names:
+        assert name in out
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def test_data_extreme_makes_a_data_set_to_train_on(user, home, tmp_path):
+    generator = np.random.default_rng(0)
+    for name in ("train", "test"):
+        lines = [f"{y} {y}:1 {5 + generator.integers(20)}:0.5" for y in generator.integers(5, size=60)]
+        text = "\n".join(["60 25 5", *lines]) + "\n"
+        (tmp_path / f"{name}.txt").write_text(text)
+        groups = "".join(f"{row}\t{'even' if row % 2 else 'odd'}\n" for row in range(60))
+        (tmp_path / f"{name}.tsv").write_text(groups)
+    (tmp_path / "names.txt").write_text("\n".join("abcde") + "\n")
+    out = user(
+        "data", "extreme", "--train", tmp_path / "train.txt", "--test", tmp_path / "test.txt",
+        "--name", "letters", "--label-names", tmp_path / "names.txt",
+        "--train-groups", tmp_path / "train.tsv", "--test-groups", tmp_path / "test.tsv",
+        "--out", tmp_path / "letters",
+    )  # fmt: skip
+    assert "5 labels, 25 features" in out
+    assert f"train on it with: evenhand train --data {tmp_path / 'letters'}" in out
+    dataset = open_dataset(tmp_path / "letters")
+    assert dataset.label_name(4) == "e"
+    assert dataset.parts["test"].groups["group"].names == ("even", "odd")
+    sizes = ["batch_size=16", "num_sampled_labels=5", "num_hard_labels=2", "num_hard_examples=8"]
+    sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
+    words = ("--data", tmp_path / "letters", "--steps", 30, "--run", tmp_path / "run")
+    out = user("train", *words, *sets, "--set", "evaluation.num_resamples=10")
+    (row,) = [line for line in out.splitlines() if line.startswith("│ all ")]
+    assert "1.0000" in row  # every document holds its own label as a feature
+
+
+def test_data_table_makes_a_data_set_to_search(user, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{colour} {thing} {n},{thing},{colour}" for n in range(12) for thing in ("cup", "hat")
+            for colour in ("red", "blue")]  # fmt: skip
+    (tmp_path / "pairs.csv").write_text("\n".join(["query,label,colour", *rows]) + "\n")
+    out = user("data", "table", "pairs.csv", "--group", "colour")
+    assert "written to datasets/pairs" in out
+    assert "colour (2)" in user("data", "show", "datasets/pairs")
+    sizes = ["batch_size=8", "num_sampled_labels=2", "num_hard_labels=1", "num_hard_examples=4"]
+    sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
+    more = ("--set", "model.embedding_dim=8", "--set", "evaluation.num_resamples=10")
+    user("train", "--data", "datasets/pairs", "--steps", 20, "--run", "run", *sets, *more)
+    assert "hat" in user("search", "run", "green hat 5", "--results", 1)
+
+
+def test_data_show_counts_parts_pairs_labels_and_groups(user):
+    out = user("data", "show", "data")
+    assert re.search(r"train +│ 420 +│ 525 +│ style \(3\)", out)
+    assert "60 labels, 512 features; labels are grouped by region (4)" in out
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+HELP = {
+    (): ["a first session", "s2m-annealed", "train", "compare", "report", "search", "data", "demo"],
+    ("train",): ["TOML", "--resume", "--hard-examples", "--set", "run folder"],
+    ("evaluate",): ["--part", "evaluate a run on a part"],
+    ("compare",): ["--metric", "intervals"],
+    ("report",): ["--out", "page"],
+    ("search",): ["--results", "trained"],
+    ("data",): ["places", "extreme", "table", "show"],
+    ("data", "places"): ["--min-population", "GeoNames"],
+    ("data", "extreme"): ["--label-names", "Extreme Classification"],
+    ("data", "table"): ["--query-column", "CSV"],
+    ("data", "show"): ["folder", "holds"],
+    ("demo",): ["--run", "SNM and S2M"],
+}
+
+
+@pytest.mark.parametrize("command", HELP, ids=" ".join)
+def test_help_says_what_a_command_does(capsys, command):
+    answer = run_main(capsys, *command, "--help")
+    assert answer.code == 0
+    text = " ".join(answer.out.split())
+    for fragment in HELP[command]:
+        assert fragment.lower() in text.lower(), f"{fragment!r} is not in: {text}"
+
+
+def test_the_version_is_printed(capsys):
+    assert run_main(capsys, "--version").out == f"evenhand {__version__}\n"
+
+
+def test_without_a_command_the_usage_is_printed(capsys):
+    answer = run_main(capsys)
+    assert answer.code == 2
+    assert "usage: evenhand" in answer.err
+
+
+def test_an_error_of_the_program_itself_is_not_hidden(home, monkeypatch):
+    monkeypatch.chdir(home)
+
+    def broken(*arguments):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("evenhand.commands.run_config", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["evaluate", "runs/first"])
+
+
+def test_the_installed_command_runs():
+    script = shutil.which("evenhand", path=str(small.Path(sys.executable).parent))
+    if script is None:
+        pytest.skip("the package is not installed")
+    answer = subprocess.run(
+        [script, "--version"], capture_output=True, text=True, check=True, env=small.ENVIRONMENT
+    )
+    assert answer.stdout == f"evenhand {__version__}\n"

@@ -1,0 +1,136 @@
+"""The words of README and docs are true: their Python runs, their commands exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from evenhand.cli import _parser
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<text>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+SHELL = ("console", "bash", "sh", "shell")
+ENDS = ("|", ">", ">>", "&&", "||", ";", "&")
+
+every_page = pytest.mark.parametrize(
+    "page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES]
+)
+
+
+def blocks_of(text, *kinds):
+    """(number of its first line, text) of every fenced block of these kinds."""
+    return [
+        (text.count("\n", 0, match.start("text")) + 1, match["text"])
+        for match in BLOCK.finditer(text)
+        if match["kind"] in kinds
+    ]
+
+
+def commands_of(text):
+    """The `evenhand ...` commands of shell blocks: (line of the block, words after `evenhand`)."""
+    commands = []
+    for line_number, block in blocks_of(text, *SHELL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if "evenhand" not in line:
+                continue
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            while words and re.fullmatch(r"\w+=\S*", words[0]):
+                words = words[1:]  # VARIABLE=value before a command
+            if words and Path(words[0]).name == "evenhand":
+                ends = [words.index(end) for end in ENDS if end in words]
+                commands.append((line_number, words[1 : min(ends, default=None)]))
+    return commands
+
+
+def run_blocks(text, name):
+    """Runs the Python blocks one after the other, in one namespace; errors show the page's lines."""
+    namespace = {"__name__": "__main__"}
+    for line_number, block in blocks_of(text, "python"):
+        exec(compile("\n" * (line_number - 1) + block, name, "exec"), namespace)
+    return namespace
+
+
+def parse(words):
+    """The real parser, and nothing is run; --help and --version are fine too."""
+    try:
+        return _parser().parse_args(words)
+    except SystemExit as exit_:
+        return None if exit_.code == 0 else exit_
+
+
+@every_page
+def test_every_python_block_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(page.read_text("utf-8"), str(page))
+
+
+@every_page
+def test_every_command_is_one_the_parser_knows(page):
+    for line_number, words in commands_of(page.read_text("utf-8")):
+        place = f"{page.name}, block of line {line_number}"
+        assert not isinstance(parse(words), SystemExit), f"{place}: evenhand {shlex.join(words)}"
+
+
+def test_the_readme_shows_python():
+    assert blocks_of(PAGES[0].read_text("utf-8"), "python")
+
+
+# These tests must be able to fail.
+
+PAGE = """\
+Words.
+```python
+import os
+here = 3
+```
+```console
+$ evenhand train --steps 3 \\
+    --run runs/x  # a remark
+training ...
+$ OMP_NUM_THREADS=1 .venv/bin/evenhand search runs/x "Wien" | head
+$ ls
+```
+```python
+assert here == 3
+there = os.getcwd()
+```
+```text
+evenhand nonsense
+```
+"""
+
+
+def test_blocks_share_a_namespace_and_run_in_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = run_blocks(PAGE, "page")
+    assert namespace["there"] == str(tmp_path)
+    assert [line for line, _ in blocks_of(PAGE, "python")] == [3, 14]
+
+
+def test_a_block_that_raises_is_an_error_at_its_line():
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_blocks("a\n```python\nx = 1\n\nx / 0\n```\n", "page")
+    assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_commands_are_found_with_continued_lines_and_without_what_follows():
+    assert [words for _, words in commands_of(PAGE)] == [
+        ["train", "--steps", "3", "--run", "runs/x"],
+        ["search", "runs/x", "Wien"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", [["trian"], ["train", "--stepz", "3"], ["train", "--steps", "x"], ["search"], []]
+)
+def test_a_command_the_parser_does_not_know_is_found(capsys, words):
+    assert isinstance(parse(words), SystemExit)
+
+
+def test_a_command_that_exists_is_parsed_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse(["train", "--steps", "3"]).steps == 3
+    assert parse(["--version"]) is None
+    assert not any(tmp_path.iterdir())

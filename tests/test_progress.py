@@ -1,0 +1,71 @@
+"""Bars say what goes on; a first signal asks to stop, a second one insists."""
+
+import io
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from evenhand.progress import count_bar, file_bar, step_bar, stop_requested
+
+
+@pytest.fixture
+def screen():
+    """A terminal whose text can be read."""
+    return Console(file=io.StringIO(), force_terminal=True, width=160, color_system=None)
+
+
+def text_of(console):
+    return console.file.getvalue()
+
+
+def test_the_training_bar_shows_steps_and_figures(screen):
+    figures = {"loss": 0.25, "zero_loss_share": 0.5, "num_hard_examples": 1234}
+    with step_bar(screen, "training [b]s2m[/b]", total=10, done=4) as advance:
+        advance(5, {})
+        advance(7, figures)
+    text = text_of(screen)
+    assert "training [b]s2m[/b]" in text
+    assert "7/10" in text
+    assert "loss 0.2500  zero-loss 50%  k' 1,234" in text
+
+
+def test_a_counted_bar_shows_how_many_of_how_many(screen):
+    with count_bar(screen, "evaluating runs/[/x]") as advance:
+        advance(30, 120)
+    assert "evaluating runs/[/x]" in text_of(screen)
+    assert "30/120" in text_of(screen)
+
+
+def test_the_bar_of_files_has_a_line_for_each(screen):
+    with file_bar(screen) as advance:
+        advance(Path("some/train.txt"), 5, 10)
+        advance(Path("some/test.txt"), 7, 7)
+        advance(Path("some/train.txt"), 10, 10)
+    text = text_of(screen)
+    assert "reading train.txt" in text
+    assert "10/10" in text
+    assert "reading test.txt" in text
+    assert "7/7" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_insists(number):
+    before = signal.getsignal(number)
+    with stop_requested() as should_stop_fn:
+        assert not should_stop_fn()
+        os.kill(os.getpid(), number)
+        assert should_stop_fn()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+            signal.sigtimedwait([], 1)  # a place for the signal to arrive at
+    assert signal.getsignal(number) is before
+
+
+def test_the_old_handlers_come_back_after_an_error():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RuntimeError, match="a bug"), stop_requested():
+        raise RuntimeError("a bug")
+    assert signal.getsignal(signal.SIGTERM) is before

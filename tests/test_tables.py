@@ -1,0 +1,150 @@
+"""Tables in the terminal hold the figures, mark the best and what is too small to judge."""
+
+import dataclasses
+import io
+import math
+
+import pytest
+import small
+from rich.console import Console
+
+from evenhand.evaluation import Difference, Score
+from evenhand.tables import (
+    differences_table,
+    main_rows,
+    parts_table,
+    results_table,
+    row_title,
+    score_text,
+    unseen_notes,
+)
+
+
+def score(column, group, value, *, metric="recall@10", count=100, is_judged=True):
+    return Score(metric, column, group, value, math.nan, math.nan, count, is_judged)
+
+
+def text_of(table, *, has_style=False):
+    console = Console(
+        file=io.StringIO(),
+        width=150,
+        force_terminal=has_style,
+        color_system="standard" if has_style else None,
+    )
+    console.print(table)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("column", "group", "title"),
+    [
+        ("all", "all", "all"),
+        ("frequency", "tail", "tail"),
+        ("country", "worst tenth", "worst tenth of countries"),
+        ("script", "worst 3", "worst 3 scripts"),
+        ("script", "worst", "worst script"),
+        ("colour", "worst 3", "worst 3 colour"),
+        ("script", "THAI", "script THAI"),
+    ],
+)
+def test_rows_are_called_as_people_call_them(column, group, title):
+    assert row_title(score(column, group, 0.5)) == title
+
+
+def test_the_main_rows_are_all_the_frequencies_and_the_worst_of_every_column():
+    scores = [
+        score("all", "all", 0.5),
+        score("frequency", "tail", 0.4),
+        score("frequency", "worst 3", 0.4),
+        score("frequency over pairs", "worst 3", 0.4),
+        score("script", "THAI", 0.3),
+        score("script", "worst", 0.3),
+        score("script", "worst 3", 0.2),
+        score("script", "worst tenth", math.nan),
+    ]
+    kept = [(row.column, row.group) for row in main_rows(scores)]
+    assert kept == [("all", "all"), ("frequency", "tail"), ("script", "worst 3")]
+
+
+def test_nothing_is_a_dash_and_too_small_is_in_brackets():
+    assert score_text(score("all", "all", 0.5)) == "0.5000"
+    assert score_text(score("all", "all", math.nan)) == "–"
+    assert score_text(score("all", "all", 0.5, is_judged=False)) == "(0.5000)"
+
+
+def test_the_results_of_two_runs_stand_side_by_side_and_the_best_is_bold():
+    first = [score("all", "all", 0.25, count=1234), score("frequency", "tail", 0.75)]
+    second = [score("all", "all", 0.5), score("frequency", "tail", 0.5)]
+    table = results_table([("one [b]", first), ("two", second)], part_name="validation")
+    text = text_of(table)
+    assert "pair recall on the validation part" in text
+    assert "one [b]" in text
+    lines = {line.split("│")[1].strip(): line for line in text.splitlines() if "│" in line}
+    assert [cell.strip() for cell in lines["all"].split("│")[2:5]] == ["1,234", "0.2500", "0.5000"]
+    styled = text_of(table, has_style=True)
+    assert "\x1b[1m0.5000" in styled.split("all")[2].splitlines()[0]
+    assert "\x1b[1m0.7500" in styled
+    assert "\x1b[1m0.2500" not in styled
+
+
+def test_a_group_that_only_the_first_run_has_is_a_dash_in_the_other():
+    first = [score("all", "all", 0.25), score("frequency", "tail", 0.75)]
+    text = text_of(results_table([("one", first), ("two", first[:1])]))
+    (row,) = [line for line in text.splitlines() if " tail " in line]
+    assert "–" in row
+
+
+def test_metrics_that_are_not_there_are_not_shown():
+    text = text_of(results_table([("one", [score("all", "all", 0.25, metric="recall@3")])]))
+    assert "recall@3" in text
+    assert "recall@10" not in text
+
+
+def difference(group, **values):
+    numbers = {
+        "baseline": 0.5, "contender": 0.75, "difference": 0.25, "low": 0.125, "high": 0.375,
+        "seed_low": math.nan, "seed_high": math.nan, "num_runs": 1, "count": 4321,
+    }  # fmt: skip
+    return Difference("recall@10", group, **(numbers | values))
+
+
+def test_differences_have_a_sign_and_an_interval():
+    rows = [difference("all"), difference("tail", difference=-0.0625, low=-0.5, high=0.25)]
+    other = dataclasses.replace(rows[0], metric="recall@1", group="elsewhere")
+    text = text_of(differences_table([*rows, other], baseline="snm", contender="s2m"))
+    assert "recall@10: s2m minus snm" in text
+    assert "4,321" in text
+    assert "+0.2500" in text
+    assert "+0.1250 to +0.3750" in text
+    assert "-0.0625" in text
+    assert "elsewhere" not in text
+    assert "over seeds" not in text
+
+
+def test_several_runs_have_an_interval_over_seeds():
+    rows = [difference("all", num_runs=3, seed_low=0.0625, seed_high=0.4375)]
+    text = text_of(differences_table(rows, baseline="snm", contender="s2m"))
+    assert "95 % over seeds" in text
+    assert "+0.0625 to +0.4375" in text
+
+
+def test_the_parts_of_a_data_set_are_counted():
+    text = text_of(parts_table(small.text_dataset(name="[i]")))
+    assert "[i]" in text
+    (row,) = [line for line in text.splitlines() if " train " in line]
+    assert [cell.strip() for cell in row.split("│")[1:5]] == ["train", "420", "525", "style (3)"]
+    assert "–" in text_of(parts_table(small.dense_dataset()))
+
+
+def test_labels_that_cannot_be_learnt_are_counted():
+    dataset = small.dense_dataset()
+    assert unseen_notes(dataset) == []
+    train = dataset.parts["train"]
+    ids = train.positives.ids.copy()
+    missing = ids[0]
+    ids[ids == missing] = (missing + 1) % small.NUM_LABELS
+    positives = train.positives._replace(ids=ids)
+    dataset = small.with_parts(dataset, train=dataclasses.replace(train, positives=positives))
+    notes = unseen_notes(dataset)
+    count = int((dataset.parts["test"].positives.ids == missing).sum())
+    assert any(note.startswith(f"note: {count} of the 120 test pairs") for note in notes)

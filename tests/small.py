@@ -45,7 +45,8 @@ def text_dataset(seed=0, name="small"):
         labels = generator.integers(NUM_LABELS, size=size)
         texts = [names[label] + generator.choice(SYLLABLES) for label in labels]
         others = (labels + 1) % NUM_LABELS  # every fourth query has a second positive
-        rows = [[y, z] if q % 4 == 0 else [y] for q, (y, z) in enumerate(zip(labels, others))]
+        both = enumerate(zip(labels, others, strict=True))
+        rows = [[y, z] if q % 4 == 0 else [y] for q, (y, z) in both]
         offsets = np.cumsum([0, *map(len, rows)])
         parts[part_name] = Part(
             features=featurizer.featurize(texts),

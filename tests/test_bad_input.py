@@ -11,14 +11,14 @@ import subprocess
 
 import numpy as np
 import pytest
-import small
-from small import bytes_of, run_main, settings_file
 
+import small
 from evenhand.commands import console
 from evenhand.config import build_config
 from evenhand.data import Rows, save_dataset
 from evenhand.errors import UserError
 from evenhand.pipeline import begin_run, open_data
+from small import bytes_of, run_main, settings_file
 
 GOOD_LINES = ["6 4 3", "0 0:1.0 2:0.5", "1 1:1", "2 3:2", "0,1 0:1", "1 2:1", "2 1:1 3:0.25"]
 
@@ -46,7 +46,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def here(home, monkeypatch):
-    """That folder as the working folder; all that was in it must be there, unchanged, at the end."""
+    """That folder as the working folder; what was in it must be there, unchanged, at the end."""
     monkeypatch.chdir(home)
     before = bytes_of(home)
     yield home
@@ -82,7 +82,7 @@ SETTINGS = [  # settings, what the sentence must hold
     ("mining.method=s2m-aneal", ["'s2m-aneal'", "did you mean 's2m-annealed'?"]),
     ("mining.sampler=unifrom", ["mining.sampler", "did you mean 'uniform'?"]),
     ("loss.name=sofmax", ["loss.name", "'sofmax'", "did you mean 'softmax'?"]),
-    ("mining.num_hard_label=3", ["[mining]", "'num_hard_label'", "did you mean 'num_hard_labels'?"]),
+    ("mining.num_hard_label=3", ["[mining]", "did you mean 'num_hard_labels'?"]),
     ("minning.method=s2m", ["[minning]", "did you mean 'mining'?"]),
     ("training.num_steps=many", ["training.num_steps", "int", "'many'"]),
     ("training.num_steps=2.5", ["training.num_steps", "int", "2.5"]),
@@ -569,9 +569,7 @@ LIMITS = [  # bytes a file may have, what fails: config 1.6 kB, model 19 kB, che
 @pytest.mark.parametrize(("num_bytes", "name"), LIMITS)
 def test_a_limit_on_the_size_of_files_is_met_like_a_full_disk(here, tmp_path, num_bytes, name):
     run = tmp_path / "run"
-    answer = small.run(
-        here, "train", "a.toml", "--run", run, disturb=["file size", num_bytes, ""]
-    )
+    answer = small.run(here, "train", "a.toml", "--run", run, disturb=["file size", num_bytes, ""])
     assert_says(answer.sentence, name)
     assert "large" in answer.sentence.lower()
     if run.exists():

@@ -7,11 +7,11 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
-from small import bytes_of
 
 from evenhand.errors import UserError
 from evenhand.training import checkpoint as module
 from evenhand.training.checkpoint import Checkpoint, load_latest_checkpoint, save_checkpoint
+from small import bytes_of
 
 
 def made(value):
@@ -47,6 +47,12 @@ def test_a_step_saved_twice_is_the_second(tmp_path):
     save_checkpoint(tmp_path, made(1), step=5)
     save_checkpoint(tmp_path, made(2), step=5)
     assert_holds(load_latest_checkpoint(tmp_path), 2)
+
+
+def test_an_earlier_step_saved_later_is_the_one_that_stays(tmp_path):
+    save_checkpoint(tmp_path, made(9), step=9)
+    save_checkpoint(tmp_path, made(3), step=3)
+    assert_holds(load_latest_checkpoint(tmp_path), 3)
 
 
 def test_the_newest_of_two_is_loaded(tmp_path):
@@ -95,5 +101,5 @@ def test_a_damaged_one_is_refused_by_name(tmp_path, name, damage):
     else:
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"\xff" * 50)
-    with pytest.raises(UserError, match="step-00000001 is damaged .* begin anew"):
+    with pytest.raises(UserError, match=r"step-00000001 is damaged .* begin anew"):
         load_latest_checkpoint(tmp_path)

@@ -134,7 +134,10 @@ def test_a_setting_that_does_not_exist_is_refused_in_every_section(section):
         (["evaluation.min_pairs={ a = 3 }"], {"evaluation": {"min_pairs": {"a": 3}}}),
         (["data.dataset=a=b"], {"data": {"dataset": "a=b"}}),
         (["data.dataset="], {"data": {"dataset": ""}}),
-        (["training.select_by=recall@10 on tail"], {"training": {"select_by": "recall@10 on tail"}}),
+        (
+            ["training.select_by=recall@10 on tail"],
+            {"training": {"select_by": "recall@10 on tail"}},
+        ),
         ([" training.seed = 3"], {"training": {"seed": 3}}),
     ],
 )
@@ -215,7 +218,12 @@ def test_what_a_method_draws_and_mines(method):
 
 
 def test_in_batch_samplers_ask_for_room():
-    room = {"batch_size": 10, "num_sampled_labels": 10, "num_hard_labels": 1, "num_hard_examples": 1}
+    room = {
+        "batch_size": 10,
+        "num_sampled_labels": 10,
+        "num_hard_labels": 1,
+        "num_hard_examples": 1,
+    }
     MiningConfig(**room, sampler="in-batch")
     with pytest.raises(UserError, match=r"between 2 and 5 .* got 10"):
         MiningConfig(**room, sampler="mixed", in_batch_share=0.5)
@@ -244,6 +252,11 @@ def test_the_margin_reaches_the_loss():
     positive, negative = torch.tensor([1.0]), torch.tensor([[0.5]])
     loss_fn = LossConfig(name="contrastive", margin=0.2, power=2).build()
     assert loss_fn(positive, negative).item() == pytest.approx((0.5 - 0.2) ** 2)
+
+
+def test_patience_without_validations_to_count_is_refused():
+    with pytest.raises(UserError, match=r"training\.patience .* needs training\.evaluate_every"):
+        build_config({"training": {"patience": 2}})
 
 
 def test_all_samplers_are_known():

@@ -45,7 +45,7 @@ def commands_of(text):
 
 
 def run_blocks(text, name):
-    """Runs the Python blocks one after the other, in one namespace; errors show the page's lines."""
+    """Runs the Python blocks in order, in one namespace; errors show the lines of the page."""
     namespace = {"__name__": "__main__"}
     for line_number, block in blocks_of(text, "python"):
         exec(compile("\n" * (line_number - 1) + block, name, "exec"), namespace)

@@ -35,9 +35,14 @@ def test_nothing_is_at_the_place_before_all_is_written(tmp_path):
 def test_an_error_in_between_leaves_the_old_one(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(RuntimeError, match="a bug"), atomic_path(path) as staging:
-        staging.write_text("half")
-        raise RuntimeError("a bug")
+
+    def write_half():
+        with atomic_path(path) as staging:
+            staging.write_text("half")
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        write_half()
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 

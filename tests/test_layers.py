@@ -16,8 +16,8 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "app": [
         "evenhand",  # the package's own __init__.py
-        "cli", "commands", "config", "demo", "building", "pipeline", "progress", "report", "reproduce", "runs",
-        "serving", "tables",
+        "building", "cli", "commands", "config", "demo", "pipeline", "progress", "report",
+        "reproduce", "runs", "serving", "tables",
     ],
     "system": ["distributed", "evaluation", "search", "training"],
     "parts": ["data", "models", "theory"],

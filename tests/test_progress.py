@@ -1,7 +1,6 @@
 """Bars say what goes on; a first signal asks to stop, a second one insists."""
 
 import io
-import os
 import signal
 from pathlib import Path
 
@@ -56,11 +55,10 @@ def test_the_first_signal_asks_and_the_second_insists(number):
     before = signal.getsignal(number)
     with stop_requested() as should_stop_fn:
         assert not should_stop_fn()
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert should_stop_fn()
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-            signal.sigtimedwait([], 1)  # a place for the signal to arrive at
+            signal.raise_signal(number)
     assert signal.getsignal(number) is before
 
 

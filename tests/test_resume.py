@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import safetensors.torch
-import small
-from small import fruits_of, last_step, run, settings_file, start, wait_for
 
+import small
 from evenhand.data import save_dataset
+from small import fruits_of, last_step, run, settings_file, start, wait_for
 
 RESUME = ("train", "--resume", "--run")
 SHORT = {"training__num_steps": 40}
@@ -122,40 +122,41 @@ def test_the_final_checkpoint_holds_every_state(undisturbed):
     assert "optimizer.biases.sums" in tensors("biased")
 
 
-KILLS = [  # kind, function, its n-th call, when
-    ("sparse", "evenhand.pipeline.train", 1, "kill"),  # nothing is there but the settings
-    ("sparse", "evenhand.training.loop.append_line", 2, "kill"),  # before the first checkpoint
-    ("sparse", "evenhand.training.loop.append_line", 6, "kill after"),  # between two
-    ("sparse", "evenhand.pipeline.save_model", 2, "kill after"),  # a best one no checkpoint knows
-    ("sparse", "safetensors.torch.save_file", 2, "kill"),  # checkpoint 15: staging is empty
-    ("sparse", "safetensors.torch.save_file", 2, "kill after"),  # its tensors, but not its state
-    ("sparse", "safetensors.torch.save_file", 5, "kill after"),  # checkpoint 30, 15 is there
-    ("sparse", "evenhand.training.checkpoint.sync", 3, "kill"),  # written, not yet renamed
-    ("sparse", "evenhand.training.checkpoint.sync", 8, "kill"),  # 30 is there, 15 not yet removed
-    ("sparse", "evenhand.pipeline.write_json", 2, "kill"),  # trained, but not said to be
-    ("sparse", "evenhand.runs.save_outcome", 1, "kill after"),  # half evaluated
-    ("dense", "evenhand.training.loop.append_line", 7, "kill"),
-    ("dense", "evenhand.training.checkpoint.sync", 7, "kill"),
-    ("biased", "evenhand.training.loop.append_line", 8, "kill"),
-    ("tired", "evenhand.training.loop.append_line", 5, "kill"),
-    ("tired", "evenhand.pipeline.write_json", 2, "kill"),  # had stopped early already
-    ("without validation", "evenhand.pipeline.save_model", 1, "kill"),
+KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
+    ("sparse", "evenhand.pipeline.train", 1, "kill", []),  # nothing is there but the settings
+    ("sparse", "evenhand.training.loop.append_line", 2, "kill", []),
+    ("sparse", "evenhand.training.loop.append_line", 6, "kill after", [15]),
+    # A best model that no checkpoint knows of.
+    ("sparse", "evenhand.pipeline.save_model", 2, "kill after", [15]),
+    # Staging is empty; then it has its tensors, but not its state; then all, but not its name.
+    ("sparse", "safetensors.torch.save_file", 2, "kill", [-15]),
+    ("sparse", "safetensors.torch.save_file", 2, "kill after", [-15]),
+    ("sparse", "evenhand.training.checkpoint.sync", 3, "kill", [-15]),
+    ("sparse", "safetensors.torch.save_file", 5, "kill after", [-30, 15]),
+    ("sparse", "evenhand.training.checkpoint.sync", 8, "kill", [15, 30]),  # 15 not yet removed
+    ("sparse", "evenhand.pipeline.write_json", 2, "kill", [40]),  # trained, but not said to be
+    ("sparse", "evenhand.runs.save_outcome", 1, "kill after", [40]),  # half evaluated
+    ("dense", "evenhand.training.loop.append_line", 7, "kill", [15]),
+    ("dense", "evenhand.training.checkpoint.sync", 7, "kill", [-30, 15]),
+    ("biased", "evenhand.training.loop.append_line", 8, "kill", [15]),
+    ("tired", "evenhand.training.loop.append_line", 5, "kill", [15]),
+    ("tired", "evenhand.pipeline.write_json", 2, "kill", [20]),  # had stopped early already
+    ("without validation", "evenhand.pipeline.save_model", 1, "kill", [40]),
 ]
 
 
-@pytest.mark.parametrize(("kind", "function", "call", "what"), KILLS)
-def test_a_killed_run_resumed_equals_one_never_stopped(
-    home, undisturbed, kind, function, call, what
-):
+@pytest.mark.parametrize(
+    "number", range(len(KILLS)), ids=[" ".join(map(str, k[:4])) for k in KILLS]
+)
+def test_a_killed_run_resumed_equals_one_never_stopped(home, undisturbed, number):
+    kind, function, call, when, left = KILLS[number]
     expected = undisturbed(kind)
-    folder = f"killed/{KILLS.index((kind, function, call, what))}"
-    answer = run(
-        home, "train", f"{kind}.toml", "--run", folder, disturb=[function, call, what]
-    )
+    folder = f"killed/{number}"
+    arguments = ("train", f"{kind}.toml", "--run", folder)
+    answer = run(home, *arguments, disturb=[function, call, when])
     assert answer.code == -signal.SIGKILL, answer.err
-    assert not json.loads((home / folder / "run.json").read_text("utf-8"))["is_complete"] or (
-        "save_outcome" in function
-    )
+    names = sorted(path.name for path in (home / folder / "checkpoints").glob("*"))
+    assert names == [f"{'.' if step < 0 else ''}step-{abs(step):08d}" for step in left]
     with open(home / folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 4')  # what a kill in the middle of a write leaves
     assert_same(resumed(home, folder), expected)
@@ -199,9 +200,7 @@ def test_a_complete_run_resumed_is_left_as_it_is(home, undisturbed):
     assert (home / "complete/run.json").read_bytes() == about
 
 
-def test_a_real_process_killed_from_outside_and_resumed_equals_one_never_stopped(
-    home, undisturbed
-):
+def test_a_real_process_killed_from_outside_and_resumed_equals_one_never_stopped(home, undisturbed):
     expected = undisturbed("long")
     with subprocess.Popen(
         [sys.executable, "-m", "evenhand.cli", "train", "long.toml", "--run", "outside"],

@@ -9,9 +9,7 @@ from torch import Tensor
 from evenhand.config import Config
 from evenhand.data import Dataset, Rows
 from evenhand.errors import UserError
-from evenhand.evaluation import (
-    check_selector,
-)
+from evenhand.evaluation import check_selector
 from evenhand.losses import LossFn
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.retriever import Retriever
@@ -106,7 +104,7 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             f"labels), got {mining.num_sampled_labels}"
         )
     _check_finite(dataset)
-    if "validation" in dataset.parts:
+    if "validation" in dataset.parts and config.training.evaluate_every:
         check_selector(
             config.training.select_by,
             dataset,

@@ -207,6 +207,11 @@ class TrainingConfig:
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise UserError(f"training.{name} must be at least 0, got {getattr(self, name)}")
+        if self.patience and not self.evaluate_every:
+            raise UserError(
+                f"training.patience counts validations, so it needs training.evaluate_every, "
+                f"got {self.patience} and 0"
+            )
         if self.seed >= 2**62:
             raise UserError(f"training.seed must be below 2**62, got {self.seed}")
 

@@ -24,7 +24,7 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, step: int) -> None:
-    """Writes folder/step-N and then removes the older ones."""
+    """Writes folder/step-N and then removes the others."""
     target = folder / f"step-{step:08d}"
     staging = folder / f".step-{step:08d}"
     try:
@@ -45,8 +45,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, step: int) -> None:
             f"{target} could not be written ({error}); the checkpoint before it is untouched: "
             f"free some space, then continue with --resume"
         ) from error
-    for older in [*_complete(folder)[:-1], *folder.glob(".step-*")]:
-        shutil.rmtree(older, ignore_errors=True)
+    for other in [*_complete(folder), *folder.glob(".step-*")]:
+        if other != target:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def load_latest_checkpoint(folder: Path) -> Checkpoint | None:

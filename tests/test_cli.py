@@ -242,7 +242,7 @@ def test_compare_prints_both_runs_and_their_difference(user, home):
     assert f"{recalls['first']:.4f}" in row
     assert f"{recalls['second']:.4f}" in row
     assert f"{recalls['second'] - recalls['first']:+.4f}" in row
-    assert "worst 3 of style" in out
+    assert "worst 3 styles" in out
     assert "the worst groups are those of first on the validation part, the same for all" in out
 
 
@@ -269,7 +269,7 @@ def test_compare_works_where_no_group_is_large_enough_to_judge(user, home, tmp_p
         user("train", "a.toml", *words, "--seed", len(name))
     out = user("compare", tmp_path / "one", tmp_path / "two")
     assert "two minus one" in out
-    assert "worst 3 of" not in out
+    assert "worst 3" not in out
 
 
 def test_compare_of_a_run_with_itself_shows_no_difference(user):

@@ -23,7 +23,8 @@ from evenhand.tables import (
 
 
 def score(column, group, value, *, metric="recall@10", count=100, is_judged=True):
-    return Score(metric, column, group, value, math.nan, math.nan, count, is_judged)
+    members = ("one", "two") if group.startswith("worst") and not math.isnan(value) else ()
+    return Score(metric, column, group, value, math.nan, math.nan, count, is_judged, members)
 
 
 def text_of(table, *, has_style=False):
@@ -76,7 +77,7 @@ def test_nothing_is_a_dash_and_too_small_is_in_brackets():
 
 def test_the_results_of_two_runs_stand_side_by_side_and_the_best_is_bold():
     first = [score("all", "all", 0.25, count=1234), score("frequency", "tail", 0.75)]
-    second = [score("all", "all", 0.5), score("frequency", "tail", 0.5)]
+    second = [score("all", "all", 0.5, count=1234), score("frequency", "tail", 0.5)]
     table = results_table([("one [b]", first), ("two", second)], part_name="validation")
     text = text_of(table)
     assert "pair recall on the validation part" in text
@@ -88,6 +89,17 @@ def test_the_results_of_two_runs_stand_side_by_side_and_the_best_is_bold():
     (tail_row,) = [line for line in styled if "tail" in line]
     assert re.findall(r"\x1b\[1m *([\d.]+)", all_row) == ["0.5000"]
     assert re.findall(r"\x1b\[1m *([\d.]+)", tail_row) == ["0.7500"]
+
+
+def test_worst_groups_of_different_size_show_the_range_of_their_pairs():
+    runs = [
+        (name, [score("script", "worst 3", 0.5, count=count)])
+        for name, count in (("one", 423), ("two", 3632))
+    ]
+    (row,) = [
+        line for line in text_of(results_table(runs)).splitlines() if "worst 3 scripts" in line
+    ]
+    assert "423–3,632" in row
 
 
 def test_a_group_that_only_the_first_run_has_is_a_dash_in_the_other():

@@ -34,8 +34,8 @@ def main_rows(scores: Sequence[Score]) -> list[Score]:
         is_worst = score.group.startswith("worst")
         if score.column in ("all", "frequency"):
             return not is_worst
-        is_shown = score.group in ("worst 3", "worst tenth") and not math.isnan(score.value)
-        return is_shown and score.column != "frequency over pairs"
+        is_summary = score.group in ("worst 3", "worst tenth") and len(score.members) > 1
+        return is_summary and score.column != "frequency over pairs"
 
     return [score for score in scores if is_main(score)]
 
@@ -75,8 +75,20 @@ def results_table(
                 else Text(score_text(s), "bold" if s.value == best and len(scores) > 1 else "")
                 for s in scores
             ]
-        table.add_row(Text(row_title(first)), f"{first.count:,}", *row)
+        counts = [
+            cell[column, group, metric].count
+            for cell in cells
+            for metric in metrics
+            if (column, group, metric) in cell
+        ]
+        table.add_row(Text(row_title(first)), _range(counts), *row)
     return table
+
+
+def _range(counts: Sequence[int]) -> str:
+    """The worst groups of two runs, or by two metrics, need not be the same."""
+    least, most = min(counts), max(counts)
+    return f"{least:,}" if least == most else f"{least:,}–{most:,}"
 
 
 def differences_table(
@@ -93,7 +105,7 @@ def differences_table(
         if row.metric != metric:
             continue
         cells: list[str | Text] = [
-            Text(row.group),
+            Text(_list_title(row.group)),
             f"{row.count:,}",
             f"{row.baseline:.4f}",
             f"{row.contender:.4f}",
@@ -104,6 +116,11 @@ def differences_table(
             cells.append(f"{row.seed_low:+.4f} to {row.seed_high:+.4f}")
         table.add_row(*cells)
     return table
+
+
+def _list_title(group: str) -> str:
+    summary, of, column = group.partition(" of ")
+    return summary_title(summary, column) if of and summary.startswith("worst") else group
 
 
 def parts_table(dataset: Dataset) -> Table:

@@ -1,6 +1,8 @@
 """The command as a user meets it: files in, run folders and words out."""
 
+import errno
 import json
+import os
 import re
 import shlex
 import shutil
@@ -428,6 +430,26 @@ def test_an_error_of_the_program_itself_is_not_hidden(home, monkeypatch):
     monkeypatch.setattr("evenhand.commands.run_config", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["evaluate", "runs/first"])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.ENOTDIR])
+def test_an_error_of_the_disk_is_one_sentence(home, monkeypatch, capsys, number):
+    def full(*arguments):
+        raise OSError(number, os.strerror(number), "some/file")
+
+    monkeypatch.setattr("evenhand.commands.run_config", full)
+    sentence = run_main(capsys, "evaluate", "runs/first").sentence
+    assert sentence.startswith("some/file could not be opened or written")
+    assert os.strerror(number) in sentence
+
+
+def test_an_interruption_is_said_and_told_by_the_exit_code(home, monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evenhand.commands.run_config", interrupted)
+    answer = run_main(capsys, "evaluate", "runs/first")
+    assert (answer.code, answer.err) == (130, "evenhand: interrupted\n")
 
 
 def test_the_installed_command_runs():

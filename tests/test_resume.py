@@ -31,6 +31,7 @@ BIASED = {
     "mining__in_batch_share": 0.7,
     "training__optimizer": "row-adagrad",
     "training__max_gradient_norm": 1.0,
+    "training__log_every": 4,  # so that a checkpoint comes between two rows
 }
 TIRED = {  # nothing is learnt, so that the second validation is no better than the first
     **SHORT,

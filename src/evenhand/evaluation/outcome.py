@@ -1,8 +1,6 @@
 """What a model finds: every query of a part is searched for, and every pair's rank is kept."""
 
 import dataclasses
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from evenhand.data.dataset import FloatArray, IntArray, Part, padded_rows, pairs_of
 from evenhand.errors import UserError
+from evenhand.files import atomic_path
 from evenhand.metrics import label_propensities, pair_ranks, query_metrics
 
 CUTOFFS = (1, 5, 10, 25, 50)
@@ -154,17 +153,8 @@ def _outcome(arrays: Mapping[str, Any]) -> Outcome:
 
 def save_outcome(outcome: Outcome, folder: Path) -> None:
     """Writes folder/outcome.npz, all of it or nothing; an older one is replaced."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, staging = tempfile.mkstemp(prefix=".outcome.", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **_arrays(outcome))  # numbers only: nothing pickled
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(staging, folder / "outcome.npz")
-    except BaseException:
-        os.unlink(staging)
-        raise
+    with atomic_path(folder / "outcome.npz") as staging, open(staging, "wb") as file:
+        np.savez(file, **_arrays(outcome))  # numbers only: nothing pickled
 
 
 def load_outcome(folder: Path) -> Outcome:

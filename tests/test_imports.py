@@ -1,6 +1,9 @@
 import ast
 import importlib
+import os
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +33,20 @@ def test_the_package_lists_all_that_it_imports():
     imported = {
         alias.asname or alias.name
         for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
     assert set(getattr(evenhand, "__all__", [])) == imported
+
+
+@pytest.mark.parametrize(("program", "policy"), [("bin/evenhand", "PASSIVE"), ("train.py", "None")])
+def test_only_the_command_chooses_how_threads_wait(program, policy):
+    code = (
+        "import os, sys; sys.argv = sys.argv[1:]; import evenhand; "
+        "print(os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    answer = subprocess.run(
+        [sys.executable, "-c", code, program], env=clean, capture_output=True, text=True, timeout=60
+    )
+    assert answer.stdout.strip() == policy

@@ -4,6 +4,15 @@ For a training loop of your own, everything is here: draw negatives with a sampl
 `mask_positives`, and hand the scores to `s2m_loss`.
 """
 
+import os
+import sys
+
+# As a command, threads that wait go to sleep. By default they spin, and when another program takes
+# a core, a step takes ten times as long. OpenMP reads this when torch is loaded, hence up here; a
+# program that uses evenhand as a library keeps its own policy.
+if os.path.basename((sys.argv or [""])[0]) == "evenhand":
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from evenhand.losses import (
     averaged_loss,
     bowl_loss,

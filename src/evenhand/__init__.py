@@ -7,11 +7,11 @@ For a training loop of your own, everything is here: draw negatives with a sampl
 import os
 import sys
 
-# As a command, threads that wait go to sleep. By default they spin, and when another program takes
-# a core, a step takes ten times as long. OpenMP reads this when torch is loaded, hence up here; a
-# program that uses evenhand as a library keeps its own policy.
+# As a command, threads that wait spin for a moment and then sleep. By default they spin for long,
+# and when another program takes a core, a step takes several times as long. OpenMP reads this when
+# torch is loaded, hence up here; a program that uses evenhand as a library keeps its own setting.
 if os.path.basename((sys.argv or [""])[0]) == "evenhand":
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from evenhand.losses import (
     averaged_loss,

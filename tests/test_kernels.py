@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from evenhand.kernels import scoring
 from evenhand.kernels.scoring import scores_of_each
 from evenhand.kernels.selection import FOLD, largest, positive_slots
+from evenhand.kernels.sparse import Entries, product, transposed_product
 
 
 def seeded(seed):
@@ -155,3 +156,26 @@ def test_a_large_table_is_read_only_where_it_is_sampled():
     queries, ids = torch.randn(3, 4), torch.randint(1000, (3, 5))
     scores_of_each(queries, torch.randn(1000, 4), ids, unit_fn=watched)
     assert sum(rows_read) == 3 * 5
+
+
+@given(
+    num_rows=st.integers(1, 6),
+    num_columns=st.integers(1, 7),
+    num_entries=st.integers(0, 30),
+    seed=st.integers(0, 2**31),
+)
+def test_sparse_products_are_those_of_the_dense_matrix(num_rows, num_columns, num_entries, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(num_rows, (num_entries,), generator=generator).sort().values
+    columns = torch.randint(num_columns, (num_entries,), generator=generator)
+    values = torch.randn(num_entries, dtype=torch.float64, generator=generator)
+    dense = [[0.0] * num_columns for _ in range(num_rows)]
+    for row, column, value in zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True):
+        dense[row][column] += value  # entries at one place add up
+    matrix, entries = torch.tensor(dense, dtype=torch.float64), Entries(rows, columns, values)
+    right = torch.randn(num_columns, 3, dtype=torch.float64, generator=generator)
+    left = torch.randn(num_rows, 3, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(product(entries, right, num_rows=num_rows), matrix @ right)
+    torch.testing.assert_close(
+        transposed_product(entries, left, num_columns=num_columns), matrix.T @ left
+    )

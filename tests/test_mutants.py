@@ -99,7 +99,9 @@ MUTANTS = [
     Mutant("training/step.py", "scores += biases", "scores -= biases", "bias and product"),
     Mutant("training/step.py", "model.scale * vector_gradients", "vector_gradients", "product"),
     Mutant("training/step.py", "if is_log_q_corrected:", "if False:", "log and product"),
-    Mutant("training/step.py", "cells.scatter_add_(", "cells.scatter_(", "product"),
+    Mutant(
+        "training/step.py", "Entries(rows, inverse, ", "Entries(rows, inverse.flip(0), ", "product"
+    ),
     Mutant("training/step.py", "vectors[mined.survivors]", "vectors[:len(mined.survivors)]", "dot"),
 ]
 

@@ -2,7 +2,7 @@
 
 The objective's gradient is zero outside k' examples and the labels they kept. So autograd never
 sees the (B, M) scores: it runs over the survivors' (k', k) kept scores, and the rest is two
-products with the coefficient matrix C[b, t] = d objective / d score of label t for example b,
+products with the sparse coefficients C[b, t] = d objective / d score of label t for example b,
 where t runs over the distinct labels with any gradient at all:
 
     gradient of the survivors' query vectors  C V        (k', T) (T, D)
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evenhand.kernels.scoring import scores_of_each
 from evenhand.kernels.selection import positive_slots
+from evenhand.kernels.sparse import Entries, product, transposed_product
 from evenhand.losses import LossFn
 from evenhand.mining import hardest_labels, mask_positives
 from evenhand.models.encoders import Features, RowGradients, taken_features
@@ -37,7 +38,7 @@ class Mined(NamedTuple):
     losses: Tensor  # (B,) of every example
     survivors: Tensor  # (k',) positions of the examples with a weight
     label_ids: Tensor  # (T,) distinct labels with a gradient
-    coefficients: Tensor  # (k', T) d objective / d score
+    coefficients: Entries  # (k', T) d objective / d score
 
 
 class Gradients(NamedTuple):
@@ -86,15 +87,23 @@ def gradients_of(mined: Mined, query_vectors: Tensor, batch: Batch, model: Retri
     """Carries the coefficients to the rows of the tables that the survivors touch."""
     survivors = taken_features(batch.features, mined.survivors)
     table_rows = model.label_table.index_select(0, mined.label_ids)  # (T, D)
-    vector_gradients = mined.coefficients @ model.unit(table_rows)  # (k', T) (T, D) -> (k', D)
+    vector_gradients = product(
+        mined.coefficients, model.unit(table_rows), num_rows=len(mined.survivors)
+    )  # (k', T) (T, D) -> (k', D)
     raw_vectors: Tensor = model.encoder(survivors).detach()
     encoder_gradients = model.through_unit(model.scale * vector_gradients, raw_vectors)
     feature_rows = model.encoder.accumulate(survivors, encoder_gradients)
-    label_gradients = mined.coefficients.T @ query_vectors[mined.survivors]  # (T, D)
+    label_gradients = transposed_product(
+        mined.coefficients, query_vectors[mined.survivors], num_columns=len(mined.label_ids)
+    )  # (T, k') (k', D) -> (T, D)
     label_rows = RowGradients(mined.label_ids, model.through_unit(label_gradients, table_rows))
     bias_rows = None
     if model.label_bias is not None:
-        bias_rows = RowGradients(mined.label_ids, mined.coefficients.sum(dim=0).unsqueeze(1))
+        ones = query_vectors.new_ones(len(mined.survivors), 1)
+        bias_gradients = transposed_product(
+            mined.coefficients, ones, num_columns=len(mined.label_ids)
+        )  # (T, 1)
+        bias_rows = RowGradients(mined.label_ids, bias_gradients)
     return Gradients(label_rows, bias_rows, feature_rows)
 
 
@@ -129,14 +138,11 @@ def _kept(values: Tensor, kept: Tensor) -> Tensor:
     return values[kept] if values.dim() == 1 else values.gather(1, kept)
 
 
-def _by_label(label_ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-    """Entries (k', 1 + k) -> distinct labels (T,) and their coefficients (k', T).
+def _by_label(label_ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Entries]:
+    """Kept labels (k', 1 + k) -> distinct labels (T,) and the coefficients as a (k', T) matrix.
 
     A label without a coefficient is left out: its row is neither read again nor written.
     """
     rows, columns = coefficients.nonzero(as_tuple=True)  # (n,)
     distinct, inverse = torch.unique(label_ids[rows, columns], return_inverse=True)
-    cells = coefficients.new_zeros(len(coefficients) * len(distinct))
-    # A label may stand twice in a row of the sample; scattering flat is far quicker than index_put.
-    cells.scatter_add_(0, rows * len(distinct) + inverse, coefficients[rows, columns])
-    return distinct, cells.view(len(coefficients), len(distinct))  # (k', T)
+    return distinct, Entries(rows, inverse, coefficients[rows, columns])

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check coverage format bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ check: $(READY)  ## format, lint, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+CORE := losses mining sampling risk objective metrics kernels
+coverage: $(READY)  ## lines of the core that the tests run, at least 95 %
+	$(BIN)/pytest --quiet --ignore tests/test_mutants.py $(CORE:%=--cov=evenhand.%) --cov-report=term-missing --cov-fail-under=95
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -16,7 +16,6 @@ import itertools
 import json
 import multiprocessing
 import platform
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -298,7 +297,7 @@ def threads(options: argparse.Namespace) -> int:
 def about(options: argparse.Namespace) -> dict[str, Any]:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
     return {
-        "command": " ".join(["python", "benchmarks/places.py", *sys.argv[1:]]),
+        "command": f"python benchmarks/places.py {options.what} --size {options.size}",
         "device": device or platform.machine(),
         "torch": torch.__version__,
         "settings": {key: SIZES[options.size][key] for key in ("data", "model", "mining")},

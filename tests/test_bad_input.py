@@ -449,7 +449,7 @@ def test_a_part_that_is_not_there_is_named(home, tmp_path, capsys, monkeypatch):
 
 def test_a_metric_that_is_not_there_is_named(here, capsys):
     sentence = refused(capsys, "compare", "runs/a", "runs/a", "--metric", "recall@7")
-    assert_says(sentence, "--metric", "recall@1, recall@10, recall@5", "'recall@7'")
+    assert_says(sentence, "--metric", "recall@1, recall@5, recall@10", "'recall@7'")
 
 
 def test_search_refuses_nothing_to_look_for_and_data_without_texts(here, capsys):

@@ -174,7 +174,11 @@ VARIANTS = {
     "bowl": {"loss__name": "bowl", "loss__margin_loss": "logistic"},
     "crammer-singer": {"loss__name": "crammer-singer"},
     "averaged": {"loss__name": "averaged", "loss__margin_loss": "squared-hinge"},
-    "dot with bias": {"model__similarity": "dot", "model__label_bias": True},
+    "dot with bias": {
+        "loss__name": "softmax",
+        "model__similarity": "dot",
+        "model__label_bias": True,
+    },
     "row-adagrad": {"training__optimizer": "row-adagrad", "training__learning_rate": 0.2},
     "cosine, warmed up, clipped": {
         "training__learning_rate_shape": "cosine",

@@ -35,14 +35,15 @@ counts = st.integers(1, 2**40)
 def settings(draw):
     """Settings of every section that are all valid."""
     num_sampled_labels, batch_size = draw(counts), draw(counts)
-    similarity = draw(st.sampled_from(["cosine", "dot"]))
     loss = draw(st.sampled_from(LOSSES))
+    is_contrastive = loss == "contrastive"  # for plain cosines alone
+    similarity = "cosine" if is_contrastive else draw(st.sampled_from(["cosine", "dot"]))
     return {
         "data": {"dataset": draw(texts), "num_buckets": draw(st.integers(1, 2**31 - 1))},
         "model": {
             "embedding_dim": draw(counts),
             "similarity": similarity,
-            "scale": draw(numbers),
+            "scale": 1.0 if is_contrastive else draw(numbers),
             "label_bias": similarity == "dot" and draw(st.booleans()),
             "hidden_widths": draw(st.lists(counts, max_size=3)),
         },
@@ -261,3 +262,16 @@ def test_patience_without_validations_to_count_is_refused():
 
 def test_all_samplers_are_known():
     assert set(SAMPLERS) == {"uniform", "frequency", "log-uniform", "in-batch", "mixed"}
+
+
+@pytest.mark.parametrize("model", [{"similarity": "dot"}, {"scale": 16.0}])
+def test_the_contrastive_loss_is_refused_for_scores_that_are_no_cosines(model):
+    with pytest.raises(UserError, match=r"for cosines.*softmax"):
+        build_config({"model": model})
+    build_config({"model": model, "loss": {"name": "softmax"}})
+
+
+def test_a_method_that_keeps_every_example_does_not_ask_for_fewer_of_them():
+    build_config({"mining": {"method": "snm", "batch_size": 256}})
+    with pytest.raises(UserError, match="num_hard_examples"):
+        build_config({"mining": {"method": "s2m", "batch_size": 256}})

@@ -246,7 +246,7 @@ def test_a_loss_that_is_nan_names_its_step_and_what_to_try(loop, places):
             training__checkpoint_every=5,
         )  # fmt: skip
     message = str(caught.value)
-    assert message.startswith("the loss of step 17 is nan; the last checkpoint is sound")
+    assert message.startswith("the loss of step 17 is nan; checkpoints before it are sound")
     for remedy in ("training.learning_rate", "training.warmup_steps", "training.max_gradient_norm"):
         assert remedy in message
     checkpoint = load_latest_checkpoint(places.checkpoint_dir)
@@ -277,7 +277,7 @@ def test_weights_that_are_not_finite_are_neither_checkpointed_nor_kept_as_the_be
     def validate(model):
         return float(loop.training.step), {}
 
-    with pytest.raises(UserError, match=r"label_table holds .* not finite after step 10; the last"):
+    with pytest.raises(UserError, match=r"label_table holds .* not finite after step 10; c"):
         loop(
             loss_fn=poisoned, training__num_steps=20, training__evaluate_every=5,
             training__checkpoint_every=5, validate_fn=validate,

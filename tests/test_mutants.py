@@ -89,8 +89,11 @@ MUTANTS = [
     Mutant("objective.py", "positive_scores.detach()", "positive_scores", "not_changed"),
     Mutant("kernels/selection.py", "folded.amax", "folded.amin"),
     Mutant("kernels/selection.py", "if FOLD * width <", "if FOLD * width >"),
-    Mutant("kernels/selection.py", "is_hit &= positive_ids >= 0", "pass", "positive_slots"),
-    Mutant("kernels/selection.py", "positive_ids >= 0", "positive_ids > 0", "positive_slots"),
+    Mutant("kernels/selection.py", ".masked_fill(wanted < 0, 0)", "", "positive_slots"),
+    Mutant("kernels/selection.py", "wanted < 0", "wanted <= 0", "positive_slots"),
+    Mutant(
+        "kernels/selection.py", "counts.cumsum(0) - counts)", "counts.cumsum(0))", "positive_slots"
+    ),
     Mutant("models/retriever.py", "(gradients - along", "(gradients + along"),
     Mutant("models/retriever.py", "return self.scale * self.unit(", "return self.unit("),
     Mutant("training/step.py", "scores[:, sample.ids < 0] = -torch.inf", "pass", "product"),

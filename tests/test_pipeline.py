@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -133,7 +134,11 @@ def test_sparse_features_have_a_table_and_dense_ones_a_perceptron(dataset):
 
 def test_the_optimizer_and_the_bias_are_those_of_the_settings(dataset):
     training = built(
-        dataset, model__similarity="dot", model__label_bias=True, training__optimizer="row-adagrad"
+        dataset,
+        loss__name="softmax",
+        model__similarity="dot",
+        model__label_bias=True,
+        training__optimizer="row-adagrad",
     ).training
     optimizers = training.optimizers.row_optimizers()
     assert set(optimizers) == {"labels", "biases", "features"}
@@ -154,7 +159,7 @@ def test_a_seed_fixes_weights_order_and_samples_and_each_differs(dataset):
 
 
 def test_the_model_has_the_scale_and_similarity_of_the_settings():
-    config = small.config("unused", model__similarity="dot", model__scale=3)
+    config = small.config("unused", loss__name="softmax", model__similarity="dot", model__scale=3)
     model = build_model(config, 10, 6, is_sparse=True)
     assert model.scale == 3
     assert not model.is_cosine
@@ -194,7 +199,8 @@ def test_without_validation_what_to_select_by_does_not_matter(dataset):
     config = small.config("unused", training__select_by="nonsense")
     with pytest.raises(UserError, match="nonsense"):
         check_against_data(config, dataset)
-    check_against_data(config, small.with_parts(dataset, validation=None))
+    with pytest.raises(UserError, match="needs a validation part"):
+        check_against_data(config, small.with_parts(dataset, validation=None))
     never = {"training__select_by": "nonsense", "training__evaluate_every": 0}
     check_against_data(small.config("unused", **never), dataset)
 
@@ -254,7 +260,20 @@ def test_a_model_of_other_settings_does_not_fit(dataset, tmp_path):
         load_model(run, dataset, device=CPU)
 
 
-@pytest.mark.parametrize(("validation", "every"), [(None, 2), ("validation", 0)])
+def test_a_checkpoint_of_another_run_is_refused(dataset, tmp_path):
+    data = save_dataset(dataset, tmp_path / "data")
+    for name, seed in (("one", 1), ("two", 2)):
+        config = small.config(tmp_path / "data", training__num_steps=6, training__seed=seed)
+        begin_run(tmp_path / name, config, data, device=CPU)
+        train_run(tmp_path / name, config, data, device=CPU, console=QUIET)
+    shutil.rmtree(tmp_path / "one/checkpoints")
+    shutil.copytree(tmp_path / "two/checkpoints", tmp_path / "one/checkpoints")
+    config = pipeline.run_config(tmp_path / "one")
+    with pytest.raises(UserError, match=r"step 6 is of another configuration or another data set"):
+        train_run(tmp_path / "one", config, data, device=CPU, console=QUIET)
+
+
+@pytest.mark.parametrize(("validation", "every"), [(None, 0), ("validation", 0)])
 def test_a_run_without_validation_keeps_its_last_weights(dataset, tmp_path, validation, every):
     validation = validation and dataset.parts[validation]
     data = save_dataset(small.with_parts(dataset, validation=validation), tmp_path / "data")
@@ -262,7 +281,7 @@ def test_a_run_without_validation_keeps_its_last_weights(dataset, tmp_path, vali
     config, run = small.config(tmp_path / "data", **changes), tmp_path / "run"
     begin_run(run, config, data, device=CPU)
     assert train_run(run, config, data, device=CPU, console=QUIET)
-    last = built(data, training__num_steps=6).training
+    last = build_training(config, data, CPU).training
     last.load(pipeline.load_latest_checkpoint(run / "checkpoints"))
     assert last.step == 6
     kept = load_model(run, data, device=CPU)

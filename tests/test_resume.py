@@ -24,6 +24,7 @@ LONG = {
 DENSE = {**SHORT, "model__hidden_widths": [10], "mining__method": "s2m"}
 BIASED = {
     **SHORT,
+    "loss__name": "softmax",
     "model__similarity": "dot",
     "model__label_bias": True,
     "mining__sampler": "mixed",
@@ -44,7 +45,7 @@ KINDS = {
     "biased": ("data", BIASED),
     "tired": ("data", TIRED),
     "long": ("data", LONG),
-    "without validation": ("trained", SHORT),
+    "without validation": ("trained", SHORT | {"training__evaluate_every": 0}),
 }
 
 

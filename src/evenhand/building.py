@@ -1,12 +1,13 @@
 """From settings to the parts of a training run: model, feed, sampler, optimisers, plan."""
 
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.config import Config
+from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector
@@ -79,7 +80,14 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         device=device,
     )
     generator = torch.Generator().manual_seed(config.training.seed + 2_000_003)
-    training = Training(model, _build_optimizers(config, model), feed, generator)
+    settings = to_toml(config) + dataset.fingerprint
+    training = Training(
+        model,
+        _build_optimizers(config, model),
+        feed,
+        generator,
+        belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
+    )
     return Built(
         training,
         _build_plan(config, dataset),
@@ -104,7 +112,12 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             f"labels), got {mining.num_sampled_labels}"
         )
     _check_finite(dataset)
-    if "validation" in dataset.parts and config.training.evaluate_every:
+    if config.training.evaluate_every and "validation" not in dataset.parts:
+        raise UserError(
+            f"training.evaluate_every needs a validation part, and {dataset.name} has only "
+            f"{', '.join(dataset.parts)}; make the data set with one, or set it to 0"
+        )
+    if config.training.evaluate_every:
         check_selector(
             config.training.select_by,
             dataset,

@@ -41,6 +41,8 @@ from evenhand.training.feed import bags_of
 
 # Names of labels and folders are printed as they are: "[b]" and ":smile:" mean nothing special.
 console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+if not console.is_terminal:  # a file or a pipe has no width of its own: tables stay whole
+    console.width = 132
 
 # --- commands -------------------------------------------------------------------------------------
 
@@ -98,7 +100,10 @@ def evaluate_command(options: argparse.Namespace) -> int:
 def compare_command(options: argparse.Namespace) -> int:
     """Every run against the first, whose worst groups are the ones compared."""
     dataset, results = _open_results(options)
-    known = sorted({f"recall@{r}" for result in results for r in result.outcome.cutoffs})
+    if len(results) < 2:
+        raise UserError(f"compare needs two runs or more, got {options.runs[0]} alone")
+    cutoffs = set.intersection(*(set(result.outcome.cutoffs) for result in results))
+    known = [f"recall@{cutoff}" for cutoff in sorted(cutoffs)]
     if options.metric not in known:
         raise UserError(f"--metric must be one of {', '.join(known)}, got {options.metric!r}")
     table = [(result.name, result.scores) for result in results]
@@ -191,7 +196,7 @@ def data_extreme_command(options: argparse.Namespace) -> int:
         dataset = load_extreme(
             Path(options.train),
             Path(options.test),
-            name=options.name or Path(options.train).parent.name,
+            name=options.name or Path(options.train).resolve().parent.name,
             label_names_path=_path(options.label_names),
             train_groups_path=_path(options.train_groups),
             test_groups_path=_path(options.test_groups),

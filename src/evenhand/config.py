@@ -119,7 +119,7 @@ class MiningConfig:
     num_hard_examples: int = 512  # k'; what the rarest subpopulation may fill of a batch
     anneal_fraction: float = 1.0  # s2m-annealed: part of the run over which k' shrinks
     sampler: str = "uniform"
-    sampler_power: float = 0.75  # frequency, mixed: labels are drawn by count ** power
+    sampler_power: float = 0.75  # frequency: labels are drawn by count ** power
     in_batch_share: float = 0.5  # mixed: part of the sample that is the batch's own labels
     for_each_example: bool = False  # a sample of its own for each example (slower)
     masks_all_positives: bool = True  # False: the paper's mask, the drawn positive alone
@@ -134,7 +134,7 @@ class MiningConfig:
                 f"mining.num_hard_labels must be between 1 and mining.num_sampled_labels "
                 f"({self.num_sampled_labels}), got {self.num_hard_labels}"
             )
-        if not 1 <= self.num_hard_examples <= self.batch_size:
+        if self.mines_examples and not 1 <= self.num_hard_examples <= self.batch_size:
             raise UserError(
                 f"mining.num_hard_examples must be between 1 and mining.batch_size "
                 f"({self.batch_size}), got {self.num_hard_examples}"
@@ -240,6 +240,15 @@ class Config:
     mining: MiningConfig = dataclasses.field(default_factory=MiningConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        is_plain_cosine = self.model.similarity == "cosine" and self.model.scale == 1
+        if self.loss.name == "contrastive" and not is_plain_cosine:
+            raise UserError(
+                f'loss.name = "contrastive" is for cosines: it needs model.similarity = "cosine" '
+                f'and model.scale = 1.0, got "{self.model.similarity}" and {self.model.scale}; '
+                f'choose another loss, such as "softmax"'
+            )
 
 
 SECTIONS: dict[str, type[Any]] = {

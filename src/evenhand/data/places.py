@@ -14,7 +14,10 @@ from evenhand.data.parts import groups_of, md5_of, parts_of_queries
 from evenhand.data.text import NgramFeaturizer, normalized, script_of
 from evenhand.errors import UserError
 
-ATTRIBUTION = "Place names: GeoNames (geonames.org), licensed under CC BY 4.0."
+ATTRIBUTION = (
+    "Place names and coordinates: GeoNames (geonames.org), licensed under CC BY 4.0 "
+    "(creativecommons.org/licenses/by/4.0), changed."
+)
 POPULATION_LEVELS = (500, 1000, 5000, 15000)
 CONTINENTS = {
     "AF": "Africa",

@@ -41,17 +41,12 @@ def positive_slots(sampled_ids: Tensor, positive_ids: Tensor) -> Slots:
     positive with every slot takes B P M.
     """
     sorted_ids, order = sampled_ids.sort()
-    places = torch.searchsorted(sorted_ids, positive_ids.contiguous())  # (B, P)
-    rows, columns = [], []
-    while True:  # one turn a repeat of a label within the sample
-        last = places.clamp(max=len(sorted_ids) - 1)
-        is_hit = (sorted_ids[last] == positive_ids) & (places < len(sorted_ids))
-        is_hit &= positive_ids >= 0
-        found = is_hit.nonzero()  # (n, 2)
-        if not len(found):
-            break
-        rows.append(found[:, 0])
-        columns.append(order[last[is_hit]])
-        places = places + 1
-    empty = torch.empty(0, dtype=torch.int64, device=sampled_ids.device)
-    return Slots(torch.cat([empty, *rows]), torch.cat([empty, *columns]))
+    wanted = positive_ids.contiguous()
+    firsts = torch.searchsorted(sorted_ids, wanted)  # (B, P)
+    counts = torch.searchsorted(sorted_ids, wanted, right=True) - firsts  # repeats of a label
+    counts = counts.masked_fill(wanted < 0, 0).flatten()  # (B * P,)
+    starts = firsts.flatten() - (counts.cumsum(0) - counts)
+    places = torch.repeat_interleave(starts, counts)  # (n,), then one after another
+    places += torch.arange(len(places), device=places.device)
+    rows = torch.arange(len(wanted), device=wanted.device).repeat_interleave(wanted.shape[1])
+    return Slots(torch.repeat_interleave(rows, counts), order[places])

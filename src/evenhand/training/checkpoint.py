@@ -1,7 +1,7 @@
 """Checkpoints: a folder for each, written whole or not at all; tensors as safetensors.
 
 checkpoints/step-00001000/tensors.safetensors   weights, optimiser, feed and generator states
-checkpoints/step-00001000/state.json            the step, the best so far, what it belongs to
+checkpoints/step-00001000/state.json            the step, the best so far, which run it is of
 """
 
 import json

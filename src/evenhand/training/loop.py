@@ -25,8 +25,8 @@ from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 from evenhand.training.step import Gradients, gradients_of, mine
 
 NAN_REMEDY = (
-    "the last checkpoint is sound: try a lower training.learning_rate, training.warmup_steps or "
-    "training.max_gradient_norm, and see that no feature value is huge"
+    "checkpoints before it are sound: try a lower training.learning_rate, training.warmup_steps "
+    "or training.max_gradient_norm, and see that no feature value is huge"
 )
 
 
@@ -87,6 +87,7 @@ class Training:
     optimizers: Optimizers
     feed: PairFeed
     generator: torch.Generator  # of the label samples
+    belongs_to: str = ""  # a digest of the settings and the data
     step: int = 0
     best_value: float = -math.inf
     best_step: int = 0
@@ -105,7 +106,12 @@ class Training:
         tensors["generator"] = self.generator.get_state()
         tensors["recent"] = torch.stack(self.recent) if self.recent else torch.zeros(0, 2)
         best = self.best_value if math.isfinite(self.best_value) else None
-        state = {"step": self.step, "best_value": best, "best_step": self.best_step}
+        state = {
+            "belongs_to": self.belongs_to,
+            "step": self.step,
+            "best_value": best,
+            "best_step": self.best_step,
+        }
         return Checkpoint(tensors, state)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -116,6 +122,11 @@ class Training:
                 if name.startswith(prefix)
             }
 
+        if checkpoint.state["belongs_to"] != self.belongs_to:
+            raise UserError(
+                f"the checkpoint of step {checkpoint.state['step']} is of another configuration or "
+                f"another data set; put back the one of this run, or remove it to begin anew"
+            )
         self.model.load_state_dict(under("model."))
         for name, optimizer in self.optimizers.row_optimizers().items():
             optimizer.load(under(f"optimizer.{name}."))
@@ -215,9 +226,10 @@ def train(
             if places.metrics_path.exists():
                 sync(places.metrics_path)  # a checkpoint never knows of lines the disk does not
             save_checkpoint(places.checkpoint_dir, training.checkpoint(), step=training.step)
-        if is_early:
+        if is_early or is_last:
+            _refuse_unsound(training)
             return True
-        if is_stopped and not is_last:
+        if is_stopped:
             return False
     return True
 
@@ -276,7 +288,7 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
             file.write(json.dumps(row) + "\n")
     except OSError as error:
         raise UserError(
-            f"{path} could not be written ({error.strerror or error}); the last checkpoint is "
+            f"{path} could not be written ({error.strerror or error}); any checkpoint is "
             f"untouched: free some space, then continue with --resume"
         ) from error
 

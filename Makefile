@@ -3,30 +3,36 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+TOOLS := $(VENV)/tools
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: demo test check coverage format bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[places,dev]' --constraint constraints.txt
+	$(INSTALL) '.[places]'
 	touch $(READY)
+
+$(TOOLS): $(READY)
+	$(INSTALL) '.[places,dev]'
+	touch $(TOOLS)
 
 demo: $(READY)  ## train SNM and S2M on places, compare them, write the report
 	$(BIN)/evenhand demo
 
-test: $(READY)  ## every test
+test: $(TOOLS)  ## every test
 	$(BIN)/pytest
 
-check: $(READY)  ## format, lint, strict types
+check: $(TOOLS)  ## format, lint, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 CORE := losses mining sampling risk objective metrics kernels
-coverage: $(READY)  ## lines of the core that the tests run, at least 95 %
+coverage: $(TOOLS)  ## lines of the core that the tests run, at least 95 %
 	$(BIN)/pytest --quiet --ignore tests/test_mutants.py $(CORE:%=--cov=evenhand.%) --cov-report=term-missing --cov-fail-under=95
 
-format: $(READY)
+format: $(TOOLS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -447,6 +447,10 @@ def test_a_part_that_is_not_there_is_named(home, tmp_path, capsys, monkeypatch):
     assert_says(refused(capsys, "evaluate", run), "no test part", "train, validation")
 
 
+def test_one_run_alone_cannot_be_compared(here, capsys):
+    assert_says(refused(capsys, "compare", "runs/a"), "two runs or more", "runs/a")
+
+
 def test_a_metric_that_is_not_there_is_named(here, capsys):
     sentence = refused(capsys, "compare", "runs/a", "runs/a", "--metric", "recall@7")
     assert_says(sentence, "--metric", "recall@1, recall@5, recall@10", "'recall@7'")

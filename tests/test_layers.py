@@ -1,4 +1,4 @@
-"""Arrows point down only (DESIGN, section 2): read from the imports, without importing."""
+"""Arrows point down only (see CONTRIBUTING.md): read from the imports, without importing."""
 
 import ast
 import graphlib
@@ -87,7 +87,7 @@ def is_ours(name):
 def test_every_module_is_listed_in_a_layer(module):
     assert first_name(module) in LAYER_OF, (
         f"{module} is in no layer: list {first_name(module)!r} in LAYERS of tests/test_layers.py, "
-        f"in the lowest layer that may import what it needs (DESIGN, section 2)"
+        f"in the lowest layer that may import what it needs (see CONTRIBUTING.md)"
     )
 
 

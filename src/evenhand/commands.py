@@ -108,7 +108,7 @@ def compare_command(options: argparse.Namespace) -> int:
         raise UserError(f"--metric must be one of {', '.join(known)}, got {options.metric!r}")
     table = [(result.name, result.scores) for result in results]
     console.print(results_table(table, part_name=options.part))
-    groups, chosen_on = _groups_to_compare(options, dataset, results[0])
+    groups, chosen_on = _groups_to_compare(options, dataset)
     for result in results[1:]:
         with console.status("intervals"):
             differences = compare_outcomes(
@@ -131,9 +131,9 @@ def compare_command(options: argparse.Namespace) -> int:
 
 
 def _groups_to_compare(
-    options: argparse.Namespace, dataset: Dataset, baseline: RunResult
+    options: argparse.Namespace, dataset: Dataset
 ) -> tuple[dict[str, GroupList], str]:
-    """The baseline's worst groups, chosen on the validation part where there is another one."""
+    """The first run's worst groups, chosen on the validation part where there is another one."""
     folder, chosen_on = Path(options.runs[0]), options.part
     if options.part != "validation" and "validation" in dataset.parts:
         chosen_on = "validation"

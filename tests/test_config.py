@@ -38,6 +38,11 @@ def settings(draw):
     loss = draw(st.sampled_from(LOSSES))
     is_contrastive = loss == "contrastive"  # for plain cosines alone
     similarity = "cosine" if is_contrastive else draw(st.sampled_from(["cosine", "dot"]))
+    method, num_hard_examples = (
+        draw(st.sampled_from(sorted(METHODS))),
+        draw(st.integers(1, batch_size)),
+    )
+    room = batch_size - num_hard_examples  # for what ranked-range drops
     return {
         "data": {"dataset": draw(texts), "num_buckets": draw(st.integers(1, 2**31 - 1))},
         "model": {
@@ -55,13 +60,21 @@ def settings(draw):
             "log_q": loss == "softmax" and draw(st.booleans()),
         },
         "mining": {
-            "method": draw(st.sampled_from(sorted(METHODS))),
+            "method": method,
             "batch_size": batch_size,
             "num_sampled_labels": num_sampled_labels,
             "num_hard_labels": draw(st.integers(1, num_sampled_labels)),
-            "num_hard_examples": draw(st.integers(1, batch_size)),
+            "num_hard_examples": num_hard_examples,
             "sampler": draw(st.sampled_from(["uniform", "frequency", "log-uniform"])),
             "for_each_example": draw(st.booleans()),
+        },
+        "risk": {
+            "num_dropped": draw(st.integers(0, room)),
+            "window": draw(counts),
+            "step_size": draw(numbers),
+            "mixing": draw(st.floats(1e-6, 1)),
+            "natural_share": draw(st.floats(0, 1)),
+            "group": draw(texts.filter(bool)),
         },
         "training": {
             "learning_rate": draw(st.one_of(numbers, counts)),
@@ -211,11 +224,55 @@ def test_a_method_that_looks_at_all_labels_does_not_ask_for_k():
         MiningConfig(method=method, num_sampled_labels=3, num_hard_labels=64)
 
 
+# Which methods look at all labels, which have a k', and for which it is annealed.
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_method_draws_and_mines(method):
     config = MiningConfig(method=method)
-    assert config.draws_labels == (method in ("snm", "s2m", "s2m-annealed"))
-    assert config.mines_examples == (method in ("topk-sgd", "s2m", "s2m-annealed"))
+    assert config.draws_labels == (method not in ("sgd", "topk-sgd"))
+    counting = {
+        "sgd": 2048, "snm": 2048, "snm-nonzero": 2048, "max": 1, "stochastic-max": 2048,
+        "group-dro": 2048,
+    }  # fmt: skip
+    assert config.mines_examples == (method not in counting)
+    assert config.num_counting == counting.get(method, 512)
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.25, 3), (0.3, 4), (1.0, 12), (0.01, 1)])
+def test_a_fraction_of_the_batch_stands_for_the_number_of_hard_examples(fraction, count):
+    config = MiningConfig(batch_size=12, tail_fraction=fraction, num_hard_examples=7)
+    assert config.num_counting == count
+    assert dataclasses.replace(config, tail_fraction=0.0).num_counting == 7
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "problem"),
+    [
+        ("mining", "tail_fraction", 1.5, "between 0 and 1, got 1.5"),
+        ("risk", "window", 0, "above 0, got 0"),
+        ("risk", "step_size", 0.0, "above 0, got 0.0"),
+        ("risk", "mixing", 0.0, "above 0, got 0.0"),
+        ("risk", "mixing", 1.5, "between 0 and 1, got 1.5"),
+        ("risk", "natural_share", -0.5, "between 0 and 1, got -0.5"),
+        ("risk", "num_dropped", -1, "at least 0, got -1"),
+    ],
+)
+def test_a_risk_out_of_range_is_refused(section, key, value, problem):
+    with pytest.raises(UserError, match=rf"{section}\.{key} must be {problem}"):
+        build_config({section: {key: value}})
+
+
+def test_no_more_may_be_dropped_than_the_hard_examples_leave():
+    mining = {"method": "ranked-range", "batch_size": 600, "num_hard_examples": 500}
+    build_config({"mining": mining, "risk": {"num_dropped": 100}})
+    with pytest.raises(UserError, match=r"risk\.num_dropped must be at most 100 .*got 101"):
+        build_config({"mining": mining, "risk": {"num_dropped": 101}})
+    build_config({"mining": mining | {"method": "s2m"}, "risk": {"num_dropped": 101}})
+
+
+def test_known_groups_must_be_named():
+    with pytest.raises(UserError, match=r"needs groups that are known.*risk\.group"):
+        build_config({"mining": {"method": "group-dro"}})
+    build_config({"mining": {"method": "group-dro"}, "risk": {"group": "country"}})
 
 
 def test_in_batch_samplers_ask_for_room():

@@ -17,7 +17,7 @@ LAYERS = {
     "app": [
         "evenhand",  # the package's own __init__.py
         "building", "cli", "commands", "config", "demo", "pipeline", "progress", "report",
-        "reproduce", "runs", "serving", "tables",
+        "reproduce", "runs", "serving", "settings", "tables", "tuning",
     ],
     "system": ["distributed", "evaluation", "search", "training"],
     "parts": ["data", "models", "theory"],

@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import risk_oracles
 import small
 from evenhand.errors import UserError
 from evenhand.losses import softmax_loss
@@ -94,7 +95,9 @@ def test_an_annealed_number_of_hard_examples_is_logged(loop, places):
     assert expected[-1] == 8
 
 
-@pytest.mark.parametrize(("method", "expected"), [("sgd", 32), ("snm", 32), ("s2m", 8)])
+@pytest.mark.parametrize(
+    ("method", "expected"), [("sgd", 32), ("snm", 32), ("s2m", 8), ("topk-sgd", 8), ("max", 1)]
+)
 def test_the_number_of_hard_examples_of_a_method(loop, places, method, expected):
     loop(training__num_steps=3, training__log_every=1, mining__method=method)
     assert {row["num_hard_examples"] for row in rows_of(places)} == {expected}
@@ -110,13 +113,88 @@ def test_the_share_of_examples_without_loss_is_logged(loop, places, period, shar
     assert [row["zero_loss_share"] for row in rows_of(places)] == [share, share]
 
 
+def counted(positive, negative):
+    """Losses 0, 1, ..., 31 whatever the scores."""
+    numbers = torch.arange(len(positive), dtype=positive.dtype)
+    return numbers + 0 * positive + 0 * negative.clamp(min=-1).sum(1)
+
+
+# With half of the batch as k' at the last of 2 steps, and k' = 8 without annealing.
+RISKS = {
+    "sgd": sum(range(32)) / 32,
+    "snm": sum(range(32)) / 32,
+    "snm-nonzero": sum(range(32)) / 31,
+    "topk-sgd": sum(range(24, 32)) / 8,
+    "s2m": sum(range(24, 32)) / 8,
+    "s2m-annealed": sum(range(24, 32)) / 8,
+    "ranked-range": sum(range(20, 28)) / 8,
+    "cvar": sum(range(24, 32)) / 8,
+    "max": 31.0,
+}
+
+
+@pytest.mark.parametrize("method", RISKS)
+def test_the_logged_loss_is_the_risk_of_the_method(loop, places, method):
+    settings = {"mining__method": method, "mining__anneal_fraction": 0.0, "risk__num_dropped": 4}
+    loop(loss_fn=counted, training__num_steps=1, training__log_every=1, **settings)
+    assert [row["loss"] for row in rows_of(places)] == pytest.approx([RISKS[method]])
+
+
+@pytest.mark.parametrize("method", ["chi-square", "kl"])
+def test_a_ball_reaches_as_far_as_the_hard_examples(loop, places, method):
+    """Its risk is that of the worst weights, so at least that of equal ones for 8 of 32."""
+    settings = {"mining__method": method, "mining__anneal_fraction": 0.0}
+    loop(loss_fn=counted, training__num_steps=1, training__log_every=1, **settings)
+    losses = [float(loss) for loss in range(32)]
+    worst = {
+        "chi-square": risk_oracles.worst_chi_square(losses, 32 / 8 - 1),
+        "kl": risk_oracles.worst_kl(losses, math.log(32 / 8)),
+    }[method]
+    assert worst > sum(range(24, 32)) / 8
+    assert [row["loss"] for row in rows_of(places)] == pytest.approx([worst], rel=1e-5)
+
+
+def test_known_groups_are_weighed_by_their_losses(loop, places, dataset):
+    """Every group has the loss of its number, so in the end the last group alone counts."""
+    settings = {"mining__method": "group-dro", "risk__group": "region", "risk__step_size": 1.0}
+    labels = {}
+
+    def of_region(positive, negative):
+        return labels["regions"] + 0 * positive + 0 * negative.clamp(min=-1).sum(1)
+
+    built = build_training(small.config("unused", **settings), dataset, CPU)
+    next_batch = built.training.feed.next_batch
+
+    def noted():
+        batch = next_batch()
+        labels["regions"] = batch.label_ids.float() % 4
+        assert torch.equal(batch.group_ids, batch.label_ids % 4)
+        return batch
+
+    built.training.feed.next_batch = noted
+    loop(loss_fn=of_region, training=built.training, training__num_steps=30, training__log_every=1)
+    losses = [row["loss"] for row in rows_of(places)]
+    assert losses[0] < 3
+    assert losses[-1] == pytest.approx(3, abs=1e-3)
+
+
+def test_with_natural_shares_no_group_is_ever_left_out(dataset):
+    settings = {"mining__method": "group-dro", "risk__group": "region", "risk__natural_share": 0.5}
+    risk = build_training(small.config("unused", **settings), dataset, CPU).training.risk
+    shares = torch.bincount(torch.from_numpy(dataset.parts["train"].positives.ids % 4)) / 525
+    assert torch.allclose(risk.memory.mixtures.sum(1), torch.ones(4, dtype=torch.float64))
+    off_diagonal = risk.memory.mixtures[0, 1:].float()
+    assert torch.allclose(off_diagonal, 0.5 * shares[1:], atol=1e-3)
+
+
+def test_an_unknown_column_of_groups_is_refused_with_a_hint(dataset):
+    settings = {"mining__method": "group-dro", "risk__group": "regoin"}
+    with pytest.raises(UserError, match=r"risk\.group.*'regoin'; did you mean 'region'"):
+        build_training(small.config("unused", **settings), dataset, CPU)
+
+
 def test_the_logged_loss_is_that_of_the_hardest_examples(loop, places):
     """With losses 0, 1, ..., 31 whatever the scores, the 8 hardest average 27.5."""
-
-    def counted(positive, negative):
-        return (
-            torch.arange(len(positive), dtype=positive.dtype) + 0 * positive + 0 * negative.sum(1)
-        )
 
     loop(loss_fn=counted, training__num_steps=1, mining__method="s2m")
     (row,) = rows_of(places)

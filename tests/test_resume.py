@@ -39,12 +39,18 @@ TIRED = {  # nothing is learnt, so that the second validation is no better than 
     "training__learning_rate": 1e-12,
     "training__patience": 1,
 }
+CVAR = {**SHORT, "mining__method": "cvar", "risk__window": 3}
+GROUPS = {**SHORT, "mining__method": "group-dro", "risk__group": "region", "risk__step_size": 0.5}
+MAXIMUM = {**SHORT, "mining__method": "stochastic-max", "risk__step_size": 0.5}
 KINDS = {
     "sparse": ("data", SHORT),
     "dense": ("dense", DENSE),
     "biased": ("data", BIASED),
     "tired": ("data", TIRED),
     "long": ("data", LONG),
+    "cvar": ("data", CVAR),
+    "groups": ("data", GROUPS),
+    "maximum": ("data", MAXIMUM),
     "without validation": ("trained", SHORT | {"training__evaluate_every": 0}),
 }
 
@@ -122,6 +128,9 @@ def test_the_final_checkpoint_holds_every_state(undisturbed):
     assert {"dense.0.exp_avg", "dense.3.exp_avg_sq", "dense.0.step"} <= set(dense)
     assert dense["dense.0.step"] == 40
     assert "optimizer.biases.sums" in tensors("biased")
+    assert tensors("cvar")["risk.recent"].shape == (3 * 32,)
+    assert len(tensors("groups")["risk.log_weights"].unique()) == 4
+    assert len(tensors("maximum")["risk.log_weights"].unique()) > 100
 
 
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
@@ -141,6 +150,9 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("dense", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("dense", "evenhand.training.checkpoint.sync", 7, "kill", [-30, 15]),
     ("biased", "evenhand.training.loop.append_line", 8, "kill", [15]),
+    ("cvar", "evenhand.training.loop.append_line", 7, "kill", [15]),
+    ("groups", "evenhand.training.loop.append_line", 7, "kill", [15]),
+    ("maximum", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("tired", "evenhand.training.loop.append_line", 5, "kill", [15]),
     ("tired", "evenhand.pipeline.write_json", 2, "kill", [20]),  # had stopped early already
     ("without validation", "evenhand.pipeline.save_model", 1, "kill", [40]),

@@ -1,31 +1,161 @@
+"""Every risk against its definition, and what they share: safe, without gradient, never silent."""
+
+import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import oracles
-from evenhand.risk import mean_weights, top_weights
+import risk_oracles
+from evenhand.risk import (
+    DualCvar,
+    GroupRisk,
+    StochasticMaximum,
+    chi_square_weights,
+    kl_weights,
+    mean_weights,
+    nonzero_weights,
+    ranked_range_weights,
+    tail_weights,
+    top_weights,
+)
 
 losses_of_a_batch = st.lists(st.floats(0, 100), min_size=1, max_size=8)
+# Few different values, so that ties are frequent.
+tied_losses = st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=1, max_size=8)
+tail_fractions = st.floats(0.01, 1)
+radii = st.sampled_from([0.0, 0.01, 0.3, 1.0, 3.0, 100.0])
+
+
+def as_losses(values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def risk(weights, losses):
     return (weights * losses).sum().item()
 
 
+def every_risk(batch_size):
+    """name -> risk of a batch, those with memory as they are at first."""
+    ids = torch.arange(batch_size)
+    half = max(1, batch_size // 2)
+    return {
+        "mean": mean_weights,
+        "nonzero": nonzero_weights,
+        "top": partial(top_weights, num_hard_examples=half),
+        "max": partial(top_weights, num_hard_examples=1),
+        "tail": partial(tail_weights, tail_fraction=0.3),
+        "ranked range": partial(
+            ranked_range_weights, num_dropped=batch_size - half, num_hard_examples=half
+        ),
+        "chi-square": partial(chi_square_weights, radius=1.0),
+        "kl": partial(kl_weights, radius=0.5),
+        "dual cvar": partial(DualCvar(), tail_fraction=0.3),
+        "stochastic maximum": lambda losses: StochasticMaximum(batch_size)(losses, ids),
+        "groups": lambda losses: GroupRisk(3)(losses, ids % 3),
+        "mixtures": lambda losses: GroupRisk(3, mixtures=torch.full((2, 3), 1 / 3))(
+            losses, ids % 3
+        ),
+    }
+
+
+each_risk = pytest.mark.parametrize("name", list(every_risk(4)))
+
+# --- what all share -------------------------------------------------------------------------------
+
+EXTREMES = {
+    "huge": [1e38, 0.0, 1.0, 3e38],
+    "tiny": [1e-40, 2e-40, 0.0, 0.0],
+    "equal": [5.0, 5.0, 5.0, 5.0],
+    "zero": [0.0, 0.0, 0.0, 0.0],
+    "nearly equal": [1.0, 1.0 + 1e-7, 1.0, 1.0],
+    "one": [7.0],
+    "one zero": [0.0],
+    "negative": [-1.0, -3.0, -2.0, -1.0],
+}
+
+
+@each_risk
+@pytest.mark.parametrize("extreme", EXTREMES.values(), ids=EXTREMES)
+def test_weights_are_sound_at_extreme_losses_and_never_all_zero(name, extreme):
+    weights = every_risk(len(extreme))[name](torch.tensor(extreme))
+    assert weights.isfinite().all()
+    assert (weights >= 0).all()
+    assert weights.sum() > 0
+    if name not in ("dual cvar", "stochastic maximum"):
+        assert weights.sum().item() == pytest.approx(1, rel=1e-6)
+
+
+@each_risk
+@given(st.lists(st.floats(0, 1e30), min_size=1, max_size=9))
+def test_no_batch_is_left_without_a_gradient(name, values):
+    weights = every_risk(len(values))[name](as_losses(values))
+    assert weights.isfinite().all()
+    assert (weights >= 0).all()
+    assert weights.sum() > 0
+
+
+@each_risk
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_weights_are_like_the_losses_and_without_gradient(name, dtype):
+    losses = torch.tensor([3.0, 1.0, 2.0, 0.5], dtype=dtype, requires_grad=True)
+    before = losses.detach().clone()
+    weights = every_risk(4)[name](losses)
+    assert weights.dtype == dtype
+    assert weights.shape == (4,)
+    assert not weights.requires_grad
+    assert torch.equal(losses, before)
+
+
+@each_risk
+def test_a_loss_that_is_not_a_number_is_not_hidden(name):
+    losses = torch.tensor([1.0, math.nan, 2.0, 0.5])
+    if name == "ranked range":
+        pytest.skip("what is dropped is not looked at")
+    assert math.isnan(risk(every_risk(4)[name](losses), losses))
+
+
+WITH_IDS = ("stochastic maximum", "groups", "mixtures")
+
+
+@pytest.mark.parametrize("name", [name for name in every_risk(4) if name not in WITH_IDS])
+@given(st.permutations(range(6)))
+def test_the_order_of_the_examples_does_not_matter(name, order):
+    losses = torch.tensor([3.0, 1.0, 2.0, 0.5, 7.0, 0.0])
+    weights = every_risk(6)[name](losses)
+    assert torch.allclose(every_risk(6)[name](losses[order]), weights[order])
+
+
+# --- mean, nonzero, top ---------------------------------------------------------------------------
+
+
 @given(losses_of_a_batch)
 def test_the_mean_weights_give_the_mean(values):
-    losses = torch.tensor(values, dtype=torch.float64)
+    losses = as_losses(values)
     expected = sum(values) / len(values)
     assert risk(mean_weights(losses), losses) == pytest.approx(expected, rel=1e-12)
+
+
+@given(tied_losses)
+def test_the_nonzero_weights_give_the_mean_of_the_losses_above_zero(values):
+    losses = as_losses(values)
+    expected = risk_oracles.mean_of_nonzero(values)
+    assert risk(nonzero_weights(losses), losses) == pytest.approx(expected, rel=1e-6)
+
+
+def test_in_half_precision_many_examples_are_still_counted():
+    weights = nonzero_weights(torch.ones(4100, dtype=torch.float16))
+    assert weights[0].item() == pytest.approx(1 / 4100, rel=1e-2)
 
 
 @given(losses_of_a_batch, st.data())
 def test_the_top_weights_give_the_average_of_the_largest(values, data):
     count = data.draw(st.integers(1, len(values)))
-    losses = torch.tensor(values, dtype=torch.float64)
+    losses = as_losses(values)
     weights = top_weights(losses, num_hard_examples=count)
     assert risk(weights, losses) == pytest.approx(oracles.average_of_top(values, count), rel=1e-12)
     assert sorted(weights.tolist()) == [0] * (len(values) - count) + [1 / count] * count
@@ -33,7 +163,7 @@ def test_the_top_weights_give_the_average_of_the_largest(values, data):
 
 @given(losses_of_a_batch)
 def test_the_top_risk_falls_from_the_maximum_to_the_mean_as_more_examples_count(values):
-    losses = torch.tensor(values, dtype=torch.float64)
+    losses = as_losses(values)
     risks = [
         risk(top_weights(losses, num_hard_examples=count), losses)
         for count in range(1, len(values) + 1)
@@ -41,17 +171,6 @@ def test_the_top_risk_falls_from_the_maximum_to_the_mean_as_more_examples_count(
     assert risks[0] == max(values)
     assert risks[-1] == pytest.approx(sum(values) / len(values), rel=1e-12)
     assert all(later <= earlier + 1e-12 * earlier for earlier, later in pairwise(risks))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_weights_are_like_the_losses_and_without_gradient(dtype):
-    losses = torch.tensor([3.0, 1.0, 2.0, 0.5], dtype=dtype, requires_grad=True)
-    before = losses.detach().clone()
-    for weights in [mean_weights(losses), top_weights(losses, num_hard_examples=2)]:
-        assert weights.dtype == dtype
-        assert weights.shape == (4,)
-        assert not weights.requires_grad
-    assert torch.equal(losses, before)
 
 
 def test_examples_of_equal_loss_share_no_weight_but_fill_the_count():
@@ -65,3 +184,354 @@ def test_a_count_out_of_range_is_refused(count):
         ValueError, match=f"num_hard_examples must be between 1 and 3 .*got {count}"
     ):
         top_weights(torch.ones(3), num_hard_examples=count)
+
+
+# --- tail -----------------------------------------------------------------------------------------
+
+
+@given(losses_of_a_batch | tied_losses, tail_fractions)
+def test_the_tail_weights_give_the_cvar_also_where_the_tail_is_not_whole(values, tail_fraction):
+    losses = as_losses(values)
+    weights = tail_weights(losses, tail_fraction=tail_fraction)
+    expected = risk_oracles.cvar(values, tail_fraction)
+    assert risk(weights, losses) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert weights.sum().item() == pytest.approx(1, rel=1e-9)
+    assert weights.max().item() <= 1 / (tail_fraction * len(values)) * (1 + 1e-9)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8, unique=True), st.data())
+def test_a_whole_tail_is_the_top(values, data):
+    count = data.draw(st.integers(1, len(values)))
+    losses = as_losses(values)
+    whole = tail_weights(losses, tail_fraction=count / len(values))
+    assert torch.allclose(whole, top_weights(losses, num_hard_examples=count))
+
+
+def test_equal_losses_at_the_threshold_share():
+    weights = tail_weights(torch.tensor([2.0, 1.0, 1.0, 0.0]), tail_fraction=0.5)
+    assert weights.tolist() == [0.5, 0.25, 0.25, 0]
+
+
+@pytest.mark.parametrize("tail_fraction", [0, -0.1, 1.1, math.nan])
+def test_a_tail_fraction_out_of_range_is_refused(tail_fraction):
+    with pytest.raises(ValueError, match="tail_fraction must be above 0 and at most 1"):
+        tail_weights(torch.ones(3), tail_fraction=tail_fraction)
+
+
+# --- ranked range ---------------------------------------------------------------------------------
+
+
+@given(losses_of_a_batch, st.data())
+def test_the_ranked_range_is_the_average_of_the_largest_after_those_dropped(values, data):
+    count = data.draw(st.integers(1, len(values)))
+    dropped = data.draw(st.integers(0, len(values) - count))
+    losses = as_losses(values)
+    weights = ranked_range_weights(losses, num_dropped=dropped, num_hard_examples=count)
+    expected = risk_oracles.ranked_range(values, dropped, count)
+    assert risk(weights, losses) == pytest.approx(expected, rel=1e-12)
+    assert (weights > 0).sum() == count
+
+
+@pytest.mark.parametrize("num_dropped", [-1, 3])
+def test_more_examples_than_are_left_cannot_be_dropped(num_dropped):
+    with pytest.raises(ValueError, match=f"num_dropped must be between 0 and 2.*got {num_dropped}"):
+        ranked_range_weights(torch.ones(4), num_dropped=num_dropped, num_hard_examples=2)
+
+
+# --- chi-square and Kullback-Leibler balls --------------------------------------------------------
+
+BALLS = {
+    "chi-square": (
+        chi_square_weights, risk_oracles.chi_square_distance, risk_oracles.worst_chi_square,
+    ),
+    "kl": (kl_weights, risk_oracles.kl_distance, risk_oracles.worst_kl),
+}  # fmt: skip
+each_ball = pytest.mark.parametrize("ball", BALLS.values(), ids=BALLS)
+
+
+@each_ball
+@given(st.lists(st.floats(0, 10), min_size=2, max_size=7), radii)
+def test_the_weights_of_a_ball_are_the_worst_within_it(ball, values, radius):
+    assume(max(values) - min(values) > 1e-3)
+    weights_fn, distance, worst = ball
+    weights = weights_fn(as_losses(values), radius=radius).tolist()
+    assert distance(weights) <= radius + 1e-9
+    assert sum(weights) == pytest.approx(1, rel=1e-9)
+    expected = worst(values, radius)
+    assert risk_oracles.risk(weights, values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@each_ball
+@given(tied_losses | losses_of_a_batch, radii, st.randoms(use_true_random=False))
+def test_no_other_weights_within_the_ball_are_worse(ball, values, radius, random):
+    weights_fn, distance, _ = ball
+    ours = risk_oracles.risk(weights_fn(as_losses(values), radius=radius).tolist(), values)
+    for _ in range(10):
+        other = [1e-9 + random.random() ** random.choice([1, 8]) for _ in values]
+        other = [weight / sum(other) for weight in other]
+        share = 1.0
+        while distance(mixed := mixture(other, share)) > radius and share > 1e-12:
+            share *= 0.7
+        if distance(mixed) <= radius:
+            assert risk_oracles.risk(mixed, values) <= ours * (1 + 1e-7) + 1e-7
+
+
+def mixture(weights, share):
+    return [share * weight + (1 - share) / len(weights) for weight in weights]
+
+
+@each_ball
+def test_a_ball_without_a_radius_is_the_mean(ball):
+    assert torch.allclose(ball[0](torch.tensor([1.0, 5.0, 2.0]), radius=0), torch.full((3,), 1 / 3))
+
+
+@each_ball
+def test_a_ball_that_holds_everything_is_the_maximum_and_ties_share_it(ball):
+    weights = ball[0](torch.tensor([1.0, 5.0, 5.0, 2.0]), radius=50)
+    assert torch.allclose(weights, torch.tensor([0, 0.5, 0.5, 0]), atol=1e-6)
+
+
+@each_ball
+@given(st.integers(2, 9), st.data())
+def test_a_ball_that_reaches_k_of_b_examples_is_worse_than_the_top_k(ball, batch_size, data):
+    """Equal weights for k' examples lie on its edge."""
+    count = data.draw(st.integers(1, batch_size))
+    losses = torch.arange(batch_size, dtype=torch.float64).square()
+    weights_fn, distance, _ = ball
+    top = top_weights(losses, num_hard_examples=count)
+    radius = distance(top.tolist())
+    expected = {
+        chi_square_weights: batch_size / count - 1,
+        kl_weights: math.log(batch_size / count),
+    }
+    assert radius == pytest.approx(expected[weights_fn], abs=1e-12)
+    assert risk(weights_fn(losses, radius=radius), losses) >= risk(top, losses) * (1 - 1e-9)
+
+
+@each_ball
+def test_only_differences_of_losses_and_not_their_unit_matter_to_a_ball(ball):
+    losses = torch.tensor([1.0, 4.0, 2.0, 2.5], dtype=torch.float64)
+    weights = ball[0](losses, radius=0.4)
+    assert torch.allclose(ball[0](1e6 * losses + 1e7, radius=0.4), weights, rtol=1e-6)
+
+
+@each_ball
+@pytest.mark.parametrize("radius", [-0.1, math.nan])
+def test_a_radius_below_zero_is_refused(ball, radius):
+    with pytest.raises(ValueError, match="radius must be at least 0"):
+        ball[0](torch.ones(3), radius=radius)
+
+
+# --- dual CVaR ------------------------------------------------------------------------------------
+
+
+@given(losses_of_a_batch | tied_losses, tail_fractions)
+def test_the_first_batch_of_the_dual_cvar_is_its_tail(values, tail_fraction):
+    losses = as_losses(values)
+    weights = DualCvar()(losses, tail_fraction=tail_fraction)
+    assert torch.allclose(weights, tail_weights(losses, tail_fraction=tail_fraction))
+
+
+@given(st.lists(st.floats(0, 10), min_size=4, max_size=20), losses_of_a_batch, tail_fractions)
+def test_a_batch_is_weighed_by_the_threshold_of_the_whole_window(before, values, tail_fraction):
+    dual = DualCvar(window=10**6)
+    dual.load({"recent": as_losses(before)})
+    weights = dual(as_losses(values), tail_fraction=tail_fraction).tolist()
+    everyone = sorted(before + values, reverse=True)
+    threshold = everyone[math.ceil(tail_fraction * len(everyone) - 1e-9) - 1]
+    if max(values) < threshold:
+        assert sum(weights) == pytest.approx(1 / (tail_fraction * len(values)))
+        return
+    for weight, value in zip(weights, values, strict=True):
+        full = 1 / (tail_fraction * len(values))
+        low, high = (full, full) if value > threshold else (0, full * (value == threshold))
+        assert low * (1 - 1e-9) <= weight <= high * (1 + 1e-9)
+
+
+def test_a_batch_with_more_hard_examples_counts_more():
+    dual = DualCvar(window=2)
+    easy, hard = torch.tensor([0.1, 0.2, 0.3, 4.0]), torch.tensor([3.0, 5.0, 6.0, 7.0])
+    dual(easy, tail_fraction=0.5)
+    weights_of_hard = dual(hard, tail_fraction=0.5)  # the half above: 4, 5, 6, 7
+    weights_of_easy = dual(easy, tail_fraction=0.5)
+    assert weights_of_hard.tolist() == [0, 0.5, 0.5, 0.5]
+    assert weights_of_easy.tolist() == [0, 0, 0, 0.5]
+
+
+def test_on_average_over_batches_the_dual_cvar_is_that_of_the_data_and_the_top_is_not():
+    generator = torch.Generator().manual_seed(0)
+    data = torch.rand(4000, generator=generator, dtype=torch.float64) ** 4
+    dual = DualCvar(window=32)
+    dual_risks, top_risks = [], []
+    for _ in range(400):
+        batch = data[torch.randint(4000, (8,), generator=generator)]
+        weights = dual(batch, tail_fraction=0.25)
+        assert dual.recent is not None
+        threshold = dual.recent.topk(math.ceil(0.25 * len(dual.recent))).values[-1]
+        excess = (batch - threshold).clamp(min=0).mean() / 0.25
+        dual_risks.append((threshold + excess).item())
+        top_risks.append(risk(top_weights(batch, num_hard_examples=2), batch))
+        assert risk(weights, batch) >= 0
+    truth = data.topk(1000).values.mean().item()
+    assert abs(sum(dual_risks[50:]) / 350 - truth) < 0.01
+    assert truth - sum(top_risks) / 400 > 0.02  # the top of small batches is biased downwards
+
+
+def test_a_threshold_that_lags_leaves_the_hardest_example_a_weight():
+    dual = DualCvar(window=4)
+    dual(torch.full((4,), 100.0), tail_fraction=0.25)
+    weights = dual(torch.tensor([1.0, 3.0, 2.0, 0.0]), tail_fraction=0.25)
+    assert weights.tolist() == [0, 1, 0, 0]
+
+
+def test_the_window_forgets():
+    dual = DualCvar(window=1)
+    dual(torch.full((4,), 100.0), tail_fraction=0.25)
+    dual(torch.tensor([1.0, 3.0, 2.0, 0.0]), tail_fraction=0.25)
+    assert dual.state()["recent"].tolist() == [1, 3, 2, 0]
+
+
+def test_a_window_without_a_batch_is_refused():
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        DualCvar(window=0)
+
+
+# --- stochastic maximum ---------------------------------------------------------------------------
+
+
+def test_at_first_every_example_counts_alike():
+    maximum = StochasticMaximum(10)
+    weights = maximum(torch.tensor([1.0, 2.0]), torch.tensor([3, 7]))
+    assert weights.tolist() == [0.5, 0.5]
+
+
+def test_the_weights_are_those_of_multiplicative_weights_mixed_with_uniform_ones():
+    maximum = StochasticMaximum(4, step_size=0.5, mixing=0.2)
+    maximum(torch.tensor([1.0, 3.0]), torch.tensor([0, 2]))
+    weights = maximum(torch.tensor([0.0, 0.0]), torch.tensor([2, 1]))
+    adversary = risk_oracles.multiplicative_weights([0, 0, 0, 0], [1, 0, 3, 0], 0.5)
+    expected = [4 * (0.8 * adversary[i] + 0.2 / 4) / 2 for i in (2, 1)]
+    assert weights.tolist() == pytest.approx(expected)
+
+
+def test_the_weights_of_all_examples_sum_to_one():
+    maximum = StochasticMaximum(6, step_size=2.0)
+    everyone = torch.arange(6)
+    for _ in range(5):
+        weights = maximum(torch.tensor([1.0, 3.0, 2.0, 0.0, 5.0, 1.0]), everyone)
+    assert weights.sum().item() == pytest.approx(1)
+
+
+def test_the_adversary_finds_the_largest_loss_of_all():
+    maximum = StochasticMaximum(50, step_size=0.2)
+    losses = torch.linspace(0, 1, 50, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4000):
+        batch = torch.randperm(50, generator=generator)[:5]
+        maximum(losses[batch], batch)
+    weights = maximum(losses, torch.arange(50))
+    assert weights.argmax() == 49
+    assert weights[49].item() > 0.4  # half of the mass, the other half is uniform
+    assert weights[0].item() == pytest.approx(0.5 / 50, rel=1e-3)
+
+
+def test_the_same_example_twice_in_a_batch_moves_twice():
+    maximum = StochasticMaximum(3, step_size=1.0)
+    maximum(torch.tensor([1.0, 1.0]), torch.tensor([1, 1]))
+    assert maximum.state()["log_weights"].tolist() == [0, 2, 0]
+
+
+@pytest.mark.parametrize("mixing", [0, 1.1])
+def test_a_mixing_that_could_lose_an_example_is_refused(mixing):
+    with pytest.raises(ValueError, match="mixing must be above 0 and at most 1"):
+        StochasticMaximum(3, mixing=mixing)
+
+
+# --- known groups ---------------------------------------------------------------------------------
+
+
+def test_group_weights_are_those_of_multiplicative_weights_over_group_means():
+    groups = GroupRisk(3, step_size=0.5)
+    losses, ids = (
+        torch.tensor([1.0, 3.0, 2.0, 6.0], dtype=torch.float64),
+        torch.tensor([0, 0, 1, 2]),
+    )
+    means = [2.0, 2.0, 6.0]
+    shares = risk_oracles.multiplicative_weights([0, 0, 0], means, 0.5)
+    expected = [shares[0] / 2, shares[0] / 2, shares[1], shares[2]]
+    assert groups(losses, ids).tolist() == pytest.approx(expected)
+    again = risk_oracles.multiplicative_weights([math.log(s) for s in shares], means, 0.5)
+    assert groups(losses, ids).tolist() == pytest.approx(
+        [again[0] / 2, again[0] / 2, again[1], again[2]]
+    )
+
+
+def test_a_group_that_is_not_there_keeps_its_mass_and_leaves_no_gap():
+    groups = GroupRisk(3, step_size=1.0)
+    weights = groups(torch.tensor([1.0, 1.0]), torch.tensor([0, 1]))
+    assert weights.tolist() == pytest.approx([0.5, 0.5])
+    mass = groups.state()["log_weights"].exp().tolist()
+    assert mass == pytest.approx(risk_oracles.multiplicative_weights([0, 0, 0], [1, 1, 0], 1.0))
+
+
+def test_in_the_end_the_worst_group_alone_counts():
+    groups = GroupRisk(3, step_size=0.1)
+    losses, ids = torch.tensor([1.0, 2.0, 5.0, 3.0]), torch.tensor([0, 1, 2, 2])
+    for _ in range(300):
+        weights = groups(losses, ids)
+    assert weights.tolist() == pytest.approx([0, 0, 0.5, 0.5], abs=1e-6)
+
+
+def test_each_group_alone_is_the_set_of_unit_mixtures():
+    losses, ids = torch.tensor([1.0, 2.0, 5.0, 3.0]), torch.tensor([0, 1, 2, 2])
+    plain, explicit = GroupRisk(3), GroupRisk(3, mixtures=torch.eye(3))
+    for _ in range(3):
+        assert torch.allclose(plain(losses, ids), explicit(losses, ids))
+
+
+def test_the_risk_of_a_set_of_mixtures_becomes_the_largest_of_them():
+    """Equation 13: max over the set of sum_p nu_p * mean loss of group p."""
+    mixtures = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6], [0.8, 0.1, 0.1]])
+    means = [1.0, 2.0, 4.0]
+    losses, ids = torch.tensor([1.0, 2.0, 5.0, 3.0]), torch.tensor([0, 1, 2, 2])
+    agnostic = GroupRisk(3, step_size=0.2, mixtures=mixtures)
+    for _ in range(500):
+        weights = agnostic(losses, ids)
+    expected = max(risk_oracles.risk(row, means) for row in mixtures.tolist())
+    assert risk(weights, losses) == pytest.approx(expected, rel=1e-5)
+
+
+def test_mixtures_of_another_number_of_groups_are_refused():
+    with pytest.raises(ValueError, match=r"mixtures must be of shape \(V, 3\), got \(2, 4\)"):
+        GroupRisk(3, mixtures=torch.ones(2, 4))
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+WITH_MEMORY = {
+    "dual cvar": (lambda: DualCvar(window=2), lambda r, x: r(x, tail_fraction=0.4)),
+    "stochastic maximum": (
+        lambda: StochasticMaximum(9, step_size=0.5), lambda r, x: r(x, torch.arange(4)),
+    ),
+    "groups": (lambda: GroupRisk(4, step_size=0.5), lambda r, x: r(x, torch.arange(4) % 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WITH_MEMORY.values(), ids=WITH_MEMORY)
+def test_a_risk_that_is_saved_and_loaded_goes_on_as_if_nothing_had_been(kind):
+    make, call = kind
+    first, batches = make(), torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
+    for batch in batches[:3]:
+        call(first, batch)
+    second = make()
+    second.load({name: value.clone() for name, value in first.state().items()})
+    for batch in batches[3:]:
+        assert torch.equal(call(first, batch), call(second, batch))
+    assert all(torch.equal(first.state()[name], value) for name, value in second.state().items())
+
+
+def test_a_risk_that_has_seen_nothing_has_nothing_to_save():
+    assert DualCvar().state() == {}
+    fresh = DualCvar()
+    fresh.load({})
+    assert fresh.recent is None

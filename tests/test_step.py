@@ -64,6 +64,7 @@ SIZES = {
     "product": Size(11, 7, [(7, 6), (3, 6), (7, 2), (3, 4), (1, 1)]),  # every label is scored
     "gather": Size(70, 5, [(2, 3)]),  # L > 8 M: label vectors are gathered
     "fold": Size(30, 40, [(2, 3), (40, 6)]),  # M >= 16 k: the hardest are found in two stages
+    "every": Size(9, 9, [(9, 6), (9, 2)]),  # M = L = k: coefficients are dense
 }
 
 
@@ -353,7 +354,7 @@ def test_more_hard_labels_than_were_sampled_are_all_of_them():
 @pytest.mark.parametrize("kind", ["shared", "for each"])
 def test_mining_changes_neither_model_nor_batch_nor_sample(kind):
     model, batch, sample = small_problem(kind=kind)
-    tensors = [*model.parameters(), *batch.features[:2], *batch[1:], *sample]
+    tensors = [*model.parameters(), *batch.features[:2], *batch[1:3], *sample]
     before = [tensor.clone() for tensor in tensors]
     mined = mined_with(model, batch, sample, risk_fn=mean_weights)
     gradients_of(mined, model.query_vectors(batch.features), batch, model)

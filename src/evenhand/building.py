@@ -1,19 +1,35 @@
 """From settings to the parts of a training run: model, feed, sampler, optimisers, plan."""
 
 import hashlib
+import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.config import Config, to_toml
+from evenhand.config import ANNEALED, Config, to_toml
 from evenhand.data import Dataset, Rows
+from evenhand.data.dataset import IntArray
 from evenhand.errors import UserError
-from evenhand.evaluation import check_selector
+from evenhand.evaluation import check_selector, group_columns
+from evenhand.evaluation.scores import check_known
 from evenhand.losses import LossFn
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.retriever import Retriever
+from evenhand.risk import (
+    DualCvar,
+    GroupRisk,
+    RiskFn,
+    StochasticMaximum,
+    chi_square_weights,
+    kl_weights,
+    mean_weights,
+    nonzero_weights,
+    ranked_range_weights,
+    top_weights,
+)
 from evenhand.sampling import (
     FrequencySampler,
     InBatchSampler,
@@ -23,8 +39,9 @@ from evenhand.sampling import (
     UniformSampler,
 )
 from evenhand.training.feed import PairFeed
-from evenhand.training.loop import Optimizers, Plan, Training
+from evenhand.training.loop import Optimizers, Plan, StepRisk, Training, hardest_of_batch
 from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
+from evenhand.training.step import Batch
 
 
 class Built(NamedTuple):
@@ -72,12 +89,14 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         dataset.num_labels,
         is_sparse=isinstance(part.features, Rows),
     ).to(device)
+    groups = _pair_groups(config, dataset)
     feed = PairFeed(
         part,
         batch_size=mining.batch_size,
         masks_all_positives=mining.masks_all_positives,
         generator=torch.Generator().manual_seed(config.training.seed + 1_000_003),
         device=device,
+        pair_groups=groups,
     )
     generator = torch.Generator().manual_seed(config.training.seed + 2_000_003)
     settings = to_toml(config) + dataset.fingerprint
@@ -86,6 +105,7 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         _build_optimizers(config, model),
         feed,
         generator,
+        _build_risk(config, num_pairs=len(feed.pairs.label_ids), pair_groups=groups),
         belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
     )
     return Built(
@@ -112,6 +132,7 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             f"labels), got {mining.num_sampled_labels}"
         )
     _check_finite(dataset)
+    _pair_groups(config, dataset)
     if config.training.evaluate_every and "validation" not in dataset.parts:
         raise UserError(
             f"training.evaluate_every needs a validation part, and {dataset.name} has only "
@@ -149,8 +170,8 @@ def _build_plan(config: Config, dataset: Dataset) -> Plan:
         num_steps=training.num_steps,
         num_sampled_labels=mining.num_sampled_labels if is_sampled else dataset.num_labels,
         num_hard_labels=mining.num_hard_labels if is_sampled else dataset.num_labels,
-        num_hard_examples=mining.num_hard_examples if mining.mines_examples else mining.batch_size,
-        anneal_fraction=mining.anneal_fraction if mining.method == "s2m-annealed" else 0.0,
+        num_hard_examples=mining.num_counting,
+        anneal_fraction=mining.anneal_fraction if mining.method in ANNEALED else 0.0,
         learning_rate=training.learning_rate,
         learning_rate_shape=training.learning_rate_shape,
         warmup_steps=training.warmup_steps,
@@ -178,6 +199,77 @@ def _build_sampler(config: Config, dataset: Dataset, device: torch.device) -> La
     if mining.sampler == "in-batch":
         return InBatchSampler(counts)
     return MixedSampler(InBatchSampler(counts), uniform, first_share=mining.in_batch_share)
+
+
+def _pair_groups(config: Config, dataset: Dataset) -> IntArray | None:
+    """(N_pairs,) the known group of every training pair; pairs without one are a group too."""
+    if config.mining.method != "group-dro":
+        return None
+    columns = {column.name: column for column in group_columns(dataset, "train")}
+    check_known(config.risk.group, list(columns), "column of groups (risk.group)")
+    column = columns[config.risk.group]
+    return np.where(column.pair_groups < 0, len(column.group_names), column.pair_groups)
+
+
+def _build_risk(config: Config, *, num_pairs: int, pair_groups: IntArray | None) -> StepRisk:
+    method, risk = config.mining.method, config.risk
+    without_memory: dict[str, RiskFn] = {
+        "sgd": mean_weights,
+        "snm": mean_weights,
+        "snm-nonzero": nonzero_weights,
+        "max": partial(top_weights, num_hard_examples=1),
+    }
+    if method in without_memory:
+        return StepRisk(lambda losses, batch, count: without_memory[method](losses))
+    if method == "chi-square":
+        return StepRisk(_chi_square)
+    if method == "kl":
+        return StepRisk(_kl)
+    if method == "ranked-range":
+        return StepRisk(partial(_ranked_range, num_dropped=risk.num_dropped))
+    if method == "cvar":
+        cvar = DualCvar(window=risk.window)
+        return StepRisk(partial(_dual_cvar, risk=cvar), cvar)
+    if method == "stochastic-max":
+        maximum = StochasticMaximum(num_pairs, step_size=risk.step_size, mixing=risk.mixing)
+        return StepRisk(lambda losses, batch, _: maximum(losses, _known(batch.pair_ids)), maximum)
+    if pair_groups is not None:
+        groups = _group_risk(config, pair_groups)
+        return StepRisk(lambda losses, batch, _: groups(losses, _known(batch.group_ids)), groups)
+    return StepRisk(hardest_of_batch)
+
+
+def _ranked_range(losses: Tensor, batch: Batch, count: int, *, num_dropped: int) -> Tensor:
+    count = min(count, len(losses) - num_dropped)  # k' may still be the whole batch
+    return ranked_range_weights(losses, num_dropped=num_dropped, num_hard_examples=count)
+
+
+def _chi_square(losses: Tensor, batch: Batch, count: int) -> Tensor:
+    """The ball that reaches as far as equal weights for k' examples and none for the others."""
+    return chi_square_weights(losses, radius=len(losses) / count - 1)
+
+
+def _kl(losses: Tensor, batch: Batch, count: int) -> Tensor:
+    """The ball that reaches as far as equal weights for k' examples and none for the others."""
+    return kl_weights(losses, radius=math.log(len(losses) / count))
+
+
+def _dual_cvar(losses: Tensor, batch: Batch, count: int, *, risk: DualCvar) -> Tensor:
+    return risk(losses, tail_fraction=count / len(losses))
+
+
+def _group_risk(config: Config, pair_groups: IntArray) -> GroupRisk:
+    counts = np.bincount(pair_groups)
+    share, mixtures = config.risk.natural_share, None
+    if share:
+        shares = counts / counts.sum()
+        mixtures = torch.from_numpy(share * shares + (1 - share) * np.eye(len(counts)))
+    return GroupRisk(len(counts), step_size=config.risk.step_size, mixtures=mixtures)
+
+
+def _known(ids: Tensor | None) -> Tensor:
+    assert ids is not None  # the feed gives them
+    return ids
 
 
 def _build_optimizers(config: Config, model: Retriever) -> Optimizers:

@@ -1,10 +1,9 @@
 """Settings: TOML files and flags, read strictly, written out in full into the run folder."""
 
 import dataclasses
-import difflib
 import json
+import math
 import tomllib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,16 +23,28 @@ from evenhand.losses import (
     softmax_loss,
     squared_hinge,
 )
+from evenhand.settings import check_choice, check_positive, hint, typed
 
 T = TypeVar("T")
 
 METHODS = {
     "sgd": "all labels, all examples",
     "snm": "hardest sampled labels, all examples",
+    "snm-nonzero": "snm, averaged over the examples that have a loss",
     "topk-sgd": "all labels, hardest examples",
     "s2m": "hardest sampled labels, hardest examples (Algorithm 1)",
     "s2m-annealed": "s2m, with k' shrinking from the whole batch",
+    "ranked-range": "s2m-annealed without the very hardest examples, against wrong labels",
+    "cvar": "s2m-annealed, with hard judged across batches (dual CVaR)",
+    "chi-square": "s2m-annealed, with the worst weights of a chi-square ball",
+    "kl": "s2m-annealed, with the worst weights of a Kullback-Leibler ball",
+    "max": "hardest sampled labels, the one hardest example",
+    "stochastic-max": "the hardest example of all the data, by a weight for each",
+    "group-dro": "snm, with the worst mixture of groups that are known",
 }
+WITH_ALL_LABELS = ("sgd", "topk-sgd")
+ANNEALED = ("s2m-annealed", "ranked-range", "cvar", "chi-square", "kl")
+WITH_HARD_EXAMPLES = ("topk-sgd", "s2m", *ANNEALED)  # those that have a k'
 MARGIN_LOSSES = {
     "hinge": hinge,
     "squared-hinge": squared_hinge,
@@ -70,10 +81,10 @@ class ModelConfig:
     hidden_widths: tuple[int, ...] = ()  # of the perceptron for dense features
 
     def __post_init__(self) -> None:
-        _check_positive("model", embedding_dim=self.embedding_dim, scale=self.scale)
-        _check_choice("model.similarity", self.similarity, ("cosine", "dot"))
+        check_positive("model", embedding_dim=self.embedding_dim, scale=self.scale)
+        check_choice("model.similarity", self.similarity, ("cosine", "dot"))
         for width in self.hidden_widths:
-            _check_positive("model", hidden_widths=width)
+            check_positive("model", hidden_widths=width)
         if self.label_bias and self.similarity == "cosine":
             raise UserError('model.label_bias goes with model.similarity = "dot"')
 
@@ -87,8 +98,8 @@ class LossConfig:
     log_q: bool = False  # softmax: correct for how often a label is drawn
 
     def __post_init__(self) -> None:
-        _check_choice("loss.name", self.name, LOSSES)
-        _check_choice("loss.margin_loss", self.margin_loss, tuple(MARGIN_LOSSES))
+        check_choice("loss.name", self.name, LOSSES)
+        check_choice("loss.margin_loss", self.margin_loss, tuple(MARGIN_LOSSES))
         if not -1 <= self.margin <= 1:
             raise UserError(f"loss.margin must be between -1 and 1, got {self.margin}")
         if not self.power >= 1:
@@ -117,7 +128,8 @@ class MiningConfig:
     num_sampled_labels: int = 4096  # K-bar in the paper
     num_hard_labels: int = 64  # k; the paper's advice: the r of the recall@r one cares about
     num_hard_examples: int = 512  # k'; what the rarest subpopulation may fill of a batch
-    anneal_fraction: float = 1.0  # s2m-annealed: part of the run over which k' shrinks
+    tail_fraction: float = 0.0  # above 0: k' as a share of the batch, and not the number above
+    anneal_fraction: float = 1.0  # part of the run over which k' shrinks, where it is annealed
     sampler: str = "uniform"
     sampler_power: float = 0.75  # frequency: labels are drawn by count ** power
     in_batch_share: float = 0.5  # mixed: part of the sample that is the batch's own labels
@@ -125,14 +137,18 @@ class MiningConfig:
     masks_all_positives: bool = True  # False: the paper's mask, the drawn positive alone
 
     def __post_init__(self) -> None:
-        _check_choice("mining.method", self.method, tuple(METHODS))
-        _check_choice("mining.sampler", self.sampler, SAMPLERS)
-        _check_positive("mining", batch_size=self.batch_size)
-        _check_positive("mining", num_sampled_labels=self.num_sampled_labels)
+        check_choice("mining.method", self.method, tuple(METHODS))
+        check_choice("mining.sampler", self.sampler, SAMPLERS)
+        check_positive("mining", batch_size=self.batch_size)
+        check_positive("mining", num_sampled_labels=self.num_sampled_labels)
         if self.draws_labels and not 1 <= self.num_hard_labels <= self.num_sampled_labels:
             raise UserError(
                 f"mining.num_hard_labels must be between 1 and mining.num_sampled_labels "
                 f"({self.num_sampled_labels}), got {self.num_hard_labels}"
+            )
+        if not 0 <= self.tail_fraction <= 1:
+            raise UserError(
+                f"mining.tail_fraction must be between 0 and 1, got {self.tail_fraction}"
             )
         if self.mines_examples and not 1 <= self.num_hard_examples <= self.batch_size:
             raise UserError(
@@ -172,11 +188,42 @@ class MiningConfig:
     @property
     def draws_labels(self) -> bool:
         """Whether the method samples labels, or looks at them all."""
-        return self.method in ("snm", "s2m", "s2m-annealed")
+        return self.method not in WITH_ALL_LABELS
 
     @property
     def mines_examples(self) -> bool:
-        return self.method in ("topk-sgd", "s2m", "s2m-annealed")
+        return self.method in WITH_HARD_EXAMPLES
+
+    @property
+    def num_counting(self) -> int:
+        """k', as a number, for every method: how many examples of a batch count in the end."""
+        if self.method == "max":
+            return 1
+        if not self.mines_examples:
+            return self.batch_size
+        if self.tail_fraction:
+            return math.ceil(self.tail_fraction * self.batch_size - 1e-9)
+        return self.num_hard_examples
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RiskConfig:
+    """How the examples of a batch are weighed, where the method asks for more than k'."""
+
+    num_dropped: int = 32  # ranked-range: the hardest examples of a batch that do not count
+    window: int = 16  # cvar: batches by which the threshold is set
+    step_size: float = 0.01  # group-dro, stochastic-max: of the weights, a step
+    mixing: float = 0.5  # stochastic-max: share of the uniform distribution
+    group: str = ""  # group-dro: the column whose groups are known
+    natural_share: float = 0.0  # group-dro: part of every mixture that is as the data are
+
+    def __post_init__(self) -> None:
+        check_positive("risk", window=self.window, step_size=self.step_size, mixing=self.mixing)
+        if self.num_dropped < 0:
+            raise UserError(f"risk.num_dropped must be at least 0, got {self.num_dropped}")
+        for name in ("mixing", "natural_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"risk.{name} must be between 0 and 1, got {getattr(self, name)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,12 +242,10 @@ class TrainingConfig:
     patience: int = 0  # stop after so many validations without a new best; 0: never
 
     def __post_init__(self) -> None:
-        _check_choice(
-            "training.learning_rate_shape", self.learning_rate_shape, LEARNING_RATE_SHAPES
-        )
-        _check_choice("training.optimizer", self.optimizer, OPTIMIZERS)
-        _check_positive("training", num_steps=self.num_steps, learning_rate=self.learning_rate)
-        _check_positive("training", log_every=self.log_every)
+        check_choice("training.learning_rate_shape", self.learning_rate_shape, LEARNING_RATE_SHAPES)
+        check_choice("training.optimizer", self.optimizer, OPTIMIZERS)
+        check_positive("training", num_steps=self.num_steps, learning_rate=self.learning_rate)
+        check_positive("training", log_every=self.log_every)
         for name in (
             "warmup_steps", "max_gradient_norm", "seed",
             "evaluate_every", "checkpoint_every", "patience",
@@ -238,6 +283,7 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     mining: MiningConfig = dataclasses.field(default_factory=MiningConfig)
+    risk: RiskConfig = dataclasses.field(default_factory=RiskConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
 
@@ -248,6 +294,17 @@ class Config:
                 f'loss.name = "contrastive" is for cosines: it needs model.similarity = "cosine" '
                 f'and model.scale = 1.0, got "{self.model.similarity}" and {self.model.scale}; '
                 f'choose another loss, such as "softmax"'
+            )
+        room = self.mining.batch_size - self.mining.num_counting
+        if self.mining.method == "ranked-range" and self.risk.num_dropped > room:
+            raise UserError(
+                f"risk.num_dropped must be at most {room} (mining.batch_size without the hard "
+                f"examples), got {self.risk.num_dropped}"
+            )
+        if self.mining.method == "group-dro" and not self.risk.group:
+            raise UserError(
+                'mining.method = "group-dro" needs groups that are known: name their column, such '
+                'as risk.group = "country"'
             )
 
 
@@ -290,7 +347,7 @@ def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
     """Checks every section and key, and fills in the rest."""
     for section in settings:
         if section not in SECTIONS:
-            raise UserError(f"there is no section [{section}]; {_hint(section, SECTIONS)}")
+            raise UserError(f"there is no section [{section}]; {hint(section, SECTIONS)}")
     return Config(
         **{
             section: build(cls, settings.get(section, {}), section=section)
@@ -305,9 +362,9 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     kinds = typing.get_type_hints(cls)
     for key in values:
         if key not in kinds:
-            raise UserError(f"[{section}] has no setting {key!r}; {_hint(key, kinds)}")
+            raise UserError(f"[{section}] has no setting {key!r}; {hint(key, kinds)}")
     return cls(
-        **{key: _typed(f"{section}.{key}", value, kinds[key]) for key, value in values.items()}
+        **{key: typed(f"{section}.{key}", value, kinds[key]) for key, value in values.items()}
     )
 
 
@@ -343,44 +400,3 @@ def toml_value(value: Any) -> str:
         items = [f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items()]
         return f"{{ {', '.join(items)} }}"
     return repr(value)
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value as the type of its setting, where nothing is lost by it."""
-    plain = typing.get_origin(kind) or kind
-    if plain is float and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > 2**1023:
-            raise UserError(f"{name} must be a finite number, got one of {len(str(value))} digits")
-        return float(value)
-    if plain is tuple and isinstance(value, list):
-        inner = typing.get_args(kind)[0]
-        return tuple(_typed(name, item, inner) for item in value)
-    if plain is dict and isinstance(value, dict):
-        inner = typing.get_args(kind)[1]
-        return {key: _typed(f"{name}.{key}", item, inner) for key, item in value.items()}
-    if isinstance(value, plain) and not (isinstance(value, bool) and plain is not bool):
-        if plain is float and not abs(value) < float("inf"):
-            raise UserError(f"{name} must be a finite number, got {value}")
-        return value
-    wanted = kind.__name__ if isinstance(kind, type) else str(kind)
-    if isinstance(kind, types.GenericAlias):
-        wanted = plain.__name__
-    raise UserError(f"{name} must be of type {wanted}, got {value!r}")
-
-
-def _hint(word: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        close = difflib.get_close_matches(value, choices, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
-
-
-def _check_positive(section: str, **numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value > 0:
-            raise UserError(f"{section}.{name} must be above 0, got {value}")

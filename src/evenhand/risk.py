@@ -1,10 +1,16 @@
 """How much each example of a batch counts: losses (B,) -> weights (B,), without gradient.
 
 Every risk is sum_b w_b * loss_b with the weights held fixed, so one backward pass serves them
-all, and only examples with a weight need one.
+all, and only examples with a weight need one. Weights are not negative. Those of one batch sum
+to 1, but for `DualCvar` and `StochasticMaximum`, whose weights do so on average over batches.
+
+A risk without memory is a function. One that remembers is a class: its state goes into the
+checkpoint by `state` and `load`. A loss that is NaN makes a weight that counts, so that it is seen.
 """
 
+import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +18,18 @@ from torch import Tensor
 from evenhand.mining import hardest_examples
 
 RiskFn = Callable[[Tensor], Tensor]  # (B,) -> (B,)
+TIE = 1e-9  # losses nearer to the largest than this part of their range count as equal to it
+
+
+class Memory(Protocol):
+    """What a checkpoint keeps of a risk."""
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load(self, state: dict[str, Tensor]) -> None: ...
+
+
+# --- without memory -------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -26,8 +44,23 @@ def mean_weights(losses: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def nonzero_weights(losses: Tensor) -> Tensor:
+    """Equal weights for the examples that have a loss at all.
+
+    The control for mining: it takes the same larger steps, without looking for hard examples.
+
+    Example:
+        >>> nonzero_weights(torch.tensor([3.0, 0.0, 1.0]))
+        tensor([0.5000, 0.0000, 0.5000])
+    """
+    counts = (~(losses <= 0)).float()  # NaN counts
+    weights = (counts / counts.sum()).to(losses.dtype)
+    return torch.where(counts.any(), weights, mean_weights(losses))
+
+
+@torch.no_grad()
 def top_weights(losses: Tensor, *, num_hard_examples: int) -> Tensor:
-    """1/k' for the k' largest losses, 0 for the rest (equation 11).
+    """1/k' for the k' largest losses, 0 for the rest (equation 11); k' = 1 is the maximum.
 
     Example:
         >>> top_weights(torch.tensor([3.0, 1.0, 2.0]), num_hard_examples=2)
@@ -35,3 +68,264 @@ def top_weights(losses: Tensor, *, num_hard_examples: int) -> Tensor:
     """
     positions = hardest_examples(losses, num_hard_examples)  # (k',)
     return torch.zeros_like(losses).index_fill(0, positions, 1 / num_hard_examples)
+
+
+@torch.no_grad()
+def tail_weights(losses: Tensor, *, tail_fraction: float) -> Tensor:
+    """Weights whose risk is the CVaR of the batch at level alpha, also where alpha B is not whole.
+
+    The largest losses have 1 / (alpha B) each; the loss at the threshold has what is left, and
+    equal losses there share it. With alpha B = k' and no ties this is `top_weights`.
+
+    Example:
+        >>> tail_weights(torch.tensor([3.0, 1.0, 2.0, 0.0]), tail_fraction=0.375)
+        tensor([0.6667, 0.0000, 0.3333, 0.0000])
+    """
+    return _weights_of_tail(losses, losses, tail_fraction)
+
+
+@torch.no_grad()
+def ranked_range_weights(losses: Tensor, *, num_dropped: int, num_hard_examples: int) -> Tensor:
+    """1/k' for the k' largest losses after the m largest, which are dropped: "semi-hard" examples.
+
+    Wrong labels have large losses. Where some are wrong, the very hardest examples teach errors.
+
+    Example:
+        >>> losses = torch.tensor([9.0, 1.0, 2.0, 3.0])
+        >>> ranked_range_weights(losses, num_dropped=1, num_hard_examples=2)
+        tensor([0.0000, 0.0000, 0.5000, 0.5000])
+    """
+    if not 0 <= num_dropped <= len(losses) - num_hard_examples:
+        raise ValueError(
+            f"num_dropped must be between 0 and {len(losses) - num_hard_examples} (the examples "
+            f"in the batch without the {num_hard_examples} hard ones), got {num_dropped}"
+        )
+    hardest = losses.topk(num_dropped + num_hard_examples).indices  # largest first
+    positions = hardest[num_dropped:]  # (k',)
+    return torch.zeros_like(losses).index_fill(0, positions, 1 / num_hard_examples)
+
+
+@torch.no_grad()
+def chi_square_weights(losses: Tensor, *, radius: float) -> Tensor:
+    """The worst weights within a chi-square ball around equal ones.
+
+    maximises sum_b w_b loss_b over weights that sum to 1 with mean_b (B w_b - 1)^2 <= radius
+
+    Equal weights for k' examples alone are B/k' - 1 away from equal ones for all.
+
+    The solution is w_b = c (loss_b - t)_+. For each number k of examples with a weight, c and t
+    have a closed form by the mean and the variance of the k largest losses; the right k is the
+    largest one that leaves no weight negative.
+
+    Example:
+        >>> chi_square_weights(torch.tensor([0.0, 1.0]), radius=0.25)
+        tensor([0.2500, 0.7500])
+    """
+    _check_radius(radius)
+    scaled, order = _scaled(losses).sort(descending=True)  # (B,) 0 first
+    counts = torch.arange(1, len(losses) + 1, dtype=scaled.dtype, device=scaled.device)
+    means = scaled.cumsum(0) / counts
+    variances = (scaled.square().cumsum(0) / counts - means.square()).clamp(min=TIE**2)
+    budget = (1 + radius) / len(losses)  # of the sum of squares of the weights
+    slopes = ((budget - 1 / counts).clamp(min=0) / (counts * variances)).sqrt()
+    smallest = 1 / counts + slopes * (scaled - means)  # weight of the k-th
+    num_tied = (scaled >= -TIE).sum()
+    is_valid = (smallest >= 0) & (budget * counts >= 1) & (counts > num_tied)
+    last = (is_valid * counts).argmax()
+    weights = 1 / counts[last] + slopes[last] * (scaled - means[last])  # 1-D, largest first
+    weights = weights.masked_fill(counts > counts[last], 0).clamp(min=0)
+    of_ties = (counts <= num_tied) / num_tied.to(scaled.dtype)
+    weights = torch.where((budget * num_tied >= 1) | ~is_valid.any(), of_ties, weights)
+    weights = torch.where(scaled.isnan().any(), torch.nan, weights / weights.sum())
+    return torch.empty_like(weights).scatter_(0, order, weights).to(losses.dtype)
+
+
+@torch.no_grad()
+def kl_weights(losses: Tensor, *, radius: float) -> Tensor:
+    """The worst weights within a Kullback-Leibler ball around equal ones.
+
+    maximises sum_b w_b loss_b over weights that sum to 1 with sum_b w_b log(B w_b) <= radius
+
+    Equal weights for k' examples alone are log(B/k') away from equal ones for all.
+
+    The solution is a softmax of the losses. Its sharpness is found by narrowing a range 8 times
+    to one of 32 parts: few calls, and no value leaves the device.
+
+    Example:
+        >>> weights = kl_weights(torch.tensor([0.0, 1.0]), radius=0.1)
+        >>> weights, (weights * (2 * weights).log()).sum()
+        (tensor([0.2802, 0.7198]), tensor(0.1000))
+    """
+    _check_radius(radius)
+    scaled = _scaled(losses)  # (B,) between -1 and 0
+    low, high = scaled.new_tensor(math.log(1e-10)), scaled.new_tensor(math.log(1e10))
+    steps = torch.linspace(0, 1, 33, dtype=scaled.dtype, device=scaled.device)
+    for _ in range(8):
+        logs = low + (high - low) * steps  # (33,) of the sharpness
+        log_weights = torch.log_softmax(logs.exp().unsqueeze(1) * scaled, dim=1)  # (33, B)
+        divergences = (log_weights.exp() * log_weights).sum(1) + math.log(len(losses))
+        inside = (divergences <= radius).sum().clamp(1, 32)  # they rise with the sharpness
+        low, high = logs[inside - 1], logs[inside]
+    weights = torch.softmax(low.exp() * scaled, dim=0)
+    return torch.where(scaled.isnan().any(), torch.nan, weights).to(losses.dtype)
+
+
+# --- with memory ----------------------------------------------------------------------------------
+
+
+class DualCvar:
+    """The CVaR by its dual (Rockafellar and Uryasev), with the threshold tracked across batches.
+
+    min_t t + mean (loss - t)_+ / alpha, where t minimises over the losses of the last batches
+    and not of one alone. So a batch with many hard examples counts more than one with few: the
+    risk is that of the data, where `top_weights` takes the k' hardest of every batch, however easy.
+    A threshold followed by gradient steps may run away and leave no gradient; this one cannot.
+    """
+
+    def __init__(self, *, window: int = 16) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1 (batch), got {window}")
+        self.window = window
+        self.recent: Tensor | None = None  # (at most window * B,)
+
+    @torch.no_grad()
+    def __call__(self, losses: Tensor, *, tail_fraction: float) -> Tensor:
+        """(B,) -> (B,): 1 / (alpha B) above the threshold, a part of it at the threshold."""
+        before = losses.new_empty(0) if self.recent is None else self.recent
+        self.recent = torch.cat([before, losses.detach()])[-self.window * len(losses) :]
+        weights = _weights_of_tail(losses, self.recent, tail_fraction)
+        # While losses fall quickly, a whole batch may lie below the threshold.
+        hardest = top_weights(losses, num_hard_examples=1) / (tail_fraction * len(losses))
+        return torch.where((weights > 0).any(), weights, hardest)
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.recent is None else {"recent": self.recent}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.recent = state.get("recent")
+
+
+class StochasticMaximum:
+    """The largest loss of *all* the data, by a distribution over its N examples.
+
+    Shalev-Shwartz and Wexler, 2016: a learner against an adversary who moves mass to the examples
+    with large losses, by multiplicative weights. They draw examples by that distribution mixed
+    with the uniform one; here batches are uniform, and the weights N q_i / B make up for it.
+    N variables, all read in each step: for small data.
+    """
+
+    def __init__(self, num_examples: int, *, step_size: float = 0.01, mixing: float = 0.5) -> None:
+        if not 0 < mixing <= 1:
+            raise ValueError(f"mixing must be above 0 and at most 1, got {mixing}")
+        self.step_size = step_size
+        self.mixing = mixing  # share of the uniform distribution: no example is ever lost
+        self.log_weights = torch.zeros(num_examples, dtype=torch.float64)
+
+    @torch.no_grad()
+    def __call__(self, losses: Tensor, example_ids: Tensor) -> Tensor:
+        """(B,), (B,) ids of the examples among all N -> (B,)."""
+        self.log_weights = self.log_weights.to(losses.device)
+        adversary = torch.softmax(self.log_weights, dim=0)[example_ids]  # (N,) -> (B,)
+        num_examples = len(self.log_weights)
+        weights = ((1 - self.mixing) * num_examples * adversary + self.mixing) / len(losses)
+        self.log_weights.index_add_(0, example_ids, self.step_size * losses.double())
+        return weights.to(losses.dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"log_weights": self.log_weights}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.log_weights = state["log_weights"]
+
+
+class GroupRisk:
+    """The worst mixture of known groups, followed by multiplicative weights over batches.
+
+    With every group on its own as a mixture, this is group DRO (Sagawa et al., 2020); with a set
+    of mixtures it is the agnostic loss (equation 13; Mohri et al., 2019), max over the set of
+    sum_p nu_p * mean loss of group p.
+    """
+
+    def __init__(
+        self, num_groups: int, *, step_size: float = 0.01, mixtures: Tensor | None = None
+    ) -> None:
+        """
+        Args:
+            mixtures: (V, G), rows that sum to 1: the corners of the set; None: each group alone.
+        """
+        if mixtures is not None and mixtures.shape[1:] != (num_groups,):
+            raise ValueError(
+                f"mixtures must be of shape (V, {num_groups}), got {tuple(mixtures.shape)}"
+            )
+        self.num_groups = num_groups
+        self.step_size = step_size
+        self.mixtures = mixtures
+        num_corners = num_groups if mixtures is None else len(mixtures)
+        self.log_weights = torch.zeros(num_corners, dtype=torch.float64)  # (V,)
+
+    @torch.no_grad()
+    def __call__(self, losses: Tensor, group_ids: Tensor) -> Tensor:
+        """(B,), (B,) ids from 0 to G - 1 -> (B,); groups that a batch lacks leave no gap."""
+        self.log_weights = self.log_weights.to(losses.device)
+        sums = self.log_weights.new_zeros(self.num_groups)  # (G,)
+        counts = sums.index_add(0, group_ids, torch.ones_like(losses, dtype=sums.dtype))
+        means = sums.index_add(0, group_ids, losses.to(sums.dtype)) / counts.clamp(min=1)
+        self.log_weights = self.log_weights + self.step_size * self._of_corners(means)
+        self.log_weights = self.log_weights - self.log_weights.logsumexp(0)
+        shares = self._of_groups(self.log_weights.exp())  # (G,)
+        weights = shares[group_ids] / counts[group_ids]
+        # Present groups may hold next to nothing of the mass, even 0 in floating point.
+        floor = torch.finfo(weights.dtype).tiny
+        return ((weights + floor) / (weights + floor).sum()).to(losses.dtype)
+
+    def _of_corners(self, values: Tensor) -> Tensor:
+        return values if self.mixtures is None else self._mixtures() @ values  # (G,) -> (V,)
+
+    def _of_groups(self, weights: Tensor) -> Tensor:
+        return weights if self.mixtures is None else weights @ self._mixtures()  # (V,) -> (G,)
+
+    def _mixtures(self) -> Tensor:
+        assert self.mixtures is not None
+        return self.mixtures.to(self.log_weights)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"log_weights": self.log_weights}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.log_weights = state["log_weights"]
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def _weights_of_tail(losses: Tensor, reference: Tensor, tail_fraction: float) -> Tensor:
+    """Weights of losses (B,), by the threshold that the hardest alpha of reference (n,) lie above.
+
+    A loss equal to the threshold has the part of 1 / (alpha B) that makes the weights of the
+    reference sum to what they should: without it, equal losses would have no gradient at all.
+    """
+    if not 0 < tail_fraction <= 1:
+        raise ValueError(f"tail_fraction must be above 0 and at most 1, got {tail_fraction}")
+    tail_size = tail_fraction * len(reference)
+    count = min(len(reference), max(1, math.ceil(tail_size - 1e-9)))
+    threshold = reference.topk(count).values[-1]
+    num_above, num_equal = (
+        is_so.sum().double() for is_so in (reference > threshold, reference == threshold)
+    )
+    part = (tail_size - num_above) / num_equal  # between 0 and 1
+    parts = (losses > threshold) + part * (losses == threshold)
+    parts = torch.where(losses.isnan(), torch.nan, parts)
+    return (parts / (tail_fraction * len(losses))).to(losses.dtype)
+
+
+def _scaled(losses: Tensor) -> Tensor:
+    """The losses moved and scaled to between -1 and 0 in float64; all 0 where they are equal."""
+    values = losses.double()
+    values = values / values.abs().amax().clamp(min=1e-300)
+    values = values - values.amax()
+    return values / values.amin().neg().clamp(min=1e-15)
+
+
+def _check_radius(radius: float) -> None:
+    if not radius >= 0:
+        raise ValueError(f"radius must be at least 0, got {radius}")

@@ -1,7 +1,8 @@
 """Products with a matrix of few entries: as fast as its entries are few, forwards and transposed.
 
 A dense product over the survivors' (k', T) coefficients does 1 % useful work: an example keeps 64
-of thousands of labels. Both products here are sums over bags, without a single atomic.
+of thousands of labels. Both products here are sums over bags, without a single atomic. Where every
+label is kept, the matrix is given dense, and the products are dense ones.
 """
 
 from typing import NamedTuple
@@ -19,7 +20,7 @@ class Entries(NamedTuple):
     values: Tensor  # (n,)
 
 
-def product(entries: Entries, vectors: Tensor, *, num_rows: int) -> Tensor:
+def product(entries: Entries | Tensor, vectors: Tensor, *, num_rows: int) -> Tensor:
     """Matrix times vectors: (R, C) (C, D) -> (R, D).
 
     Example:
@@ -28,10 +29,12 @@ def product(entries: Entries, vectors: Tensor, *, num_rows: int) -> Tensor:
         tensor([[32.],
                 [ 0.]])
     """
+    if isinstance(entries, Tensor):
+        return entries @ vectors
     return _bag_sums(entries.columns, entries.values, entries.rows, vectors, num_bags=num_rows)
 
 
-def transposed_product(entries: Entries, vectors: Tensor, *, num_columns: int) -> Tensor:
+def transposed_product(entries: Entries | Tensor, vectors: Tensor, *, num_columns: int) -> Tensor:
     """Transposed matrix times vectors: (R, C)' (R, D) -> (C, D).
 
     Example:
@@ -40,6 +43,8 @@ def transposed_product(entries: Entries, vectors: Tensor, *, num_columns: int) -
         tensor([[2.],
                 [3.]])
     """
+    if isinstance(entries, Tensor):
+        return entries.T @ vectors
     columns, order = entries.columns.sort(stable=True)
     return _bag_sums(
         entries.rows[order], entries.values[order], columns, vectors, num_bags=num_columns

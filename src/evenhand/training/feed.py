@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import Part, Rows, padded_rows, pairs_of, taken_rows
+from evenhand.data.dataset import IntArray, Part, Rows, padded_rows, pairs_of, taken_rows
 from evenhand.models.encoders import Bags, Features
 from evenhand.training.step import Batch
 
@@ -23,7 +23,12 @@ class PairFeed:
         masks_all_positives: bool,
         generator: torch.Generator,
         device: torch.device,
+        pair_groups: IntArray | None = None,
     ) -> None:
+        """
+        Args:
+            pair_groups: (N_pairs,) from 0, for the risks of known memberships.
+        """
         self.part = part
         self.pairs = pairs_of(part.positives)
         if not 1 <= batch_size <= len(self.pairs.query_ids):
@@ -35,6 +40,7 @@ class PairFeed:
         self.masks_all_positives = masks_all_positives
         self.generator = generator
         self.device = device
+        self.pair_groups = None if pair_groups is None else pair_groups.astype(np.int64)
         self._begin_epoch()
 
     def next_batch(self) -> Batch:
@@ -50,7 +56,14 @@ class PairFeed:
             features=features_of(self.part, query_ids, device=self.device),
             label_ids=torch.from_numpy(label_ids).to(self.device),
             positive_ids=positives.to(self.device),
+            pair_ids=torch.from_numpy(pair_ids).to(self.device),
+            group_ids=self._groups_of(pair_ids),
         )
+
+    def _groups_of(self, pair_ids: IntArray) -> Tensor | None:
+        if self.pair_groups is None:
+            return None
+        return torch.from_numpy(self.pair_groups[pair_ids]).to(self.device)
 
     def _all_positives(
         self, query_ids: NDArray[np.int64], label_ids: NDArray[np.int64]

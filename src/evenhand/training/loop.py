@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +15,13 @@ from evenhand.files import sync, write_text
 from evenhand.losses import LossFn
 from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
-from evenhand.risk import top_weights
+from evenhand.risk import Memory, top_weights
 from evenhand.sampling import LabelSampler
 from evenhand.training.checkpoint import Checkpoint, save_checkpoint
 from evenhand.training.feed import PairFeed
 from evenhand.training.optimizers import RowOptimizer
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
-from evenhand.training.step import Gradients, gradients_of, mine
+from evenhand.training.step import Batch, Gradients, gradients_of, mine
 
 NAN_REMEDY = (
     "checkpoints before it are sound: try a lower training.learning_rate, training.warmup_steps "
@@ -79,6 +78,17 @@ class Optimizers:
         return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
 
 
+class StepRisk(NamedTuple):
+    """How a step weighs its examples, and what of that a checkpoint must keep."""
+
+    weigh_fn: Callable[[Tensor, Batch, int], Tensor]  # losses (B,), batch, k' -> weights (B,)
+    memory: Memory | None = None
+
+
+def hardest_of_batch(losses: Tensor, batch: Batch, num_hard_examples: int) -> Tensor:
+    return top_weights(losses, num_hard_examples=num_hard_examples)
+
+
 @dataclasses.dataclass
 class Training:
     """All that changes while training: what a checkpoint holds."""
@@ -87,6 +97,7 @@ class Training:
     optimizers: Optimizers
     feed: PairFeed
     generator: torch.Generator  # of the label samples
+    risk: StepRisk
     belongs_to: str = ""  # a digest of the settings and the data
     step: int = 0
     best_value: float = -math.inf
@@ -103,6 +114,8 @@ class Training:
             for index, slots in self.optimizers.dense.state_dict()["state"].items():
                 tensors |= {f"dense.{index}.{key}": value for key, value in slots.items()}
         tensors |= {f"feed.{name}": tensor for name, tensor in self.feed.state().items()}
+        if self.risk.memory is not None:
+            tensors |= {f"risk.{name}": value for name, value in self.risk.memory.state().items()}
         tensors["generator"] = self.generator.get_state()
         tensors["recent"] = torch.stack(self.recent) if self.recent else torch.zeros(0, 2)
         best = self.best_value if math.isfinite(self.best_value) else None
@@ -138,6 +151,9 @@ class Training:
             groups = self.optimizers.dense.state_dict()["param_groups"]
             self.optimizers.dense.load_state_dict({"state": slots, "param_groups": groups})
         self.feed.load(under("feed."))
+        if self.risk.memory is not None:
+            held = under("risk.").items()
+            self.risk.memory.load({name: tensor.to(self.feed.device) for name, tensor in held})
         self.generator.set_state(checkpoint.tensors["generator"])
         self.recent = list(checkpoint.tensors["recent"].to(self.feed.device))
         self.step = checkpoint.state["step"]
@@ -257,14 +273,14 @@ def train_step(
         sample,
         num_hard_labels=plan.num_hard_labels,
         loss_fn=loss_fn,
-        risk_fn=partial(top_weights, num_hard_examples=num_hard_examples),
+        risk_fn=lambda losses: training.risk.weigh_fn(losses, batch, num_hard_examples),
         is_log_q_corrected=plan.is_log_q_corrected,
     )
     gradients = gradients_of(mined, query_vectors, batch, model)
     if plan.max_gradient_norm:
         gradients = clipped(gradients, model, max_norm=plan.max_gradient_norm)
     training.optimizers.step(gradients, learning_rate=learning_rate)
-    objective = mined.losses[mined.survivors].mean()
+    objective = (mined.weights * mined.losses[mined.survivors]).sum()
     return torch.stack([objective, (mined.losses <= 0).to(objective.dtype).mean()])
 
 

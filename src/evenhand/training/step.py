@@ -21,7 +21,7 @@ from evenhand.losses import LossFn
 from evenhand.mining import hardest_labels, mask_positives
 from evenhand.models.encoders import Features, RowGradients, taken_features
 from evenhand.models.retriever import Retriever
-from evenhand.objective import score_gradients
+from evenhand.objective import ScoreGradients, score_gradients
 from evenhand.risk import RiskFn
 from evenhand.sampling import LabelSample, log_q_corrected
 
@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     features: Features
     label_ids: Tensor  # (B,) the positive each example was drawn with
     positive_ids: Tensor  # (B, P) labels that may not be its negatives, padded with -1
+    pair_ids: Tensor | None = None  # (B,) which of all training pairs each example is
+    group_ids: Tensor | None = None  # (B,) for the risks of known memberships alone
 
 
 class Mined(NamedTuple):
@@ -37,8 +39,9 @@ class Mined(NamedTuple):
 
     losses: Tensor  # (B,) of every example
     survivors: Tensor  # (k',) positions of the examples with a weight
+    weights: Tensor  # (k',) of the survivors
     label_ids: Tensor  # (T,) distinct labels with a gradient
-    coefficients: Entries  # (k', T) d objective / d score
+    coefficients: Entries | Tensor  # (k', T) d objective / d score
 
 
 class Gradients(NamedTuple):
@@ -65,22 +68,29 @@ def mine(
     alone, comes after, or rare labels would look hard only for being rarely drawn.
     """
     scores = _negative_scores(query_vectors, batch, model, sample)  # (B, M)
-    kept = hardest_labels(scores, min(num_hard_labels, scores.shape[1]))  # (B, k)
-    kept_scores = scores.gather(1, kept)
+    kept = _hardest_of(scores, num_hard_labels)  # (B, k)
+    kept_scores = scores if kept is None else scores.gather(1, kept)
     positive_scores = _positive_scores(query_vectors, batch, model)  # (B,)
     if is_log_q_corrected:
-        kept_scores = log_q_corrected(kept_scores, _kept(sample.log_counts, kept))
+        log_counts = _kept(sample.log_counts, kept).expand_as(kept_scores)
+        kept_scores = log_q_corrected(kept_scores, log_counts)
     losses = loss_fn(positive_scores, kept_scores)
     weights = risk_fn(losses)
     survivors = weights.nonzero().squeeze(1)  # (k',)
     gradients = score_gradients(
         positive_scores[survivors], kept_scores[survivors], weights[survivors], loss_fn=loss_fn
     )
+    found = losses, survivors, weights[survivors]
+    num_labels = len(model.label_table)
+    if kept is None and sample.ids.shape == (num_labels,):
+        positive_ids = batch.label_ids[survivors]
+        return Mined(*found, *_by_every_label(sample.ids, positive_ids, gradients, num_labels))
     coefficients = torch.cat([gradients.positive.unsqueeze(1), gradients.negative], dim=1)
+    kept_ids = _kept(sample.ids, kept).expand_as(kept_scores)  # (B, k)
     label_ids = torch.cat(
-        [batch.label_ids[survivors].unsqueeze(1), _kept(sample.ids, kept)[survivors]], dim=1
+        [batch.label_ids[survivors].unsqueeze(1), kept_ids[survivors]], dim=1
     )  # both (k', 1 + k)
-    return Mined(losses, survivors, *_by_label(label_ids, coefficients))
+    return Mined(*found, *_by_label(label_ids, coefficients))
 
 
 def gradients_of(mined: Mined, query_vectors: Tensor, batch: Batch, model: Retriever) -> Gradients:
@@ -133,9 +143,27 @@ def _positive_scores(query_vectors: Tensor, batch: Batch, model: Retriever) -> T
     return scores if biases is None else scores + biases
 
 
-def _kept(values: Tensor, kept: Tensor) -> Tensor:
+def _hardest_of(scores: Tensor, num_hard_labels: int) -> Tensor | None:
+    """Positions of the labels to keep (B, k); None: all of them, and nothing is sorted."""
+    return None if num_hard_labels >= scores.shape[1] else hardest_labels(scores, num_hard_labels)
+
+
+def _kept(values: Tensor, kept: Tensor | None) -> Tensor:
     """Values of the kept slots: shared (M,) or for each example (B, M) -> (B, k)."""
+    if kept is None:
+        return values
     return values[kept] if values.dim() == 1 else values.gather(1, kept)
+
+
+def _by_every_label(
+    sampled_ids: Tensor, positive_ids: Tensor, gradients: ScoreGradients, num_labels: int
+) -> tuple[Tensor, Tensor]:
+    """As `_by_label`, where nearly every label may have a coefficient: a dense (k', T) matrix."""
+    matrix = gradients.negative.new_zeros(len(positive_ids), num_labels)  # (k', L)
+    matrix.index_add_(1, sampled_ids.clamp(min=0), gradients.negative)  # an empty slot adds 0
+    matrix.scatter_add_(1, positive_ids.unsqueeze(1), gradients.positive.unsqueeze(1))
+    touched = (matrix != 0).any(dim=0).nonzero().squeeze(1)  # (k', L) -> (T,)
+    return touched, matrix.index_select(1, touched)
 
 
 def _by_label(label_ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Entries]:

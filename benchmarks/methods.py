@@ -1,0 +1,364 @@
+"""Every method on `places`, each tuned with the same number of trials and the same steps.
+
+    python benchmarks/methods.py tune           8 trials a method, chosen on validation
+    python benchmarks/methods.py seeds          the chosen settings, seeds 1 to 3, on test
+    python benchmarks/methods.py time           milliseconds a step, one method after another
+    python benchmarks/methods.py sweep          annealed S2M with k' from 32 to the whole batch
+    python benchmarks/methods.py table          the tables of docs/methods.md, from the results
+
+    ... --noise 0.2                             that share of the training labels drawn at random
+
+A trial is one of four learning rates with one of two values of what the method itself offers
+(its k, k', loss, radius ...). The choice is by pair recall@10 over the whole validation part: the
+figure one has when nobody labelled the groups. Trials and seeds already in the results are not
+repeated, so a command that was stopped goes on where it was.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from evenhand.building import build_training
+from evenhand.config import Config, build_config
+from evenhand.data import open_dataset, save_dataset
+from evenhand.data.dataset import Dataset, Rows
+from evenhand.files import write_json
+from evenhand.pipeline import open_data
+from evenhand.training.loop import Places, train
+from places import about, compared, figures_of, pool, threads, trained_outcomes
+
+RESULTS = Path(__file__).parent / "results"
+CRITERION = "recall@10"
+NUM_STEPS = 3000
+LEARNING_RATES = (0.012, 0.024, 0.048, 0.096)
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"num_buckets": 2**14},
+    "model": {"embedding_dim": 128},
+    "mining": {
+        "batch_size": 1024,
+        "num_sampled_labels": 2048,
+        "num_hard_labels": 32,
+        "num_hard_examples": 256,
+    },
+}
+SOFTMAX = {"loss.name": "softmax", "model.scale": 16.0}
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sgd": ({}, SOFTMAX),
+    "snm": ({}, {"mining.num_hard_labels": 128}),
+    "snm-nonzero": ({}, {"mining.num_hard_labels": 128}),
+    "topk-sgd": ({}, SOFTMAX),
+    "s2m": ({}, {"mining.num_hard_examples": 512}),
+    "s2m-annealed": ({}, {"mining.num_hard_examples": 128}),
+    "ranked-range": ({"risk.num_dropped": 16}, {"risk.num_dropped": 64}),
+    "cvar": ({}, {"mining.num_hard_examples": 512}),
+    "chi-square": ({}, {"mining.num_hard_examples": 512}),
+    "kl": ({}, {"mining.num_hard_examples": 512}),
+    "max": ({}, {"mining.num_hard_labels": 128}),
+    "stochastic-max": ({"risk.step_size": 0.1}, {"risk.step_size": 1.0}),
+    "group-dro": (
+        {"risk.group": "country", "risk.step_size": 0.001},
+        {"risk.group": "country", "risk.step_size": 0.01},
+    ),
+}
+OPTIONS_NOISE = {
+    "snm": OPTIONS["snm"],
+    "s2m": OPTIONS["s2m"],
+    "s2m-annealed": ({}, {"mining.num_hard_examples": 512}),
+    "ranked-range": (
+        {"risk.num_dropped": 205, "mining.num_hard_examples": 512},
+        {"risk.num_dropped": 256, "mining.num_hard_examples": 512},
+    ),
+}
+
+
+def config_of(
+    method: str, own: dict[str, Any], learning_rate: float, *, seed: int, steps: int
+) -> Config:
+    settings = {section: dict(values) for section, values in BASE.items()}
+    settings["mining"]["method"] = method
+    for name, value in own.items():
+        section, key = name.split(".")
+        settings.setdefault(section, {})[key] = value
+    settings["training"] = {
+        "num_steps": steps, "learning_rate": learning_rate, "seed": seed, "checkpoint_every": 0,
+    }  # fmt: skip
+    return build_config(settings)
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def with_noise(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
+    """A share of the training pairs has a label drawn at random; the other parts stay as they are.
+
+    A query keeps its number of positives, so that which pairs are wrong is not to be seen.
+    """
+    train_part = dataset.parts["train"]
+    generator = np.random.default_rng(seed)
+    ids = np.array(train_part.positives.ids)
+    is_wrong = generator.random(len(ids)) < share
+    ids[is_wrong] = generator.integers(dataset.num_labels, size=is_wrong.sum())
+    positives = Rows(train_part.positives.offsets, ids.astype(np.int32))
+    parts = dataset.parts | {"train": dataclasses.replace(train_part, positives=positives)}
+    return dataclasses.replace(dataset, parts=parts, name=f"{dataset.name}-noise", fingerprint="")
+
+
+def data_folder(options: argparse.Namespace, console: Console) -> str:
+    """The prepared data set, with noise where it is asked for: made once, for all workers."""
+    if options.data:
+        clean = Path(options.data)
+    else:
+        config = build_config(BASE)
+        open_data(config.data, console)
+        clean = Path(f"datasets/places-{config.data.min_population}-{config.data.num_buckets}")
+    if not options.noise:
+        return str(clean)
+    noisy = clean.with_name(f"{clean.name}-noise-{options.noise}")
+    if not noisy.exists():
+        save_dataset(with_noise(open_dataset(clean), options.noise), noisy)
+    return str(noisy)
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def results_path(options: argparse.Namespace, what: str) -> Path:
+    noise = f"-noise-{options.noise}" if options.noise else ""
+    return Path(options.results) / f"methods{noise}-{what}.json"
+
+
+def saved(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def said(options: argparse.Namespace) -> dict[str, Any]:
+    noise = f" --noise {options.noise}" if options.noise else ""
+    return about(argparse.Namespace(what="tune", size="demo")) | {
+        "command": f"python benchmarks/methods.py {options.what}{noise}",
+        "num_steps": options.steps,
+        "noise": options.noise,
+        "settings": BASE,
+    }
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def tune(options: argparse.Namespace, console: Console) -> None:
+    """All trials of the chosen methods that are not in the results yet."""
+    path, data = results_path(options, "tuning"), data_folder(options, console)
+    trials: list[dict[str, Any]] = saved(path).get("trials", [])
+    done = {(t["method"], json.dumps(t["options"]), t["learning_rate"]) for t in trials}
+    grid = options_of(options)
+    jobs = [
+        (method, own, rate)
+        for method, rate in itertools.product(options.methods, LEARNING_RATES)
+        for own in grid[method]
+        if (method, json.dumps(own), rate) not in done
+    ]
+    with pool(options.workers) as executor:
+        running = [
+            executor.submit(
+                trained_outcomes,
+                config_of(*job, seed=0, steps=options.steps),
+                data,
+                ("validation",),
+                threads(options),
+            )
+            for job in jobs
+        ]
+        for (method, own, rate), future in zip(jobs, running, strict=True):
+            outcomes, seconds = future.result()
+            figures = figures_of(outcomes["validation"], data, build_config(BASE), "validation")
+            trials.append(
+                {
+                    "method": method, "options": own, "learning_rate": rate,
+                    "validation": figures, "training_seconds": round(seconds, 1),
+                }
+            )  # fmt: skip
+            console.print(f"{method:15s} {rate} {own}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
+            write_json(path, said(options) | {"criterion": CRITERION, "trials": trials})
+    chosen = {
+        method: max(group, key=lambda t: t["validation"][CRITERION])
+        for method in grid
+        if (group := [t for t in trials if t["method"] == method])
+    }
+    write_json(path, said(options) | {"criterion": CRITERION, "chosen": chosen, "trials": trials})
+    for method, trial in chosen.items():
+        console.print(
+            f"chosen for {method}: rate {trial['learning_rate']}, {trial['options']}, "
+            f"{trial['validation'][CRITERION]:.4f}"
+        )
+
+
+def seeds(options: argparse.Namespace, console: Console) -> None:
+    """The chosen settings with new seeds; differences to SNM on groups fixed on validation."""
+    chosen = saved(results_path(options, "tuning"))["chosen"]
+    data = data_folder(options, console)
+    methods = [method for method in options.methods if method in chosen]
+    jobs = [(method, seed) for seed in options.seeds for method in methods]
+    runs: dict[str, list[Any]] = {method: [] for method in methods}
+    rows = []
+    with pool(options.workers) as executor:
+        running = [
+            executor.submit(
+                trained_outcomes,
+                config_of(method, *setting_of(chosen[method]), seed=seed, steps=options.steps),
+                data,
+                ("validation", "test"),
+                threads(options),
+            )
+            for method, seed in jobs
+        ]
+        for (method, seed), future in zip(jobs, running, strict=True):
+            outcomes, seconds = future.result()
+            runs[method].append(outcomes)
+            figures = figures_of(outcomes["test"], data, build_config(BASE), "test")
+            rows.append({"method": method, "seed": seed, "test": figures})
+            console.print(f"{method:15s} seed {seed}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
+    differences = {}
+    for method in methods:
+        found = compared(runs["snm"], runs[method], data, build_config(BASE))
+        differences[method] = [vars(row) for row in found if row.metric == CRITERION]
+    path = results_path(options, "seeds")
+    before = saved(path)  # methods that were not asked for now stay as they were
+    kept = [row for row in before.get("runs", []) if row["method"] not in methods]
+    differences = before.get("differences", {}) | differences
+    write_json(
+        path,
+        said(options)
+        | {
+            "chosen": chosen,
+            "runs": [*kept, *rows],
+            "differences": {name: differences[name] for name in chosen if name in differences},
+        },
+    )
+
+
+def setting_of(trial: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    return trial["options"], trial["learning_rate"]
+
+
+def sweep(options: argparse.Namespace, console: Console) -> None:
+    """Annealed S2M with ever fewer hard examples, at the tuned rate: what k' does to whom."""
+    trial = saved(results_path(options, "tuning"))["chosen"]["s2m-annealed"]
+    data = data_folder(options, console)
+    counts = (32, 64, 128, 256, 512, 1024)
+    jobs = list(itertools.product(counts, options.seeds))
+    rows = []
+    with pool(options.workers) as executor:
+        running = [
+            executor.submit(
+                trained_outcomes,
+                config_of(
+                    "s2m-annealed",
+                    {"mining.num_hard_examples": count},
+                    trial["learning_rate"],
+                    seed=seed,
+                    steps=options.steps,
+                ),
+                data,
+                ("test",),
+                threads(options),
+            )
+            for count, seed in jobs
+        ]
+        for (count, seed), future in zip(jobs, running, strict=True):
+            figures = figures_of(future.result()[0]["test"], data, build_config(BASE), "test")
+            rows.append({"num_hard_examples": count, "seed": seed, "test": figures})
+            console.print(f"k' {count}, seed {seed}: {figures[CRITERION]:.4f}")
+    write_json(results_path(options, "sweep"), said(options) | {"runs": rows})
+
+
+def time_steps(options: argparse.Namespace, console: Console) -> None:
+    """Milliseconds a step of every method, each alone on the machine, the median of 5 rounds."""
+    data = open_dataset(Path(data_folder(options, console)))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    num_steps = 60
+    times: dict[str, list[float]] = {method: [] for method in options.methods}
+    for _, method in itertools.product(range(5), options.methods):
+        config = config_of(method, OPTIONS[method][0], 0.024, seed=0, steps=num_steps)
+        built = build_training(config, data, device)
+        with tempfile.TemporaryDirectory() as folder:
+            places = Places(Path(folder) / "metrics.jsonl", Path(folder) / "checkpoints")
+            began = time.monotonic()
+            train(
+                built.training, built.plan, sampler=built.sampler, loss_fn=built.loss_fn,
+                places=places,
+            )  # fmt: skip
+            times[method].append(1000 * (time.monotonic() - began) / num_steps)
+    median = {method: round(float(np.median(values)), 3) for method, values in times.items()}
+    for method, value in median.items():
+        console.print(f"{method:15s} {value:8.2f} ms, {value / median['snm']:.2f} of snm's")
+    write_json(results_path(options, "time"), said(options) | {"milliseconds": median})
+
+
+def table(options: argparse.Namespace, console: Console) -> None:
+    print(table_of(options.results, options.noise))
+
+
+def table_of(results: str | Path, noise: float) -> str:
+    """The seeds as Markdown: means over seeds, and differences to SNM with intervals."""
+    options = argparse.Namespace(results=results, noise=noise)
+    study = saved(results_path(options, "seeds"))
+    times = saved(results_path(argparse.Namespace(results=results, noise=0.0), "time"))
+    milliseconds = times.get("milliseconds", {})
+    lines = [
+        "| method | all | worst 3 scripts | worst tenth of countries | head / torso / tail | "
+        "ms a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method, differences in study["differences"].items():
+        by_group = {row["group"]: row for row in differences}
+        cells = [
+            _cell(by_group[group], is_base=method == "snm")
+            for group in ("all", "worst 3 of script", "worst tenth of country")
+        ]
+        bands = " / ".join(f"{by_group[g]['contender']:.3f}" for g in ("head", "torso", "tail"))
+        shown = f"{milliseconds[method]:.2f}" if method in milliseconds else "–"
+        lines.append(f"| `{method}` | {' | '.join(cells)} | {bands} | {shown} |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any], *, is_base: bool) -> str:
+    """Recall, and the difference to SNM with the wider of its two 95 % intervals."""
+    if is_base:
+        return f"{row['contender']:.4f}"
+    low, high = min(row["low"], row["seed_low"]), max(row["high"], row["seed_high"])
+    points = [f"{100 * value:+.1f}" for value in (row["difference"], low, high)]
+    return f"{row['contender']:.4f} ({points[0]}; {points[1]} to {points[2]})"
+
+
+def options_of(options: argparse.Namespace) -> dict[str, Any]:
+    return OPTIONS_NOISE if options.noise else OPTIONS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = {"tune": tune, "seeds": seeds, "time": time_steps, "sweep": sweep, "table": table}
+    parser.add_argument("what", choices=tuple(commands))
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--methods", nargs="+", choices=tuple(OPTIONS))
+    parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--workers", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--data", help="folder of the prepared data set")
+    parser.add_argument("--results", default=RESULTS, help="folder of the results")
+    options = parser.parse_args()
+    options.methods = options.methods or list(options_of(options))
+    commands[options.what](options, Console(soft_wrap=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 TOOLS := $(VENV)/tools
+DRAWING := $(VENV)/drawing
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test check coverage format bench clean
+.PHONY: demo test check coverage format bench figures clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +40,13 @@ format: $(TOOLS)
 
 bench: $(READY)  ## time of a step beside the obvious ways to write it
 	$(BIN)/python benchmarks/step.py
+
+$(DRAWING): $(READY)
+	$(INSTALL) '.[places,docs]'
+	touch $(DRAWING)
+
+figures: $(DRAWING)  ## the pictures of docs/, drawn anew
+	$(BIN)/python benchmarks/figures.py
 
 clean:
 	rm -rf $(VENV) build dist

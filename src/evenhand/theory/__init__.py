@@ -1,0 +1,83 @@
+"""The paper's statements as functions: each one computed, most of them in more ways than one.
+
+order        order-weighted averages, and the weights that random draws give to each rank
+expected     Lemma 1: the expected S2M loss, and the average the paper says it equals
+retrieval    the retrieval loss, and the losses that bound it
+cvar         the conditional value at risk, in three ways, and Lemma 3
+consistency  Proposition 2: what the top-k' loss is consistent for
+bias         Lemma 4: how far the CVaR of a sample is from that of the law
+bounds       Proposition 5: bounds of the CVaR by that of a sample; rademacher holds their parts
+certificate  what one's own data say of every subpopulation; mean_bounds holds its parts
+"""
+
+from evenhand.theory.cvar import (
+    AgnosticTop,
+    WorstDensity,
+    agnostic_top,
+    cvar_by_definition,
+    cvar_by_top,
+    cvar_by_worst_density,
+    cvar_curve,
+    cvar_of_nonnegative_thresholds,
+)
+from evenhand.theory.expected import (
+    Estimate,
+    LossDistribution,
+    expected_order_weighted_average,
+    expected_s2m_loss,
+    expected_shared_s2m_loss,
+    expected_shared_snm_loss,
+    expected_snm_loss,
+    lemma_1_right_side,
+    simulated_s2m_loss,
+    simulated_shared_s2m_loss,
+    snm_loss_distribution,
+)
+from evenhand.theory.order import (
+    batch_weights,
+    inclusion_probabilities,
+    label_weights,
+    order_weighted_average,
+    shared_label_weights,
+)
+from evenhand.theory.retrieval import (
+    bowl_bound,
+    least_contrastive_loss_of_a_miss,
+    least_loss_of_a_miss,
+    order_weighted_bound,
+    order_weighted_losses,
+    retrieval_loss,
+)
+
+__all__ = [
+    "AgnosticTop",
+    "Estimate",
+    "LossDistribution",
+    "WorstDensity",
+    "agnostic_top",
+    "batch_weights",
+    "bowl_bound",
+    "cvar_by_definition",
+    "cvar_by_top",
+    "cvar_by_worst_density",
+    "cvar_curve",
+    "cvar_of_nonnegative_thresholds",
+    "expected_order_weighted_average",
+    "expected_s2m_loss",
+    "expected_shared_s2m_loss",
+    "expected_shared_snm_loss",
+    "expected_snm_loss",
+    "inclusion_probabilities",
+    "label_weights",
+    "least_contrastive_loss_of_a_miss",
+    "least_loss_of_a_miss",
+    "lemma_1_right_side",
+    "order_weighted_average",
+    "order_weighted_bound",
+    "order_weighted_losses",
+    "retrieval_loss",
+    "shared_label_weights",
+    "simulated_s2m_loss",
+    "simulated_shared_s2m_loss",
+    "snm_loss_distribution",
+]

@@ -1,0 +1,316 @@
+"""Generalisation bounds for the average top-k' loss: proposition 5 as printed, and a correct one.
+
+Each bounds CVaR_alpha of the loss under the law by its value on the sample plus a sum of terms, for
+all scorers f of a class F at once, with probability at least 1 - delta. Losses lie in [0, B].
+
+The derivation, with constants. Write Rad for E sup (1/N) sum_i sigma_i h(z_i), no absolute value.
+
+1. For t_hat, the empirical minimiser, CVaR(f) <= t_hat + (1/alpha) E[l_f - t_hat]_+, because CVaR
+   is a minimum over t. The right side is CVaR_hat(f) + (1/alpha) (E - E_hat)[l_f - t_hat]_+. So
+
+       CVaR(f) - CVaR_hat(f) <= D := (1/alpha) sup over f, t in [0, B] of (E - E_hat)[l_f - t]_+,
+
+   and no bias term is needed: the paper's last O(N^(-1/2)) is not there.
+2. [l_f - t]_+ lies in [0, B]: one example moves D by at most B/(alpha N), and McDiarmid's
+   inequality gives D <= E[D] + (B/alpha) sqrt(log(1/delta) / (2N)). The paper has 1 for B/alpha.
+3. Symmetrisation: E[D] <= (2/alpha) Rad{[l_f - t]_+}. The paper loses the 2 on its way.
+4. Contraction by the positive part, then a split that is exact, f and t being free of each other:
+   Rad{[l_f - t]_+} <= Rad{l_f} + E sup_t (-t mean sigma) = Rad{l_f} + (B/2) E|mean sigma|, and
+   E|mean sigma| <= 1/sqrt N. Twice that is the paper's B/sqrt N: this term it has right.
+5. Rad{l_f} <= L Rad(F) for scalar scores and a loss of Lipschitz constant L. Where f is a vector
+   and L is for its Euclidean norm, the factor is sqrt(2) L, and Rad(F) has a sign for each
+   coordinate: E sup (1/N) sum_ij sigma_ij f_j(x_i) (Maurer, 2016). The paper has 1. Note that the
+   softmax cross-entropy has L = sqrt 2, and is bounded only where scores are.
+
+None of B/alpha, 2 and sqrt 2 can be left out: `benchmarks/bounds.py` has a class for each of them
+for which the bound without it is false.
+
+Known memberships (Mohri, Sivek and Suresh, 2019) are bounded group by group, or for a mixture.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from evenhand.theory.order import DoubleArray
+from evenhand.theory.rademacher import threshold_rademacher
+
+
+class Bound(NamedTuple):
+    """What is added to the empirical CVaR, term by term."""
+
+    complexity: float  # how rich the class of scorers is
+    threshold: float  # the price of minimising over t
+    deviation: float  # the price of confidence
+    total: float
+
+
+class GroupBounds(NamedTuple):
+    """What is added to each group's empirical mean loss, (G,) each."""
+
+    complexity: DoubleArray
+    deviation: DoubleArray
+    total: DoubleArray
+
+
+class MixtureBound(NamedTuple):
+    """What is added to a mixture's empirical mean loss."""
+
+    complexity: float
+    cover: float  # the price of mixtures that are near one of the cover, not in it
+    deviation: float
+    total: float
+
+
+def paper_bound(
+    rademacher: float,
+    *,
+    loss_bound: float,
+    num_examples: int,
+    tail_fraction: float,
+    failure_probability: float,
+) -> Bound:
+    """M_2 of proposition 5 as printed, without its O(N^(-1/2)): not a valid bound.
+
+    (1/alpha) (Rad_N(F) + B/sqrt N) + sqrt(log(1/delta) / (2N)).
+
+    Example:
+        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
+        >>> round(paper_bound(0.1, loss_bound=1.0, **settings).total, 3)
+        0.522
+    """
+    _check(num_examples, tail_fraction, failure_probability)
+    complexity = rademacher / tail_fraction
+    threshold = loss_bound / (tail_fraction * math.sqrt(num_examples))
+    deviation = _deviation(num_examples, 1 / failure_probability)
+    return Bound(complexity, threshold, deviation, complexity + threshold + deviation)
+
+
+def paper_covering_bound(
+    *,
+    diameter: float,
+    loss_bound: float,
+    num_examples: int,
+    tail_fraction: float,
+    failure_probability: float,
+    constant: float = 1.0,
+) -> float:
+    """M_1 of proposition 5 as printed, times `constant`: a form, not a number to use.
+
+    constant * min(diam/(alpha delta), B sqrt(log(diam/(alpha delta)) / (alpha N))). The constant is
+    not given, and no constant can serve every N: put into the inequality it is taken from,
+    (diam/(epsilon alpha)) e^(-N alpha epsilon^2/B^2), the second form leaves delta/epsilon, not
+    delta, and epsilon falls with N. A factor of sqrt(log N) is missing.
+
+    Example:
+        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
+        >>> round(paper_covering_bound(diameter=1.0, loss_bound=1.0, **settings), 3)
+        0.272
+    """
+    _check(num_examples, tail_fraction, failure_probability)
+    ratio = diameter / (tail_fraction * failure_probability)
+    if not ratio >= 1:
+        raise ValueError(
+            f"diameter must be at least {tail_fraction * failure_probability} (tail_fraction times "
+            f"failure_probability, where the logarithm is 0), got {diameter}"
+        )
+    second = loss_bound * math.sqrt(math.log(ratio) / (tail_fraction * num_examples))
+    return constant * min(ratio, second)
+
+
+def corrected_bound(
+    rademacher: float,
+    *,
+    loss_bound: float,
+    num_examples: int,
+    tail_fraction: float,
+    failure_probability: float,
+    contraction: float = 1.0,
+) -> Bound:
+    """A valid form of proposition 5, for the *expected* Rademacher complexity.
+
+    (2/alpha) (contraction Rad_N + (B/2) E|mean sigma|) + (B/alpha) sqrt(log(1/delta) / (2N)), which
+    is at most (2/alpha) contraction Rad_N + B/(alpha sqrt N) + the same deviation.
+
+    Args:
+        rademacher: Rad_N, of the losses themselves or of the scores.
+        contraction: 1 for losses; L for scalar scores and an L-Lipschitz loss; sqrt(2) L for
+            vectors of scores, with a sign for each coordinate.
+
+    Example:
+        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
+        >>> round(corrected_bound(0.1, loss_bound=1.0, **settings).total, 3)
+        0.804
+    """
+    _check(num_examples, tail_fraction, failure_probability)
+    deviation = loss_bound * _deviation(num_examples, 1 / failure_probability)
+    threshold = threshold_rademacher(loss_bound=loss_bound, num_examples=num_examples)
+    return _over_tail(2 * contraction * rademacher, 2 * threshold, deviation, tail_fraction)
+
+
+def empirical_corrected_bound(
+    rademacher: float,
+    *,
+    loss_bound: float,
+    num_examples: int,
+    tail_fraction: float,
+    failure_probability: float,
+    contraction: float = 1.0,
+) -> Bound:
+    """The same for the *empirical* Rademacher complexity of the sample at hand.
+
+    That is itself within (B/alpha) sqrt(log(2/delta) / (2N)) of its mean, twice counted, so the
+    deviation is (3B/alpha) sqrt(log(2/delta) / (2N)).
+
+    Example:
+        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
+        >>> round(empirical_corrected_bound(0.1, loss_bound=1.0, **settings).total, 3)
+        1.374
+    """
+    _check(num_examples, tail_fraction, failure_probability)
+    deviation = 3 * loss_bound * _deviation(num_examples, 2 / failure_probability)
+    threshold = threshold_rademacher(loss_bound=loss_bound, num_examples=num_examples)
+    return _over_tail(2 * contraction * rademacher, 2 * threshold, deviation, tail_fraction)
+
+
+def finite_class_bound(
+    *,
+    num_functions: int,
+    loss_bound: float,
+    num_examples: int,
+    tail_fraction: float,
+    failure_probability: float,
+) -> float:
+    """(B/alpha) sqrt(log(M/delta) / (2N)): for M fixed scorers no other term is needed.
+
+    CVaR is (1/alpha) times the integral over [0, B] of min(alpha, P[loss > x]), so it moves by at
+    most B/alpha times the largest distance of the two distribution functions, which the inequality
+    of Dvoretzky, Kiefer and Wolfowitz bounds (one-sided, Massart, 1990: delta/M at most 1/2).
+
+    Example:
+        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
+        >>> round(finite_class_bound(num_functions=1, loss_bound=1.0, **settings), 3)
+        0.245
+    """
+    _check(num_examples, tail_fraction, failure_probability)
+    if num_functions < 1 or failure_probability / num_functions > 0.5:
+        raise ValueError(
+            f"num_functions must be at least {max(1, math.ceil(2 * failure_probability))} (so that "
+            f"failure_probability / num_functions is at most 1/2), got {num_functions}"
+        )
+    deviation = _deviation(num_examples, num_functions / failure_probability)
+    return loss_bound / tail_fraction * deviation
+
+
+def known_membership_bound(
+    group_rademachers: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    loss_bound: float,
+    failure_probability: float,
+    contraction: float = 1.0,
+) -> GroupBounds:
+    """For every group at once, what its mean loss can exceed its empirical mean by: (G,) each.
+
+    2 contraction Rad_{N_g} + B sqrt(log(G/delta) / (2 N_g)): the ordinary bound for each group with
+    delta/G of the risk. The worst group, and so the worst of *all* mixtures (a mixture's excess is
+    the average of its groups' excesses), is at most max_g of (empirical mean + total).
+
+    Args:
+        group_rademachers: (G,), expected complexity of the class on N_g examples of the group.
+        group_sizes: (G,), N_g.
+
+    Example:
+        >>> bounds = known_membership_bound(
+        ...     [0.0, 0.0], [100, 400], loss_bound=1.0, failure_probability=0.05
+        ... )
+        >>> bounds.total.round(3).tolist()
+        [0.136, 0.068]
+    """
+    sizes = _sizes(group_sizes)
+    complexity = 2 * contraction * np.asarray(group_rademachers, dtype=np.float64)
+    if complexity.shape != sizes.shape:
+        raise ValueError(
+            f"group_rademachers must have shape {sizes.shape} (one for each of group_sizes), "
+            f"got {complexity.shape}"
+        )
+    _check(int(sizes.min()), 1.0, failure_probability)
+    logarithm = math.log(len(sizes) / failure_probability)
+    deviation = loss_bound * np.sqrt(logarithm / (2 * sizes))
+    return GroupBounds(complexity, deviation, complexity + deviation)
+
+
+def mixture_bound(
+    mixture: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    rademacher: float,
+    loss_bound: float,
+    failure_probability: float,
+    num_mixtures: int = 1,
+    cover_radius: float = 0.0,
+    contraction: float = 1.0,
+) -> MixtureBound:
+    """What the mean loss of a mixture can exceed its empirical value by (Mohri and others, 2019).
+
+    2 contraction Rad + B radius + B sqrt(sum_g lambda_g^2/N_g * log(M/delta) / 2), for M mixtures
+    fixed beforehand, and for all others within `cover_radius` of one of them in the 1-norm. An
+    example of group g weighs lambda_g/N_g, which is what McDiarmid's inequality squares and sums.
+    N sum_g lambda_g^2/N_g is the skewness: 1 for the sample's own mixture, larger for all others.
+
+    Args:
+        mixture: (G,) lambda, summing to one.
+        group_sizes: (G,), N_g.
+        rademacher: weighted complexity, E sup sum_g (lambda_g/N_g) sum_i sigma_i h(z_i); at most
+            the average of the groups' complexities under the mixture.
+
+    Example:
+        >>> settings = dict(rademacher=0.0, loss_bound=1.0, failure_probability=0.05)
+        >>> round(mixture_bound([0.5, 0.5], [100, 400], **settings).total, 3)
+        0.068
+    """
+    sizes, weights = _sizes(group_sizes), np.asarray(mixture, dtype=np.float64)
+    if weights.shape != sizes.shape or (weights < 0).any() or abs(weights.sum() - 1) > 1e-9:
+        raise ValueError(
+            f"mixture must be {len(sizes)} numbers of at least 0 that sum to 1 (one for each "
+            f"group), got {weights}"
+        )
+    _check(int(sizes.min()), 1.0, failure_probability)
+    variance = float((weights**2 / sizes).sum())
+    deviation = loss_bound * math.sqrt(variance * math.log(num_mixtures / failure_probability) / 2)
+    complexity, cover = 2 * contraction * rademacher, loss_bound * cover_radius
+    return MixtureBound(complexity, cover, deviation, complexity + cover + deviation)
+
+
+def _over_tail(complexity: float, threshold: float, deviation: float, alpha: float) -> Bound:
+    total = (complexity + threshold + deviation) / alpha
+    return Bound(complexity / alpha, threshold / alpha, deviation / alpha, total)
+
+
+def _deviation(num_examples: int, odds: float) -> float:
+    return math.sqrt(math.log(odds) / (2 * num_examples))
+
+
+def _sizes(group_sizes: ArrayLike) -> DoubleArray:
+    sizes = np.asarray(group_sizes, dtype=np.float64)
+    if sizes.ndim != 1 or sizes.size == 0 or not (sizes >= 1).all():
+        raise ValueError(
+            f"group_sizes must be numbers of at least 1 (examples of a group), got {sizes}"
+        )
+    return sizes
+
+
+def _check(num_examples: int, tail_fraction: float, failure_probability: float) -> None:
+    if num_examples < 1:
+        raise ValueError(f"num_examples must be at least 1 (a sample), got {num_examples}")
+    if not 0 < tail_fraction <= 1:
+        raise ValueError(
+            f"tail_fraction must be above 0 and at most 1 (a share), got {tail_fraction}"
+        )
+    if not 0 < failure_probability < 1:
+        raise ValueError(
+            f"failure_probability must be between 0 and 1 (a probability), "
+            f"got {failure_probability}"
+        )

@@ -1,0 +1,204 @@
+"""The conditional value at risk (CVaR) of losses, in the three ways the paper writes it.
+
+CVaR at level alpha (`tail_fraction`, in (0, 1]) is the mean of the worst share alpha of the losses.
+Three functions compute it by three formulas, and are equal to rounding:
+
+    cvar_by_definition     min over t of t + E[(U - t)+] / alpha      (definition of CVaR)
+    cvar_by_top            the average of the largest                 (empirical CVaR)
+    cvar_by_worst_density  sup over densities of at most 1 / alpha    (subpopulation form)
+
+Losses (N,) count 1/N each, or with `probabilities` (N,) that sum to 1: then they are the values of
+a discrete law. `cvar_curve` is the fast way, for many levels at once.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from evenhand.theory.order import DoubleArray, check_count
+
+ROUNDING = 1e-9  # how far from 1 the sum of probabilities may be
+
+
+class WorstDensity(NamedTuple):
+    value: float
+    weights: DoubleArray  # (N,), in the order of the losses: sum to 1, at most 1/(alpha N) each
+
+
+class AgnosticTop(NamedTuple):
+    value: float
+    mixture: DoubleArray  # (G,) nu: how much of the k' hardest each group has
+
+
+def cvar_by_definition(
+    losses: ArrayLike, tail_fraction: float, *, probabilities: ArrayLike | None = None
+) -> float:
+    """min over all t of t + E[(U - t)+] / alpha: Rockafellar and Uryasev's definition.
+
+    Example:
+        >>> cvar_by_definition([4.0, 1.0, 3.0, 2.0], 0.5)
+        3.5
+    """
+    thresholds, costs = _costs_of_thresholds(losses, probabilities)
+    return float((thresholds + costs / _checked_fraction(tail_fraction)).min())
+
+
+def cvar_of_nonnegative_thresholds(
+    losses: ArrayLike, tail_fraction: float, *, probabilities: ArrayLike | None = None
+) -> float:
+    """min over t >= 0 alone, as the paper writes it.
+
+    It is the CVaR where the best threshold, the (1 - alpha) quantile, is not negative: so for all
+    losses that are not negative, as the paper's are. Elsewhere it is larger, namely E[U+] / alpha.
+
+    Example:
+        >>> cvar_of_nonnegative_thresholds([-1.0, -3.0], 1.0), cvar_by_definition([-1.0, -3.0], 1.0)
+        (0.0, -2.0)
+    """
+    tail_fraction = _checked_fraction(tail_fraction)
+    thresholds, costs = _costs_of_thresholds(losses, probabilities)
+    risks = np.where(thresholds >= 0, thresholds + costs / tail_fraction, np.inf)
+    losses, probabilities = _checked(losses, probabilities)
+    at_zero = (probabilities * losses.clip(min=0)).sum() / tail_fraction
+    return float(min(risks.min(), at_zero))
+
+
+def cvar_by_top(
+    losses: ArrayLike, tail_fraction: float, *, probabilities: ArrayLike | None = None
+) -> float:
+    """The average of the largest losses, as many as fill the share alpha.
+
+    Where alpha N = k' is whole this is the average of the top k'. Where it is not, the loss next in
+    line counts for the fraction that is missing; the average of whole losses alone is then no CVaR.
+
+    Example:
+        >>> cvar_by_top([4.0, 1.0, 3.0, 2.0], 0.5), cvar_by_top([4.0, 1.0, 3.0, 2.0], 0.375)
+        (3.5, 3.6666666666666665)
+    """
+    losses, probabilities = _checked(losses, probabilities)
+    order = np.argsort(-losses, kind="stable")
+    weights = _weights_from_the_top(probabilities[order], _checked_fraction(tail_fraction))
+    return float(weights @ losses[order])
+
+
+def cvar_by_worst_density(
+    losses: ArrayLike, tail_fraction: float, *, probabilities: ArrayLike | None = None
+) -> WorstDensity:
+    """The largest mean under a law Q with P = alpha Q + (1 - alpha) R, and that law's weights.
+
+    Such a Q is a subpopulation of share alpha. It gives no loss more than its probability / alpha.
+
+    Example:
+        >>> cvar_by_worst_density([4.0, 1.0, 3.0, 2.0], 0.5).weights.tolist()
+        [0.5, 0.0, 0.5, 0.0]
+    """
+    losses, probabilities = _checked(losses, probabilities)
+    order = np.argsort(-losses, kind="stable")
+    weights = np.empty_like(losses)
+    weights[order] = _weights_from_the_top(probabilities[order], _checked_fraction(tail_fraction))
+    return WorstDensity(float(weights @ losses), weights)
+
+
+def cvar_curve(
+    losses: ArrayLike, tail_fractions: ArrayLike, *, probabilities: ArrayLike | None = None
+) -> DoubleArray:
+    """CVaR at many levels at once, by one sort: (N,), (A,) -> (A,).
+
+    alpha CVaR_alpha is a concave curve, straight between the shares of the losses in order.
+
+    Example:
+        >>> cvar_curve([4.0, 1.0, 3.0, 2.0], [0.25, 0.5, 1.0]).tolist()
+        [4.0, 3.5, 2.5]
+    """
+    fractions = np.asarray(tail_fractions, dtype=np.float64)
+    if fractions.size:
+        _checked_fraction(float(fractions.min()))
+        _checked_fraction(float(fractions.max()))
+    losses, probabilities = _checked(losses, probabilities)
+    order = np.argsort(-losses, kind="stable")
+    shares = np.append(0.0, np.cumsum(probabilities[order]).clip(max=1.0))
+    shares[-1] = 1.0  # the sum of many 1/N is not quite
+    sums = np.append(0.0, np.cumsum(probabilities[order] * losses[order]))
+    return np.asarray(np.interp(fractions, shares, sums) / fractions)
+
+
+def agnostic_top(losses: ArrayLike, group_ids: ArrayLike, *, num_hard_examples: int) -> AgnosticTop:
+    """The worst mixture of the groups' own top losses (Lemma 3's right side), and that mixture.
+
+    max over nu of sum_p nu_p avgTop_{k' nu_p}(S_p), where k' nu_p are whole, sum to k', and are at
+    most N_p. The maximum takes from each group what it has among the k' largest of all.
+
+    Args:
+        losses: (N,).
+        group_ids: (N,) from 0.
+        num_hard_examples: k'.
+
+    Example:
+        >>> agnostic_top([5.0, 1.0, 4.0, 3.0], [0, 0, 1, 1], num_hard_examples=3)
+        AgnosticTop(value=4.0, mixture=array([0.33333333, 0.66666667]))
+    """
+    losses, _ = _checked(losses, None)
+    group_ids = _checked_groups(group_ids, len(losses))
+    check_count("num_hard_examples", num_hard_examples, len(losses), "losses")
+    hardest = np.argsort(-losses, kind="stable")[:num_hard_examples]  # (k',)
+    counts = np.bincount(group_ids[hardest], minlength=int(group_ids.max()) + 1)  # (G,)
+    return AgnosticTop(float(losses[hardest].mean()), counts / num_hard_examples)
+
+
+def _costs_of_thresholds(
+    losses: ArrayLike, probabilities: ArrayLike | None
+) -> tuple[DoubleArray, DoubleArray]:
+    """Each loss t, rising, with E[(U - t)+]: a sum over the gaps above t of gap times P[U > gap].
+
+    t + E[(U - t)+] / alpha is straight between two losses, so its minimum is at one of them.
+    """
+    losses, probabilities = _checked(losses, probabilities)
+    order = np.argsort(losses, kind="stable")
+    thresholds = losses[order]
+    share_above = np.cumsum(probabilities[order][::-1])[::-1][1:]  # (N - 1,)
+    areas = np.diff(thresholds) * share_above
+    return thresholds, np.append(np.cumsum(areas[::-1])[::-1], 0.0)
+
+
+def _weights_from_the_top(probabilities: DoubleArray, tail_fraction: float) -> DoubleArray:
+    """What each takes of the share alpha when they are served in this order, divided by alpha."""
+    taken = np.minimum(np.cumsum(probabilities), tail_fraction)
+    taken[-1] = tail_fraction
+    return np.diff(taken, prepend=0.0) / tail_fraction
+
+
+def _checked(losses: ArrayLike, probabilities: ArrayLike | None) -> tuple[DoubleArray, DoubleArray]:
+    losses = np.asarray(losses, dtype=np.float64)
+    if losses.ndim != 1 or not losses.size or not np.isfinite(losses).all():
+        raise ValueError(f"losses must be one row of finite numbers, got {losses}")
+    if probabilities is None:
+        return losses, np.full(len(losses), 1 / len(losses))
+    probabilities = np.asarray(probabilities, dtype=np.float64)
+    if probabilities.shape != losses.shape or not (probabilities >= 0).all():
+        raise ValueError(
+            f"probabilities must be {len(losses)} numbers of at least 0 (one for each loss), "
+            f"got {probabilities}"
+        )
+    if not abs(probabilities.sum() - 1) <= ROUNDING:
+        raise ValueError(f"probabilities must sum to 1, got a sum of {probabilities.sum()}")
+    return losses, probabilities / probabilities.sum()
+
+
+def _checked_fraction(tail_fraction: float) -> float:
+    if not 0 < tail_fraction <= 1:
+        raise ValueError(
+            f"tail_fraction must be above 0 and at most 1 (it is a share), got {tail_fraction}"
+        )
+    return tail_fraction
+
+
+def _checked_groups(group_ids: ArrayLike, num_examples: int) -> NDArray[np.int64]:
+    group_ids = np.asarray(group_ids)
+    if group_ids.shape != (num_examples,) or not np.issubdtype(group_ids.dtype, np.integer):
+        raise ValueError(
+            f"group_ids must be {num_examples} whole numbers (one for each loss), got {group_ids}"
+        )
+    if group_ids.min() < 0:
+        raise ValueError(f"group_ids must be at least 0 (they count from 0), got {group_ids.min()}")
+    return group_ids.astype(np.int64)

@@ -1,0 +1,184 @@
+"""Lemma 4: the empirical CVaR is too small on average, by how much, and how fast that falls."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenhand.theory.bias import (
+    cvar_bias_bound,
+    empirical_cvar_bias,
+    expected_empirical_cvar,
+)
+
+
+def average_of_the_largest(sample, tail_fraction):
+    """The alpha N largest, the last of them in part: loops, from the words."""
+    left = tail_fraction * len(sample)
+    total = 0.0
+    for value in sorted(sample, reverse=True):
+        share = min(1.0, left)
+        total += share * value
+        left -= share
+    return total / (tail_fraction * len(sample))
+
+
+def population_cvar(values, probabilities, tail_fraction):
+    """The hardest mass alpha of the law, the last atom in part."""
+    left, total = tail_fraction, 0.0
+    for value, mass in sorted(zip(values, probabilities, strict=True), reverse=True):
+        share = min(mass, left)
+        total += share * value
+        left -= share
+    return total / tail_fraction
+
+
+def mean_over_all_samples(values, probabilities, num_examples, tail_fraction):
+    total = 0.0
+    for picks in itertools.product(range(len(values)), repeat=num_examples):
+        mass = math.prod(probabilities[i] for i in picks)
+        total += mass * average_of_the_largest([values[i] for i in picks], tail_fraction)
+    return total
+
+
+@st.composite
+def laws(draw):
+    size = draw(st.integers(1, 4))
+    values = draw(st.lists(st.integers(-4, 12), min_size=size, max_size=size))
+    counts = draw(st.lists(st.integers(0, 5), min_size=size, max_size=size).filter(any))
+    return [v / 4 for v in values], [c / sum(counts) for c in counts]
+
+
+@given(laws(), st.integers(1, 5), st.integers(1, 12))
+def test_the_expectation_is_the_sum_over_all_samples(law, num_examples, twelfths):
+    values, probabilities = law
+    alpha = twelfths / 12  # mostly alpha N is not whole
+    kwargs = {"num_examples": num_examples, "tail_fraction": alpha}
+    expected = mean_over_all_samples(values, probabilities, num_examples, alpha)
+    actual = expected_empirical_cvar(values, probabilities, **kwargs)
+    assert actual == pytest.approx(expected, rel=1e-12, abs=1e-13)
+    bias = empirical_cvar_bias(values, probabilities, **kwargs)
+    true = population_cvar(values, probabilities, alpha)
+    assert bias == pytest.approx(expected - true, rel=1e-9, abs=1e-13)
+
+
+@given(laws(), st.integers(1, 300), st.integers(1, 40))
+def test_the_bias_is_never_positive_and_within_its_bound(law, num_examples, fortieths):
+    values, probabilities = law
+    kwargs = {"num_examples": num_examples, "tail_fraction": fortieths / 40}
+    bias = empirical_cvar_bias(values, probabilities, **kwargs)
+    width = max(values) - min(values)
+    assert bias <= 0
+    assert -bias <= cvar_bias_bound(loss_bound=width, **kwargs) * (1 + 1e-12)
+
+
+def test_the_bound_is_four_fifths_used_by_the_worst_law():
+    kwargs = {"num_examples": 400, "tail_fraction": 0.5}
+    bound = cvar_bias_bound(loss_bound=3.0, **kwargs)
+    assert bound == pytest.approx(3 / (4 * 0.5 * 20))
+    bias = empirical_cvar_bias([0, 3], [0.5, 0.5], **kwargs)
+    assert -bias / bound == pytest.approx(math.sqrt(2 / math.pi), rel=1e-3)
+
+
+def test_all_examples_have_no_bias():
+    bias = empirical_cvar_bias([0, 1, 5], [0.2, 0.3, 0.5], num_examples=7, tail_fraction=1.0)
+    assert bias == pytest.approx(0, abs=1e-14)
+
+
+def test_many_draws_agree_with_the_exact_expectation():
+    values, probabilities = np.array([0.0, 0.3, 1.0, 4.0]), np.array([0.5, 0.3, 0.1, 0.1])
+    rng = np.random.default_rng(0)
+    samples = rng.choice(values, p=probabilities, size=(20_000, 60))
+    largest = np.sort(samples, axis=1)[:, -6:].mean(axis=1)
+    exact = expected_empirical_cvar(values, probabilities, num_examples=60, tail_fraction=0.1)
+    error = largest.std() / math.sqrt(len(largest))
+    assert abs(largest.mean() - exact) < 5 * error
+    bias = empirical_cvar_bias(values, probabilities, num_examples=60, tail_fraction=0.1)
+    assert -bias > 20 * error  # the bias itself is far from what chance could hide
+
+
+def slope(sizes, biases):
+    """Of log |bias| over log N."""
+    return np.polyfit(np.log(sizes), np.log(np.abs(biases)), 1)[0]
+
+
+SIZES = [200, 400, 800, 1600, 3200, 6400]
+
+
+def biases_of(values, probabilities, tail_fraction):
+    return [
+        empirical_cvar_bias(values, probabilities, num_examples=n, tail_fraction=tail_fraction)
+        for n in SIZES
+    ]
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.25, 0.5])
+def test_a_gap_at_the_quantile_has_the_rate_of_the_lemma(alpha):
+    biases = biases_of([0, 2], [1 - alpha, alpha], alpha)
+    assert slope(SIZES, biases) == pytest.approx(-0.5, abs=0.01)
+    limit = 2 * math.sqrt((1 - alpha) / (2 * math.pi * alpha * SIZES[-1]))
+    assert -biases[-1] == pytest.approx(limit, rel=0.01)
+
+
+def atoms_of_the_uniform(size):
+    return (np.arange(size) + 0.5) / size, np.full(size, 1 / size)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.25, 0.5])
+def test_a_density_at_the_quantile_falls_as_one_over_n(alpha):
+    biases = biases_of(*atoms_of_the_uniform(8000), alpha)
+    assert slope(SIZES, biases) == pytest.approx(-1, abs=0.01)
+    # The mean of the k' largest of N uniforms is 1 - (k' + 1) / (2 (N + 1)).
+    exact = [alpha / 2 - (alpha * n + 1) / (2 * (n + 1)) for n in SIZES]
+    np.testing.assert_allclose(biases, exact, rtol=2e-3)
+
+
+def test_a_steeper_law_has_the_constant_of_its_density():
+    # Exponential: the density at the upper alpha-quantile is alpha.
+    alpha, size = 0.2, 40_000
+    tails = (np.arange(size) + 0.5) / size
+    bias = empirical_cvar_bias(
+        -np.log(tails), np.full(size, 1 / size), num_examples=2000, tail_fraction=alpha
+    )
+    assert 2000 * bias == pytest.approx(-(1 - alpha) / (2 * alpha), rel=0.01)
+
+
+def test_an_atom_across_the_quantile_has_almost_no_bias():
+    # P[U > 1] = 0.1 < alpha = 0.3 < P[U >= 1] = 0.5.
+    biases = biases_of([0, 1, 3], [0.5, 0.4, 0.1], 0.3)
+    assert -biases[0] < 1e-8
+    assert -biases[2] < 1e-15
+
+
+def test_at_a_gap_the_empirical_quantile_does_not_converge_but_the_bias_vanishes():
+    """The lemma's proof needs E|q - q_hat| -> 0. Here q_hat is 0 or 1, about half of the time."""
+    rng = np.random.default_rng(1)
+    for n in (100, 10_000):
+        hard = rng.binomial(n, 0.25, size=4000)
+        quantile = (hard >= 0.25 * n).astype(float)  # the k'-th largest of n losses in {0, 1}
+        assert abs(quantile.mean() - 0.5) < 0.1
+
+
+def test_a_value_without_probability_changes_nothing():
+    kwargs = {"num_examples": 9, "tail_fraction": 1 / 3}
+    bias = empirical_cvar_bias([0, 1, 2], [0.5, 0.25, 0.25], **kwargs)
+    assert empirical_cvar_bias([2, -50, 1, 0, 70], [0.25, 0, 0.25, 0.5, 0], **kwargs) == bias
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"values": [1.0]}, "two lists of one length"),
+        ({"probabilities": [0.5, 0.6]}, "sum to 1"),
+        ({"num_examples": 0}, "num_examples must be at least 1"),
+        ({"tail_fraction": 0.0}, "tail_fraction must be above 0"),
+    ],
+)
+def test_a_wrong_call_is_refused(changed, words):
+    call = {"values": [0.0, 1.0], "probabilities": [0.5, 0.5], "num_examples": 3}
+    call = call | {"tail_fraction": 0.5} | changed
+    with pytest.raises(ValueError, match=words):
+        empirical_cvar_bias(call.pop("values"), call.pop("probabilities"), **call)

@@ -1,0 +1,340 @@
+"""Proposition 5: the printed form, a valid one, and classes for which only the second holds."""
+
+import importlib.util
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from evenhand.theory.bounds import (
+    corrected_bound,
+    empirical_corrected_bound,
+    finite_class_bound,
+    known_membership_bound,
+    mixture_bound,
+    paper_bound,
+    paper_covering_bound,
+)
+
+BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "bounds.py"
+
+
+def top_average(losses, tail_fraction):
+    """The hardest share alpha of equally likely losses, the last one in part."""
+    left, total = tail_fraction * len(losses), 0.0
+    for loss in sorted(losses, reverse=True):
+        total += min(1.0, left) * loss
+        left -= min(1.0, left)
+    return total / (tail_fraction * len(losses))
+
+
+def complexity(functions):
+    num_examples = len(functions[0])
+    suprema = [
+        max(sum(s * v for s, v in zip(signs, row, strict=True)) for row in functions)
+        for signs in itertools.product([-1, 1], repeat=num_examples)
+    ]
+    return sum(suprema) / len(suprema) / num_examples
+
+
+def settings(num_examples, tail_fraction, failure_probability, loss_bound=1.0):
+    return {
+        "loss_bound": loss_bound,
+        "num_examples": num_examples,
+        "tail_fraction": tail_fraction,
+        "failure_probability": failure_probability,
+    }
+
+
+def test_the_printed_bound_term_by_term():
+    bound = paper_bound(0.3, **settings(400, 0.1, 0.05, loss_bound=2.0))
+    expected = (0.3 / 0.1, 2 / 20 / 0.1, math.sqrt(math.log(20) / 800))
+    assert bound[:3] == pytest.approx(expected, rel=1e-12)
+    assert bound.total == pytest.approx(sum(expected), rel=1e-12)
+
+
+def test_the_corrected_bound_term_by_term():
+    bound = corrected_bound(0.3, contraction=math.sqrt(2), **settings(2, 0.1, 0.05, loss_bound=3.0))
+    # Two signs: |mean| is 1 or 0, half of the time each.
+    expected = (
+        2 * math.sqrt(2) * 0.3 / 0.1,
+        2 * (3 / 2) * (1 / 2) / 0.1,
+        3 / 0.1 * math.sqrt(math.log(20) / 4),
+    )
+    assert bound[:3] == pytest.approx(expected, rel=1e-12)
+    assert bound.total == pytest.approx(sum(expected), rel=1e-12)
+
+
+def test_the_empirical_form_pays_three_deviations_at_half_of_delta():
+    of_mean = corrected_bound(0.3, **settings(50, 0.2, 0.05, loss_bound=3.0))
+    of_sample = empirical_corrected_bound(0.3, **settings(50, 0.2, 0.1, loss_bound=3.0))
+    assert of_sample[:2] == pytest.approx(of_mean[:2], rel=1e-12)
+    assert of_sample.deviation == pytest.approx(3 * of_mean.deviation, rel=1e-12)
+
+
+def test_the_corrected_bound_is_never_below_the_printed_one_where_losses_reach_one():
+    """All but the threshold term grow; that one falls to sqrt(2/pi) of the printed."""
+    for rademacher, alpha, n in itertools.product([0.0, 0.1, 1.0], [0.01, 0.5, 1.0], [10, 1000]):
+        printed = paper_bound(rademacher, **settings(n, alpha, 0.05))
+        corrected = corrected_bound(rademacher, **settings(n, alpha, 0.05))
+        assert corrected.complexity == pytest.approx(2 * printed.complexity)
+        assert corrected.deviation == pytest.approx(printed.deviation / alpha)
+        ratio = corrected.threshold / printed.threshold
+        assert ratio == pytest.approx(math.sqrt(2 / math.pi), rel=0.06)
+
+
+def test_a_finite_class_costs_a_logarithm():
+    bound = finite_class_bound(num_functions=8, **settings(50, 0.25, 0.1, loss_bound=3.0))
+    assert bound == pytest.approx(3 / 0.25 * math.sqrt(math.log(80) / 100), rel=1e-12)
+
+
+def test_the_covering_form_as_printed_leaves_more_than_delta():
+    alpha, delta, bound, diameter, n = 0.5, 0.05, 1.0, 2.0, 10_000
+    kwargs = settings(n, alpha, delta, loss_bound=bound)
+    epsilon = paper_covering_bound(diameter=diameter, **kwargs)
+    assert epsilon == pytest.approx(math.sqrt(math.log(2 / 0.025) / (0.5 * n)))
+    left = diameter / (epsilon * alpha) * math.exp(-n * alpha * epsilon**2 / bound**2)
+    assert left == pytest.approx(delta / epsilon)  # the proof needs at most delta
+    assert left > 1.5
+    assert paper_covering_bound(diameter=diameter, constant=3.0, **kwargs) == pytest.approx(
+        3 * epsilon
+    )
+    few = paper_covering_bound(diameter=0.04, **settings(1, 0.5, 0.05, loss_bound=9.0))
+    assert few == pytest.approx(0.04 / 0.025)  # the first form is the smaller
+
+
+LAW = (0.5, 0.3, 0.2)  # three points
+LOSSES = ((0.0, 1.0, 0.5), (1.0, 0.0, 0.0), (0.25, 0.5, 1.0), (0.0, 0.0, 1.0))  # (M, 3)
+
+
+def worst_gap(sample, alpha):
+    """max over the class of CVaR - CVaR_hat; the law is exact in tenths."""
+    tenths = [point for point, mass in enumerate(LAW) for _ in range(round(10 * mass))]
+    return max(
+        top_average([row[point] for point in tenths], alpha)
+        - top_average([row[point] for point in sample], alpha)
+        for row in LOSSES
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 1.0])
+def test_every_sample_of_five_keeps_to_the_corrected_bounds(alpha):
+    """The mean gap is below complexity + threshold, and each bound fails for at most delta."""
+    n = 5
+    samples = list(itertools.product(range(3), repeat=n))
+    masses = [math.prod(LAW[point] for point in sample) for sample in samples]
+    gaps = [worst_gap(sample, alpha) for sample in samples]
+    own = [complexity([[row[point] for point in sample] for row in LOSSES]) for sample in samples]
+    rademacher = sum(m * c for m, c in zip(masses, own, strict=True))
+    mean_gap = sum(m * g for m, g in zip(masses, gaps, strict=True))
+    for delta in (0.5, 0.2, 0.05):
+        bound = corrected_bound(rademacher, **settings(n, alpha, delta))
+        assert mean_gap <= bound.complexity + bound.threshold
+        totals = {
+            "mean": [bound.total] * len(gaps),
+            "sample": [
+                empirical_corrected_bound(c, **settings(n, alpha, delta)).total for c in own
+            ],
+            "finite": [finite_class_bound(num_functions=4, **settings(n, alpha, delta))]
+            * len(gaps),
+        }
+        for values in totals.values():
+            failed = sum(m for m, g, b in zip(masses, gaps, values, strict=True) if g > b + 1e-12)
+            assert failed <= delta
+
+
+def one_function_failure(total, n, alpha, bound):
+    """P[CVaR - CVaR_hat > total] for losses 0 and B, P[B] = alpha: a sum over the binomial law."""
+    masses = binom.pmf(range(n + 1), n, alpha)
+    empirical = [bound * min(1.0, hard / (alpha * n)) for hard in range(n + 1)]
+    return sum(m for m, value in zip(masses, empirical, strict=True) if bound - value > total)
+
+
+@pytest.mark.parametrize(("alpha", "delta"), [(0.5, 1e-3), (0.25, 1e-3), (0.1, 1e-5)])
+def test_without_the_range_the_deviation_is_too_small(alpha, delta):
+    kwargs = settings(1000, alpha, delta, loss_bound=100.0)
+    printed, corrected = paper_bound(0.0, **kwargs).total, corrected_bound(0.0, **kwargs).total
+    assert one_function_failure(printed, 1000, alpha, 100.0) > 5 * delta
+    assert one_function_failure(corrected, 1000, alpha, 100.0) < delta
+    single = finite_class_bound(num_functions=1, **kwargs)
+    assert one_function_failure(single, 1000, alpha, 100.0) < delta
+
+
+@pytest.mark.parametrize("extra", [0.5, 1.0, 2.0])
+def test_no_term_free_of_delta_can_save_the_printed_deviation(extra):
+    """extra B/(alpha sqrt N) more, and some delta is still too small for it."""
+    n, alpha, bound = 10_000, 0.5, 1000.0
+    term = extra * bound / (alpha * math.sqrt(n))
+    failures = {
+        delta: one_function_failure(
+            paper_bound(0.0, **settings(n, alpha, delta, loss_bound=bound)).total + term,
+            n,
+            alpha,
+            bound,
+        )
+        for delta in (1e-3, 1e-5, 1e-10)
+    }
+    assert any(failure > delta for delta, failure in failures.items())
+
+
+def test_a_class_with_memory_needs_the_factor_two():
+    """All ways to be right on two of eight points, by enumeration: the gap is twice Rad / alpha.
+
+    Two distinct points are drawn. The loss is 0 on the scorer's set, 1 elsewhere.
+    """
+    sets = list(itertools.combinations(range(8), 2))
+    sample = (1, 6)
+    functions = [[0.0 if point in chosen else 1.0 for point in range(8)] for chosen in sets]
+    alpha = 0.75
+    gap = max(
+        top_average(row, alpha) - top_average([row[point] for point in sample], alpha)
+        for row in functions
+    )
+    rademacher = complexity([[row[point] for point in sample] for row in functions])
+    assert gap == 1.0
+    assert rademacher == 1 / 2
+    # With N points out of many more nothing changes but the terms that vanish.
+    n = 10_000
+    assert gap > paper_bound(rademacher, **settings(n, alpha, 0.05)).total
+    assert gap < corrected_bound(rademacher, **settings(n, alpha, 0.05)).total
+
+
+def test_a_class_of_vectors_needs_root_two():
+    """Scores plus or minus (1, 1)/sqrt 8, losses 1 and 0 along them: Rad of scores is 1/sqrt 8."""
+    height = 1 / math.sqrt(8)
+    patterns = list(itertools.product([-1, 1], repeat=2))
+    scores = [[sign * height for sign in row for _ in range(2)] for row in patterns]
+    of_scores = 2 * complexity(scores)
+    assert of_scores == pytest.approx(height)
+    assert complexity([[(1 + sign) / 2 for sign in row] for row in patterns]) == 1 / 2
+    kwargs = settings(10_000, 0.75, 0.05)
+    printed = paper_bound(of_scores, **kwargs)
+    assert printed.total + printed.complexity < 1.0  # even with the 2: the gap of 1 is above
+    scalar = corrected_bound(1 / 2, **kwargs)
+    vector = corrected_bound(of_scores, contraction=math.sqrt(2), **kwargs)
+    assert vector.total == pytest.approx(scalar.total)
+    assert vector.complexity == pytest.approx(1 / 0.75)
+
+
+def test_groups_are_bounded_with_a_share_of_delta_each():
+    bounds = known_membership_bound(
+        [0.1, 0.2], [100, 25], loss_bound=2.0, failure_probability=0.1, contraction=3.0
+    )
+    np.testing.assert_allclose(bounds.complexity, [0.6, 1.2])
+    deviation = [2 * math.sqrt(math.log(20) / 200), 2 * math.sqrt(math.log(20) / 50)]
+    np.testing.assert_allclose(bounds.deviation, deviation)
+    np.testing.assert_allclose(bounds.total, bounds.complexity + bounds.deviation)
+
+
+def test_groups_hold_together_in_simulation():
+    """Losses 0 or 1, one scorer: the share of trials in which any group's bound fails."""
+    rng, sizes, means, delta = np.random.default_rng(0), [20, 200, 80], [0.5, 0.5, 0.2], 0.2
+    slack = known_membership_bound(
+        np.zeros(3), sizes, loss_bound=1.0, failure_probability=delta
+    ).total
+    observed = np.stack([rng.binomial(n, p, 20_000) / n for n, p in zip(sizes, means, strict=True)])
+    failed = (np.array(means)[:, None] > observed + slack[:, None]).any(axis=0).mean()
+    assert 0.005 < failed < delta  # Hoeffding's inequality is not tight, but not idle
+
+
+def test_a_mixture_weighs_its_groups_by_skewness():
+    plain = {"rademacher": 0.0, "loss_bound": 2.0, "failure_probability": 0.05}
+    own = mixture_bound(
+        [0.2, 0.8], [100, 400], **plain
+    )  # the sample's own: as if it were one group
+    assert own.deviation == pytest.approx(2 * math.sqrt(math.log(20) / 1000))
+    corner = mixture_bound([1.0, 0.0], [100, 400], **plain)
+    alone = known_membership_bound([0.0], [100], loss_bound=2.0, failure_probability=0.05)
+    assert corner.total == pytest.approx(alone.total[0])
+    for share in np.linspace(0, 1, 11):
+        assert mixture_bound([share, 1 - share], [100, 400], **plain).total >= own.total - 1e-12
+
+
+def test_a_cover_of_mixtures_costs_a_logarithm_and_a_radius():
+    one = {"rademacher": 0.25, "loss_bound": 2.0, "failure_probability": 0.05, "contraction": 3.0}
+    bound = mixture_bound([0.5, 0.5], [50, 50], num_mixtures=7, cover_radius=0.1, **one)
+    assert bound.complexity == pytest.approx(1.5)
+    assert bound.cover == pytest.approx(0.2)
+    assert bound.deviation == pytest.approx(2 * math.sqrt(0.01 * math.log(140) / 2))
+    assert bound.total == pytest.approx(sum(bound[:3]))
+
+
+def test_a_mixture_keeps_to_its_bound_in_simulation():
+    rng, sizes, mixture, delta = np.random.default_rng(1), [10, 40], [0.7, 0.3], 0.1
+    observed = sum(
+        w * rng.binomial(n, 0.5, 20_000) / n for w, n in zip(mixture, sizes, strict=True)
+    )
+    slack = mixture_bound(
+        mixture, sizes, rademacher=0.0, loss_bound=1.0, failure_probability=delta
+    ).total
+    assert 0.005 < (observed + slack < 0.5).mean() < delta
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"num_examples": 0}, "num_examples must be at least 1"),
+        ({"tail_fraction": 0.0}, "tail_fraction must be above 0"),
+        ({"failure_probability": 1.0}, "failure_probability must be between 0 and 1"),
+    ],
+)
+def test_a_wrong_call_is_refused(changed, words):
+    kwargs = settings(10, 0.5, 0.05) | changed
+    for bound in (paper_bound, corrected_bound, empirical_corrected_bound):
+        with pytest.raises(ValueError, match=words):
+            bound(0.1, **kwargs)
+    with pytest.raises(ValueError, match=words):
+        finite_class_bound(num_functions=1, **kwargs)
+    with pytest.raises(ValueError, match=words):
+        paper_covering_bound(diameter=1.0, **kwargs)
+
+
+def test_what_does_not_fit_together_is_refused():
+    plain = {"loss_bound": 1.0, "failure_probability": 0.05}
+    with pytest.raises(ValueError, match=r"diameter must be at least 0\.25"):
+        paper_covering_bound(diameter=0.01, **settings(10, 0.5, 0.5))
+    with pytest.raises(ValueError, match="num_functions must be at least 2"):
+        finite_class_bound(num_functions=1, **settings(10, 0.5, 0.8))
+    with pytest.raises(ValueError, match="group_rademachers must have shape"):
+        known_membership_bound([0.1], [5, 5], **plain)
+    with pytest.raises(ValueError, match="group_sizes must be numbers of at least 1"):
+        known_membership_bound([0.1], [0], **plain)
+    with pytest.raises(ValueError, match="mixture must be 2 numbers"):
+        mixture_bound([0.5, 0.6], [5, 5], rademacher=0.0, **plain)
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("bounds_benchmark", BENCHMARK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_simulation_shows_what_the_exact_laws_say(benchmark, tmp_path):
+    benchmark.main(["--sizes", "400", "--trials", "20000", "--json", str(tmp_path / "b.json")])
+    results = json.loads((tmp_path / "b.json").read_text("utf-8"))
+    one, memory, vectors, distances = results["cases"]
+    assert one["violations"]["paper"]["low"] > 10 * one["failure_probability"]
+    for name, exact in one["exact violations"].items():
+        expected = one_function_failure(one["bounds"][name], 400, 0.5, 100.0)
+        assert exact == pytest.approx(expected, rel=1e-6, abs=1e-300)
+        rate = one["violations"][name]["rate"]
+        assert abs(rate - exact) < 5 * math.sqrt(exact / 20_000) + 1e-4
+    assert memory["violations"]["paper"]["rate"] == 1
+    assert memory["violations"]["paper, factor 2"]["rate"] == 0
+    assert vectors["violations"]["paper, factor 2"]["rate"] == 1
+    for case in (one, memory, vectors, distances):
+        assert case["violations"]["corrected"]["rate"] <= case["failure_probability"]
+    assert distances["violations"]["paper"]["rate"] == 0  # a tame class shows nothing
+
+
+def test_the_simulation_knows_the_true_values_of_its_tame_class(benchmark):
+    points = (np.arange(40_000) + 0.5) / 40_000
+    for centre in benchmark.CENTRES[::4]:
+        expected = top_average(np.abs(points - centre).tolist(), 0.25)
+        assert benchmark.distance_cvar(centre, 0.25) == pytest.approx(expected, abs=1e-6)

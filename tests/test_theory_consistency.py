@@ -1,0 +1,352 @@
+"""Proposition 2: the minimiser of the average top-k' softmax loss, and what it retrieves."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from evenhand.theory.consistency import capped_predictions, threshold_value, top_minimiser
+
+
+def objective(predictions, threshold, probabilities, weights, tail_fraction):
+    """t + (1/alpha) sum_x w_x sum_y p_xy [-log g_xy - t]_+, as a loop."""
+    total = 0.0
+    for weight, row, guess in zip(weights, probabilities, predictions, strict=True):
+        for p, g in zip(row, guess, strict=True):
+            if p > 0:
+                total += weight * p * max(0.0, -math.log(g) - threshold)
+    return threshold + total / tail_fraction
+
+
+def cutting_planes(probabilities, weights, tail_fraction):
+    """The same minimum from linear programs that know nothing of caps: (lower, upper) bounds.
+
+    min t + (1/alpha) sum w p s  over g, t, s >= 0  with rows of g summing to 1 and s above the
+    tangents of -log g - t. Tangents lie below a convex function, so each program's value is a lower
+    bound; its own g, put into the objective, gives an upper one and the next tangents.
+    """
+    queries, labels = probabilities.shape
+    size = queries * labels
+    costs = np.concatenate(
+        [np.zeros(size), [1.0], (weights[:, None] * probabilities).ravel() / tail_fraction]
+    )
+    sums = np.hstack([np.kron(np.eye(queries), np.ones(labels)), np.zeros((queries, size + 1))])
+    rows, limits, upper = [], [], math.inf
+
+    def add_tangents(points):  # -log a - (g - a)/a - t <= s
+        rows.append(np.hstack([-np.diag(1 / points), -np.ones((size, 1)), -np.eye(size)]))
+        limits.append(np.log(points) - 1)
+
+    for point in np.geomspace(1e-3, 1, 10):
+        add_tangents(np.full(size, point))
+    for _ in range(60):
+        result = linprog(costs, np.vstack(rows), np.hstack(limits), sums, np.ones(queries))
+        assert result.success, result.message
+        guess = np.maximum(result.x[:size], 1e-9).reshape(queries, labels)
+        guess /= guess.sum(axis=1, keepdims=True)
+        value = objective(guess, result.x[size], probabilities, weights, tail_fraction)
+        upper = min(upper, value)
+        if upper - result.fun < 1e-7:
+            break
+        add_tangents(guess.ravel())
+    return result.fun, upper
+
+
+def least_mass_of_top(predictions, probabilities, r):
+    """Mass of the top r by prediction when an enemy breaks the ties."""
+    order = sorted(range(len(predictions)), key=lambda y: (-predictions[y], probabilities[y]))
+    return sum(probabilities[y] for y in order[:r])
+
+
+def most_mass(probabilities, r):
+    return sum(sorted(probabilities, reverse=True)[:r])
+
+
+def entropy(row):
+    return -sum(p * math.log(p) for p in row if p > 0)
+
+
+@st.composite
+def problems(draw, max_queries=3, max_labels=6, sparse=True):
+    """(Q, K) probabilities with ties and zeros, (Q,) weights, alpha."""
+    queries, labels = draw(st.integers(1, max_queries)), draw(st.integers(1, max_labels))
+    counts = draw(
+        st.lists(
+            st.lists(st.integers(0 if sparse else 1, 9), min_size=labels, max_size=labels),
+            min_size=queries,
+            max_size=queries,
+        )
+    )
+    counts = [row if sum(row) else [1] * labels for row in counts]
+    shares = draw(st.lists(st.integers(1, 5), min_size=queries, max_size=queries))
+    probabilities = np.array([[count / sum(row) for count in row] for row in counts])
+    weights = np.array(shares) / sum(shares)
+    return probabilities, weights, draw(st.integers(1, 20)) / 20
+
+
+def test_half_of_a_staircase_by_hand():
+    # alpha = 0.9 leaves min(p, w) with 0.4 + 0.3 + 0.2 = 0.9, so w = 0.4 and tau = 0.9 / 0.4.
+    best = top_minimiser([0.5, 0.3, 0.2], tail_fraction=0.9)
+    np.testing.assert_allclose(best.predictions, [4 / 9, 3 / 9, 2 / 9], rtol=1e-12)
+    assert math.exp(best.threshold) == pytest.approx(9 / 4, rel=1e-12)
+    assert (best.level, int(best.num_collapsed)) == (2, 1)
+    assert best.value == pytest.approx(entropy([4 / 9, 3 / 9, 2 / 9]), rel=1e-12)
+
+
+def test_all_examples_give_the_true_probabilities_and_top_one():
+    probabilities = [0.1, 0.2, 0.3, 0.4]
+    best = top_minimiser(probabilities, tail_fraction=1.0)
+    np.testing.assert_allclose(best.predictions, probabilities, rtol=1e-12)
+    assert (best.level, best.threshold, int(best.num_collapsed)) == (1, 0.0, 0)
+    assert best.value == pytest.approx(entropy(probabilities))
+
+
+def test_few_examples_collapse_every_label():
+    # alpha <= K min p: the water level is below the rarest label, and all are alike.
+    best = top_minimiser([0.7, 0.2, 0.1], tail_fraction=0.3)
+    np.testing.assert_allclose(best.predictions, [1 / 3] * 3, rtol=1e-12)
+    assert (best.level, int(best.num_collapsed)) == (3, 3)
+    assert best.value == pytest.approx(math.log(3))
+
+
+@given(problems(max_queries=2, max_labels=4, sparse=False))
+def test_a_generic_convex_solver_finds_the_same_minimum(problem):
+    probabilities, weights, alpha = problem
+    best = top_minimiser(probabilities, tail_fraction=alpha, query_probabilities=weights)
+    lower, upper = cutting_planes(probabilities, weights, alpha)
+    assert upper - lower < 1e-6
+    assert lower - 1e-6 <= best.value <= upper + 1e-6
+
+
+@given(problems())
+def test_the_value_is_the_objective_at_the_minimiser_and_no_grid_point_is_lower(problem):
+    probabilities, weights, alpha = problem
+    best = top_minimiser(probabilities, tail_fraction=alpha, query_probabilities=weights)
+    at_best = objective(best.predictions, best.threshold, probabilities, weights, alpha)
+    assert best.value == pytest.approx(at_best, abs=1e-11)
+    np.testing.assert_allclose(best.predictions.sum(axis=1), 1, rtol=1e-12)
+    for threshold in np.linspace(0, math.log(probabilities.shape[1]) + 0.5, 30):
+        predictions = capped_predictions(probabilities, threshold=threshold)
+        value = objective(predictions, threshold, probabilities, weights, alpha)
+        kwargs = {"tail_fraction": alpha, "query_probabilities": weights}
+        assert threshold_value(probabilities, threshold=threshold, **kwargs) == pytest.approx(
+            value, abs=1e-11
+        )
+        assert value >= best.value - 1e-11
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.8, 1.05])
+def test_no_point_of_a_fine_simplex_beats_the_capped_copy(threshold):
+    probabilities = [0.6, 0.3, 0.1]
+    capped = capped_predictions(probabilities, threshold=threshold)
+    least = objective([capped], threshold, [probabilities], [1.0], 1.0)
+    steps = 200
+    grid = [
+        objective(
+            [[a / steps, b / steps, (steps - a - b) / steps]], threshold, [probabilities], [1.0], 1
+        )
+        for a, b in itertools.product(range(1, steps), repeat=2)
+        if a + b < steps
+    ]
+    assert least <= min(grid) + 1e-12
+    assert min(grid) - least < 2e-3  # the grid comes close: the claim is not empty
+
+
+@given(problems())
+def test_a_dual_certificate_proves_that_the_minimum_is_global(problem):
+    """For any law q of (x, y) with q <= w p / alpha, the entropy of y given x is at most V.
+
+    Equality is reached, so neither side can be improved. q is read off the predictions: where
+    labels are left below the cap it is g times the row's share 1/c / alpha.
+    """
+    probabilities, weights, alpha = problem
+    best = top_minimiser(probabilities, tail_fraction=alpha, query_probabilities=weights)
+    shares = []
+    for p, g in zip(probabilities, best.predictions, strict=True):
+        below = (p > 0) & (g < math.exp(-best.threshold) * (1 - 1e-9))
+        shares.append((p[below] / g[below]).mean() if below.any() else None)
+    shares = [None if s is None else s * w / alpha for s, w in zip(shares, weights, strict=True)]
+    left = 1 - sum(s for s in shares if s is not None)
+    # Rows whose labels are all at the cap, and no more than tau of them, take what is left.
+    tau = math.exp(best.threshold)
+    limits = [
+        weight * p[p > 0].min() * (p > 0).sum() / alpha
+        if share is None and (p > 0).sum() >= tau * (1 - 1e-9)
+        else 0.0
+        for share, p, weight in zip(shares, probabilities, weights, strict=True)
+    ]
+    value = 0.0
+    for share, limit, p, g, weight in zip(
+        shares, limits, probabilities, best.predictions, weights, strict=True
+    ):
+        mass = share if share is not None else min(max(left, 0), limit)
+        left -= mass if share is None else 0
+        assert (mass * g <= weight * p / alpha + 1e-9).all()
+        value += mass * entropy(g)
+    if best.threshold > 0:
+        assert left == pytest.approx(0, abs=1e-9)
+        assert best.value == pytest.approx(value, abs=1e-9)
+
+
+@given(problems(max_queries=1, max_labels=8))
+def test_one_query_keeps_the_mass_alpha_under_a_water_level(problem):
+    (probabilities,), _, alpha = problem
+    best = top_minimiser(probabilities, tail_fraction=alpha)
+    level = alpha * math.exp(-best.threshold)
+    if best.threshold > 0:
+        np.testing.assert_allclose(
+            best.predictions, np.minimum(probabilities, level) / alpha, atol=1e-11
+        )
+    assert best.value == pytest.approx(entropy(best.predictions), abs=1e-11)
+
+
+@given(problems())
+def test_the_value_is_convex_in_the_threshold(problem):
+    probabilities, weights, alpha = problem
+    values = [
+        threshold_value(
+            probabilities, threshold=t, tail_fraction=alpha, query_probabilities=weights
+        )
+        for t in np.linspace(0, 2.2, 23)
+    ]
+    assert (np.diff(values, 2) >= -1e-11).all()
+
+
+@given(problems())
+def test_top_r_is_right_from_the_level_on_whatever_breaks_ties(problem):
+    probabilities, weights, alpha = problem
+    best = top_minimiser(probabilities, tail_fraction=alpha, query_probabilities=weights)
+    assert best.level >= 1
+    assert (best.num_collapsed <= best.level).all()
+    for p, g in zip(probabilities, best.predictions, strict=True):
+        for r in range(best.level, len(p) + 1):
+            assert least_mass_of_top(g, p, r) == pytest.approx(most_mass(p, r), abs=1e-12)
+
+
+@given(st.permutations([1, 2, 4, 7, 11, 16]), st.integers(1, 19))
+def test_the_exact_limit_is_the_number_of_collapsed_labels(counts, twentieths):
+    p = np.array(counts) / sum(counts)
+    best = top_minimiser(p, tail_fraction=twentieths / 20)
+    for r in range(1, len(p)):
+        is_right = math.isclose(least_mass_of_top(best.predictions, p, r), most_mass(p, r))
+        assert is_right == (r >= best.num_collapsed)
+
+
+def test_the_number_of_collapsed_labels_can_be_far_below_the_level():
+    # 1,000 labels, and only the first collapses: e^t* says top 49, and top 1 is already right.
+    p = np.array([0.021] + [0.979 / 999] * 999)
+    best = top_minimiser(p, tail_fraction=0.999)
+    assert (best.level, int(best.num_collapsed)) == (49, 1)
+    assert best.predictions.argmax() == 0
+
+
+def test_a_query_without_noise_can_be_wrong_below_the_level():
+    """The threshold is shared: noise in one query frees the predictions of another.
+
+    Query 0 has one label, query 1 four even ones. alpha = 1/4 gives tau = 4 < K = 6, so any g with
+    1/4 on query 0's label is a minimiser, and the paper's claim that none exceeds 1/tau is not so.
+    """
+    p = np.array([[0, 0, 0, 0, 1, 0], [1 / 4, 1 / 4, 1 / 4, 1 / 4, 0, 0]])
+    best = top_minimiser(p, tail_fraction=1 / 4)
+    assert best.level == 4
+    rival = np.array([[0, 0, 0, 0, 1 / 4, 3 / 4], [1 / 4] * 4 + [0, 0]])
+    weights = [1 / 2, 1 / 2]
+    assert objective(rival, best.threshold, p, weights, 1 / 4) == pytest.approx(best.value)
+    assert best.value == pytest.approx(math.log(4))
+    assert least_mass_of_top(rival[0], p[0], 1) == 0  # a sure label is missed at top 1 ...
+    even = np.array([1 / 4, 1 / 4, 1 / 4, 0, 1 / 4, 0])
+    assert objective([even, rival[1]], best.threshold, p, weights, 1 / 4) == pytest.approx(
+        best.value
+    )
+    assert least_mass_of_top(even, p[0], 3) == 0  # ... and at top 3, by a tie,
+    assert least_mass_of_top(even, p[0], 4) == 1  # but never at the level
+
+
+def test_where_several_thresholds_are_optimal_the_smallest_is_returned():
+    p = np.array([[1, 0, 0, 0], [1 / 4] * 4])
+    best = top_minimiser(p, tail_fraction=1 / 2)
+    assert (best.threshold, best.level) == (0.0, 1)
+    for threshold in (0.3, 0.9, math.log(4)):
+        assert threshold_value(p, threshold=threshold, tail_fraction=1 / 2) == pytest.approx(
+            best.value
+        )
+    assert threshold_value(p, threshold=math.log(4) + 0.1, tail_fraction=1 / 2) > best.value
+
+
+@given(problems())
+def test_the_threshold_is_at_most_the_bayes_risk_over_alpha(problem):
+    probabilities, weights, alpha = problem
+    best = top_minimiser(probabilities, tail_fraction=alpha, query_probabilities=weights)
+    bayes_risk = sum(w * entropy(p) for w, p in zip(weights, probabilities, strict=True))
+    assert best.threshold <= bayes_risk / alpha + 1e-12
+    assert best.threshold <= best.value + 1e-12 <= bayes_risk / alpha + 2e-12
+
+
+@given(problems(max_queries=1))
+def test_fewer_examples_never_collapse_fewer_labels(problem):
+    (probabilities,), _, _ = problem
+    levels = [top_minimiser(probabilities, tail_fraction=a / 20) for a in range(20, 0, -1)]
+    assert (np.diff([best.level for best in levels]) >= 0).all()
+    assert (np.diff([int(best.num_collapsed) for best in levels]) >= 0).all()
+
+
+@pytest.mark.parametrize("tiny", [1e-12, 1e-20, 1e-300])
+def test_a_label_of_almost_no_probability_does_no_harm(tiny):
+    best = top_minimiser([1 - tiny, tiny, 0.0], tail_fraction=0.5)
+    expected = [1 - 2 * tiny, 2 * tiny, 0]
+    np.testing.assert_allclose(best.predictions, expected, rtol=1e-3, atol=1e-14)
+    assert best.level == 1
+
+
+def test_many_even_labels_collapse_together():
+    for num_labels in (3, 7, 10, 49, 1000):
+        best = top_minimiser(np.full(num_labels, 1 / num_labels), tail_fraction=0.37)
+        assert (best.level, int(best.num_collapsed)) == (num_labels, num_labels)
+        assert best.value == pytest.approx(math.log(num_labels), rel=1e-12)
+
+
+def test_the_level_counts_a_whole_number_that_rounding_misses():
+    # w + c = m w with c the mass of the others below w = alpha/m: tau = m exactly, for m = 2, 3, 5.
+    for m, first in itertools.product((2, 3, 5), (0.51, 0.52, 0.54, 0.56, 0.7)):
+        rest = 1 - first
+        level = rest / (m - 1)
+        p = [first] + [rest / 50] * 50
+        best = top_minimiser(p, tail_fraction=m * level)
+        assert math.exp(best.threshold) == pytest.approx(m, rel=1e-12)
+        assert (best.level, int(best.num_collapsed)) == (m, 1)
+
+
+def test_queries_that_never_come_change_nothing_for_the_others():
+    p = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
+    alone = top_minimiser(p[0], tail_fraction=0.7)
+    beside = top_minimiser(p, tail_fraction=0.7, query_probabilities=[1.0, 0.0])
+    np.testing.assert_allclose(beside.predictions[0], alone.predictions, rtol=1e-12)
+    assert beside.threshold == pytest.approx(alone.threshold, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"label_probabilities": [0.5, 0.4], "tail_fraction": 0.5}, "must sum to 1"),
+        ({"label_probabilities": [1.5, -0.5], "tail_fraction": 0.5}, "must be 0 or more"),
+        ({"label_probabilities": [], "tail_fraction": 0.5}, "one or more rows"),
+        ({"label_probabilities": [1.0], "tail_fraction": 0.0}, "tail_fraction must be above 0"),
+        ({"label_probabilities": [1.0], "tail_fraction": 1.1}, "got 1.1"),
+        (
+            {"label_probabilities": [1.0], "tail_fraction": 1.0, "query_probabilities": [0.5, 0.5]},
+            r"must have shape \(1,\)",
+        ),
+    ],
+)
+def test_a_wrong_call_is_refused(kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        top_minimiser(kwargs.pop("label_probabilities"), **kwargs)
+
+
+def test_a_negative_threshold_is_refused():
+    with pytest.raises(ValueError, match="threshold must be 0 or more"):
+        capped_predictions([0.5, 0.5], threshold=-0.1)

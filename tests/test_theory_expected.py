@@ -1,0 +1,399 @@
+"""Lemma 1: both sides against every batch and every draw, the inequality, the equalities."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import theory_oracles as oracles
+from evenhand.theory import (
+    LossDistribution,
+    batch_weights,
+    expected_order_weighted_average,
+    expected_s2m_loss,
+    expected_shared_s2m_loss,
+    expected_shared_snm_loss,
+    expected_snm_loss,
+    lemma_1_right_side,
+    order_weighted_average,
+    simulated_s2m_loss,
+    simulated_shared_s2m_loss,
+    snm_loss_distribution,
+)
+
+NAMES = ("batch_size", "num_hard_examples", "num_sampled_labels", "num_hard_labels")
+whole_numbers = st.integers(0, 9)  # as fractions in the oracles, so that these are exact
+
+
+@st.composite
+def problems(draw, num_examples=3, num_negatives=3):
+    """Positive losses, negative losses, and the four counts."""
+    size, width = draw(st.integers(1, num_examples)), draw(st.integers(1, num_negatives))
+    positives = [Fraction(draw(whole_numbers)) for _ in range(size)]
+    negatives = [[Fraction(draw(whole_numbers)) for _ in range(width)] for _ in range(size)]
+    batch_size, num_sampled = draw(st.integers(1, size)), draw(st.integers(1, width))
+    counts = (
+        batch_size,
+        draw(st.integers(1, batch_size)),
+        num_sampled,
+        draw(st.integers(1, num_sampled)),
+    )
+    return positives, negatives, counts
+
+
+@st.composite
+def shared_problems(draw):
+    """The same with a loss for every label, and each example's positive among them."""
+    positives, label_losses, counts = draw(problems(num_negatives=5))
+    num_labels = len(label_losses[0])
+    labels = [draw(st.integers(0, num_labels - 1)) for _ in positives]
+    return positives, label_losses, labels, counts
+
+
+def floats(rows):
+    return np.array(rows, dtype=np.float64)
+
+
+def masked(label_losses, labels):
+    losses = floats(label_losses)
+    losses[np.arange(len(labels)), labels] = -np.inf
+    return losses
+
+
+def by_name(counts):
+    return dict(zip(NAMES, counts, strict=True))
+
+
+def of_labels(counts):
+    return {name: count for name, count in by_name(counts).items() if "labels" in name}
+
+
+def of_examples(counts):
+    return {name: count for name, count in by_name(counts).items() if "labels" not in name}
+
+
+def both_sides(positives, negatives, **counts):
+    counts = [counts[name] for name in NAMES]
+    left = expected_s2m_loss(positives, negatives, **by_name(counts))
+    expected = expected_snm_loss(positives, negatives, **of_labels(counts))
+    return left, lemma_1_right_side(expected, **of_examples(counts))
+
+
+# One example.
+
+
+@given(problems(num_negatives=5))
+def test_the_expected_loss_of_an_example_is_the_mean_over_all_its_draws(problem):
+    positives, negatives, counts = problem
+    actual = expected_snm_loss(floats(positives), floats(negatives), **of_labels(counts))
+    for value, positive, row in zip(actual, positives, negatives, strict=True):
+        losses = oracles.snm_losses_of_example(positive, row, *counts[2:])
+        assert value == pytest.approx(float(sum(losses) / len(losses)), rel=1e-12)
+
+
+@given(shared_problems())
+def test_with_shared_labels_too(problem):
+    positives, label_losses, labels, counts = problem
+    actual = expected_shared_snm_loss(
+        floats(positives), masked(label_losses, labels), **of_labels(counts)
+    )
+    draws = list(itertools.combinations(range(len(label_losses[0])), counts[2]))
+    rows = [
+        oracles.shared_losses(positives, label_losses, labels, drawn, counts[3]) for drawn in draws
+    ]
+    expected = [float(sum(column) / len(rows)) for column in zip(*rows, strict=True)]
+    assert actual == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@given(problems(num_negatives=6))
+def test_the_distribution_of_a_loss_is_that_of_all_its_draws(problem):
+    positives, negatives, counts = problem
+    law = snm_loss_distribution(float(positives[0]), floats(negatives[0]), **of_labels(counts))
+    losses = oracles.snm_losses_of_example(positives[0], negatives[0], *counts[2:])
+    # Averages of thirds differ in the last digit, so compare moments and the distribution function.
+    assert law.probabilities.sum() == pytest.approx(1, rel=1e-13)
+    for threshold in sorted(set(losses)):
+        share = sum(loss <= threshold for loss in losses) / len(losses)
+        near = law.values <= float(threshold) + 1e-9
+        assert law.probabilities[near].sum() == pytest.approx(share, rel=1e-12)
+
+
+def test_the_kept_sets_are_enumerated_not_the_draws():
+    # Of a thousand negatives 500 are drawn: 1e299 draws, but 501 labels can be the hardest.
+    negatives = np.arange(1000.0)
+    law = snm_loss_distribution(0.0, negatives, num_sampled_labels=500, num_hard_labels=1)
+    assert law.values.tolist() == list(range(499, 1000))
+    assert law.probabilities[-1] == pytest.approx(500 / 1000, rel=1e-12)
+    assert law.probabilities[-2] == pytest.approx(500 / 1000 * 500 / 999, rel=1e-12)
+
+
+def test_too_many_sets_are_refused():
+    message = rf"at most 200000 sets of labels .* got {math.comb(35, 8)}: 8 of 35"
+    with pytest.raises(ValueError, match=message):
+        snm_loss_distribution(0.0, np.zeros(39), num_sampled_labels=12, num_hard_labels=8)
+
+
+# E[owa].
+
+
+@given(st.data())
+def test_the_expected_average_of_independent_values_is_that_of_all_combinations(data):
+    laws = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        values = sorted(data.draw(st.sets(whole_numbers, min_size=1, max_size=3)))
+        shares = [data.draw(st.integers(0, 4)) for _ in values]
+        shares[0] += 1
+        laws.append([(v, Fraction(s, sum(shares))) for v, s in zip(values, shares, strict=True)])
+    weights = [data.draw(st.integers(-3, 3)) for _ in laws]  # exact for any weights, falling or not
+    actual = expected_order_weighted_average(
+        [LossDistribution(*floats(law).T) for law in laws], weights
+    )
+    expected = oracles.expected_order_weighted_average(laws, weights)
+    assert actual == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
+
+
+def test_thresholds_in_blocks_give_the_same(monkeypatch):
+    generator = np.random.default_rng(0)
+    laws = [
+        LossDistribution(np.sort(generator.random(9)), generator.dirichlet(np.ones(9)))
+        for _ in range(5)
+    ]
+    weights = batch_weights(5, batch_size=3, num_hard_examples=1)
+    whole = expected_order_weighted_average(laws, weights)
+    monkeypatch.setattr("evenhand.theory.expected.THRESHOLDS_AT_ONCE", 7)
+    assert expected_order_weighted_average(laws, weights) == pytest.approx(whole, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("values", "probabilities", "message"),
+    [
+        ([2.0, 1.0], [0.5, 0.5], "values of a distribution must rise"),
+        ([1.0, 2.0], [0.5, 0.6], "probabilities must be at least 0 and sum to 1"),
+        ([1.0, 2.0], [1.5, -0.5], "probabilities must be at least 0 and sum to 1"),
+    ],
+)
+def test_what_is_no_distribution_is_refused(values, probabilities, message):
+    law = LossDistribution(np.array(values), np.array(probabilities))
+    with pytest.raises(ValueError, match=message):
+        expected_order_weighted_average([law], [1.0])
+    with pytest.raises(ValueError, match=r"weights must have the shape \(1,\)"):
+        expected_order_weighted_average([law], [0.5, 0.5])
+
+
+# The left side.
+
+
+@settings(max_examples=100)
+@given(problems())
+def test_the_expected_s2m_loss_is_that_of_every_batch_and_every_draw(problem):
+    positives, negatives, counts = problem
+    actual = expected_s2m_loss(floats(positives), floats(negatives), **by_name(counts))
+    expected = oracles.expected_s2m_loss(positives, negatives, counts)
+    assert actual == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
+
+
+@settings(max_examples=100)
+@given(shared_problems())
+def test_with_shared_labels_it_is_that_of_every_batch_and_every_draw(problem):
+    positives, label_losses, labels, counts = problem
+    actual = expected_shared_s2m_loss(
+        floats(positives), masked(label_losses, labels), **by_name(counts)
+    )
+    expected = oracles.expected_shared_s2m_loss(positives, label_losses, labels, counts)
+    assert actual == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
+
+
+def test_the_same_losses_expect_more_from_independent_draws_than_from_shared_ones():
+    # Two examples, the third label hard for both. Drawn for each, it is drawn for one of them in
+    # 3 cases of 4; drawn once for the batch from three labels, in 1 case of 3.
+    hard = [[0.0, 3.0], [0.0, 3.0]]
+    label_losses = [[-math.inf, 0.0, 3.0], [0.0, -math.inf, 3.0]]
+    counts = by_name((2, 1, 1, 1))
+    assert expected_s2m_loss([0, 0], hard, **counts) == pytest.approx(3 * 3 / 4)
+    assert expected_shared_s2m_loss([0, 0], label_losses, **counts) == pytest.approx(3 * 1 / 3)
+
+
+# Lemma 1 is an inequality.
+
+
+@settings(max_examples=100)
+@given(problems(num_examples=4, num_negatives=4))
+def test_the_expected_loss_is_never_below_the_right_side_of_lemma_1(problem):
+    positives, negatives, counts = problem
+    left, right = both_sides(floats(positives), floats(negatives), **by_name(counts))
+    assert left >= right - 1e-12
+
+
+@settings(max_examples=100)
+@given(shared_problems())
+def test_nor_is_it_with_shared_labels(problem):
+    positives, label_losses, labels, counts = problem
+    losses = masked(label_losses, labels)
+    left = expected_shared_s2m_loss(floats(positives), losses, **by_name(counts))
+    expected = expected_shared_snm_loss(floats(positives), losses, **of_labels(counts))
+    assert left >= lemma_1_right_side(expected, **of_examples(counts)) - 1e-12
+
+
+def test_lemma_1_is_strict_for_two_examples_and_two_labels():
+    # Each example draws one of two negatives, of loss 0 or 2, and the batch keeps the larger loss:
+    # 2 in three cases of four. But each expects 1, and the larger of 1 and 1 is 1.
+    left, right = both_sides(
+        [0, 0], [[0, 2], [0, 2]],
+        batch_size=2, num_hard_examples=1, num_sampled_labels=1, num_hard_labels=1,
+    )  # fmt: skip
+    assert left == pytest.approx(2 * 3 / 4)
+    assert right == pytest.approx(1)
+
+
+def test_with_shared_labels_it_is_strict_too():
+    # One of three labels is drawn. The last is hard for the first example and the positive of the
+    # second, the middle one the other way round: the larger loss is 4 in two cases of three.
+    label_losses = [[0, -math.inf, 4], [0, 4, -math.inf]]
+    counts = by_name((2, 1, 1, 1))
+    left = expected_shared_s2m_loss([0, 0], label_losses, **counts)
+    expected = expected_shared_snm_loss(
+        [0, 0], label_losses, num_sampled_labels=1, num_hard_labels=1
+    )
+    assert left == pytest.approx((0 + 4 + 4) / 3)
+    assert expected == pytest.approx([4 / 3, 4 / 3])
+    assert lemma_1_right_side(expected, batch_size=2, num_hard_examples=1) == pytest.approx(4 / 3)
+
+
+# Where it is an equality.
+
+
+@given(problems(num_examples=4, num_negatives=4))
+def test_the_sides_are_equal_where_the_whole_batch_counts(problem):
+    positives, negatives, (batch_size, _, num_sampled, num_kept) = problem
+    counts = by_name((batch_size, batch_size, num_sampled, num_kept))
+    left, right = both_sides(floats(positives), floats(negatives), **counts)
+    assert left == pytest.approx(right, rel=1e-12, abs=1e-12)
+
+
+@given(problems(num_examples=4, num_negatives=4))
+def test_the_sides_are_equal_where_all_labels_are_drawn(problem):
+    positives, negatives, (batch_size, num_hard, _, num_kept) = problem
+    counts = by_name((batch_size, num_hard, len(negatives[0]), num_kept))
+    left, right = both_sides(floats(positives), floats(negatives), **counts)
+    assert left == pytest.approx(right, rel=1e-12, abs=1e-12)
+
+
+@given(problems(num_examples=4, num_negatives=4))
+def test_the_sides_are_equal_where_no_draw_changes_the_order_of_the_examples(problem):
+    _, negatives, counts = problem
+    positives = [100.0 * place for place in range(len(negatives))]  # negatives are at most 9
+    left, right = both_sides(positives, floats(negatives), **by_name(counts))
+    assert left == pytest.approx(right, rel=1e-12, abs=1e-12)
+
+
+def test_the_sides_are_equal_on_all_labels_shared():
+    generator = np.random.default_rng(0)
+    positives, losses = generator.random(5), generator.random((5, 6))
+    losses[:, 2] = -np.inf
+    counts = by_name((3, 1, 6, 2))
+    left = expected_shared_s2m_loss(positives, losses, **counts)
+    expected = expected_shared_snm_loss(positives, losses, num_sampled_labels=6, num_hard_labels=2)
+    right = lemma_1_right_side(expected, batch_size=3, num_hard_examples=1)
+    assert left == pytest.approx(right, rel=1e-12)
+    by_hand = positives + [np.sort(row)[-2:].mean() for row in losses]
+    assert expected == pytest.approx(by_hand, rel=1e-12)
+    weights = batch_weights(5, batch_size=3, num_hard_examples=1)
+    assert left == pytest.approx(order_weighted_average(by_hand, weights), rel=1e-12)
+
+
+# By drawing.
+
+
+def problem_of_size(num_examples, num_labels):
+    generator = np.random.default_rng(1)
+    return generator.random(num_examples), generator.exponential(size=(num_examples, num_labels))
+
+
+def test_drawing_as_the_algorithm_does_agrees_with_the_exact_loss():
+    positives, negatives = problem_of_size(12, 9)
+    counts = by_name((6, 2, 4, 2))
+    left, right = both_sides(positives, negatives, **counts)
+    estimate = simulated_s2m_loss(
+        positives, negatives, **counts, num_draws=4000, generator=np.random.default_rng(2)
+    )
+    assert estimate.mean == pytest.approx(left, abs=5 * estimate.standard_error)
+    # The draws tell the two sides apart: the right side is more than ten standard errors below.
+    assert right < estimate.mean - 10 * estimate.standard_error
+
+
+def test_drawing_shared_labels_agrees_with_the_exact_loss():
+    positives, losses = problem_of_size(12, 9)
+    losses[np.arange(12), np.arange(12) % 9] = -np.inf
+    counts = by_name((6, 2, 4, 2))
+    left = expected_shared_s2m_loss(positives, losses, **counts)
+    estimate = simulated_shared_s2m_loss(
+        positives, losses, **counts, num_draws=4000, generator=np.random.default_rng(2)
+    )
+    assert estimate.mean == pytest.approx(left, abs=5 * estimate.standard_error)
+
+
+def test_the_standard_error_is_that_of_repeated_estimates():
+    positives, negatives = problem_of_size(8, 6)
+    counts = by_name((4, 1, 2, 1))
+    generator = np.random.default_rng(3)
+    estimates = [
+        simulated_s2m_loss(positives, negatives, **counts, num_draws=50, generator=generator)
+        for _ in range(100)
+    ]
+    spread = np.std([estimate.mean for estimate in estimates], ddof=1)
+    # The standard deviation of a hundred is known to about 7 %.
+    claimed = np.mean([estimate.standard_error for estimate in estimates])
+    assert spread == pytest.approx(claimed, rel=0.35)
+
+
+def test_the_same_generator_gives_the_same_estimate():
+    positives, negatives = problem_of_size(8, 6)
+    first, second = (
+        simulated_s2m_loss(
+            positives, negatives, **by_name((4, 2, 3, 1)),
+            num_draws=5, generator=np.random.default_rng(7),
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    assert first == second
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ((3, 1, 1, 1), r"batch_size must be between 1 and 2 \(the number of examples\), got 3"),
+        ((2, 3, 1, 1), r"num_hard_examples must be between 1 and 2"),
+        ((2, 1, 4, 1), r"num_sampled_labels must be between 1 and 3"),
+        ((2, 1, 2, 3), r"num_hard_labels must be between 1 and 2"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(counts, message):
+    drawing = {"num_draws": 2, "generator": np.random.default_rng(0)}
+    shared = [[-np.inf, 0.0, 0.0], [-np.inf, 0.0, 0.0]]
+    with pytest.raises(ValueError, match=message):
+        expected_s2m_loss([0, 0], np.zeros((2, 3)), **by_name(counts))
+    with pytest.raises(ValueError, match=message):
+        expected_shared_s2m_loss([0, 0], shared, **by_name(counts))
+    with pytest.raises(ValueError, match=message):
+        simulated_s2m_loss([0, 0], np.zeros((2, 3)), **by_name(counts), **drawing)
+    with pytest.raises(ValueError, match=message):
+        simulated_shared_s2m_loss([0, 0], shared, **by_name(counts), **drawing)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    counts = by_name((1, 1, 1, 1))
+    with pytest.raises(ValueError, match=r"got \(3,\) and \(2, 2\)"):
+        expected_s2m_loss([0, 0, 0], np.zeros((2, 2)), **counts)
+    with pytest.raises(ValueError, match=r"must be -inf once in each row .* got a row with 0"):
+        expected_shared_s2m_loss([0, 0], np.zeros((2, 2)), **counts)
+    with pytest.raises(ValueError, match="num_draws must be at least 2"):
+        simulated_s2m_loss(
+            [0], np.zeros((1, 2)), **counts, num_draws=1, generator=np.random.default_rng(0)
+        )

@@ -1,0 +1,128 @@
+"""Rademacher complexity: exact, sampled, and the three steps of proposition 5 that use it."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenhand.theory.rademacher import (
+    empirical_rademacher,
+    linear_rademacher_bound,
+    sampled_rademacher,
+    threshold_rademacher,
+)
+
+
+def complexity(functions):
+    """The definition as loops: all sign vectors, all functions."""
+    num_examples, total = len(functions[0]), 0.0
+    for signs in itertools.product([-1, 1], repeat=num_examples):
+        total += max(
+            sum(sign * value for sign, value in zip(signs, function, strict=True))
+            for function in functions
+        )
+    return total / 2**num_examples / num_examples
+
+
+@st.composite
+def classes(draw, max_examples=6):
+    num_examples = draw(st.integers(1, max_examples))
+    row = st.lists(st.integers(0, 8), min_size=num_examples, max_size=num_examples)
+    return [[v / 8 for v in values] for values in draw(st.lists(row, min_size=1, max_size=5))]
+
+
+@given(classes())
+def test_the_exact_value_is_the_mean_over_all_signs(functions):
+    assert empirical_rademacher(functions) == pytest.approx(complexity(functions), abs=1e-13)
+
+
+def test_more_sign_vectors_than_one_block_holds():
+    # Both constants on 15 examples: E max(0, mean sigma) = E|mean sigma| / 2.
+    expected = sum(math.comb(15, k) * abs(2 * k - 15) for k in range(16)) / 2**15 / 15 / 2
+    assert empirical_rademacher([[0] * 15, [1] * 15]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_function_has_no_complexity():
+    assert empirical_rademacher([[0.3, 0.9, 0.1]]) == pytest.approx(0, abs=1e-16)
+
+
+def test_the_sampled_value_agrees_within_its_error():
+    table = np.random.default_rng(0).random((7, 12))
+    estimate = sampled_rademacher(table, num_draws=20_000, generator=np.random.default_rng(1))
+    assert abs(estimate.mean - empirical_rademacher(table)) < 5 * estimate.standard_error
+    assert estimate.standard_error < 0.01 * estimate.mean
+
+
+@pytest.mark.parametrize("num_examples", range(1, 12))
+def test_thresholds_cost_half_of_what_the_paper_allows(num_examples):
+    ends = [[0.0] * num_examples, [3.0] * num_examples]  # a line is greatest at an end of [0, B]
+    value = threshold_rademacher(loss_bound=3.0, num_examples=num_examples)
+    assert value == pytest.approx(complexity(ends), rel=1e-12)
+    assert value <= 3 / (2 * math.sqrt(num_examples)) * (1 + 1e-12)
+
+
+def test_the_cost_of_thresholds_for_many_examples():
+    value = threshold_rademacher(loss_bound=1.0, num_examples=10**6)
+    assert value == pytest.approx(math.sqrt(2 / math.pi / 10**6) / 2, rel=1e-5)
+
+
+@given(classes())
+def test_losses_minus_thresholds_split_exactly_and_the_positive_part_adds_nothing(functions):
+    thresholds = [k / 8 for k in range(9)]  # both ends of [0, 1] are among them
+    shifted = [[v - t for v in row] for row in functions for t in thresholds]
+    clipped = [[max(v, 0.0) for v in row] for row in shifted]
+    cost = threshold_rademacher(loss_bound=1.0, num_examples=len(functions[0]))
+    assert complexity(shifted) == pytest.approx(complexity(functions) + cost, abs=1e-12)
+    assert complexity(clipped) <= complexity(shifted) + 1e-12
+
+
+@given(st.data())
+def test_a_loss_of_vectors_costs_at_most_root_two(data):
+    """Maurer's contraction, on random classes of (N, 2) scores and the loss |f - target|_2."""
+    num_examples, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
+    whole = st.integers(-4, 4)
+    scores = np.array(
+        data.draw(
+            st.lists(whole, min_size=size * num_examples * 2, max_size=size * num_examples * 2)
+        )
+    ).reshape(size, num_examples, 2)
+    targets = np.array(
+        data.draw(st.lists(whole, min_size=num_examples * 2, max_size=num_examples * 2))
+    ).reshape(num_examples, 2)
+    losses = np.linalg.norm(scores - targets, axis=2)  # (M, N, 2) -> (M, N)
+    of_scores = 2 * empirical_rademacher(scores.reshape(size, -1))  # the mean is over examples
+    assert empirical_rademacher(losses) <= math.sqrt(2) * of_scores + 1e-12
+
+
+@pytest.mark.parametrize("num_examples", [1, 2, 3])
+def test_root_two_is_reached(num_examples):
+    """Every pattern of plus and minus (1, 1)/sqrt 2, and the loss along that direction."""
+    signs = list(itertools.product([-1, 1], repeat=num_examples))
+    half = 1 / math.sqrt(2)
+    scores = [[sign * half for sign in row for _ in range(2)] for row in signs]
+    losses = [[1 + sign for sign in row] for row in signs]  # 1 + <f, (1, 1)/sqrt 2>: 1-Lipschitz
+    of_scores = 2 * empirical_rademacher(scores)
+    assert empirical_rademacher(losses) == pytest.approx(math.sqrt(2) * of_scores, rel=1e-12)
+
+
+def test_linear_scorers_are_below_their_bound_and_not_far():
+    rng = np.random.default_rng(2)
+    queries = rng.normal(size=(40, 5))
+    # The best weights for given signs are along sum_ij sigma_ij x_i: the supremum is a norm.
+    for num_outputs in (1, 3):
+        signs = rng.choice([-1.0, 1.0], size=(4000, num_outputs, 40))
+        suprema = 2.0 * np.linalg.norm(signs @ queries, axis=(1, 2)) / 40
+        bound = linear_rademacher_bound(queries, norm_bound=2.0, num_outputs=num_outputs)
+        assert 0.9 * bound < suprema.mean() <= bound
+
+
+def test_wrong_calls_are_refused():
+    with pytest.raises(ValueError, match="at most 20 columns"):
+        empirical_rademacher(np.zeros((2, 21)))
+    with pytest.raises(ValueError, match="a table with rows and columns"):
+        empirical_rademacher([1.0, 2.0])
+    with pytest.raises(ValueError, match="num_draws must be at least 2"):
+        sampled_rademacher([[1.0]], num_draws=1, generator=np.random.default_rng(0))

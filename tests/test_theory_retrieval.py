@@ -1,0 +1,309 @@
+"""The retrieval loss against sorting, and the bounds of it: where they hold, where they fail."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles as paper
+import theory_oracles as oracles
+from evenhand.losses import contrastive_loss, exponential, hinge, logistic, squared_hinge
+from evenhand.theory import (
+    bowl_bound,
+    expected_snm_loss,
+    label_weights,
+    least_contrastive_loss_of_a_miss,
+    least_loss_of_a_miss,
+    order_weighted_bound,
+    order_weighted_losses,
+    retrieval_loss,
+    shared_label_weights,
+)
+
+MARGIN_LOSSES = [hinge, squared_hinge, logistic, exponential]
+every_margin_loss = pytest.mark.parametrize("margin_loss", MARGIN_LOSSES)
+SLACK = 1e-12
+# Halves, so that ties are frequent.
+some_scores = st.integers(-6, 6).map(lambda number: number / 2)
+
+
+@st.composite
+def problems(draw, smallest=2):
+    """Scores (N, K) and labels (N,)."""
+    size, num_labels = draw(st.integers(1, 4)), draw(st.integers(smallest, 7))
+    rows = [[draw(some_scores) for _ in range(num_labels)] for _ in range(size)]
+    labels = [draw(st.integers(0, num_labels - 1)) for _ in rows]
+    return np.array(rows), np.array(labels)
+
+
+def phi(margin_loss):
+    """The same margin loss in plain floats."""
+    return getattr(paper, margin_loss.__name__)
+
+
+def top_weights(num_values, count):
+    return [1 / count] * count + [0.0] * (num_values - count)
+
+
+# The retrieval loss.
+
+
+@given(problems(smallest=1), st.data())
+def test_the_retrieval_loss_is_that_of_sorting_with_the_label_last_among_ties(problem, data):
+    scores, labels = problem
+    num_results = data.draw(st.integers(1, scores.shape[1]))
+    expected = [
+        float(oracles.is_missed(row.tolist(), label, num_results))
+        for row, label in zip(scores, labels, strict=True)
+    ]
+    assert retrieval_loss(scores, labels, num_results=num_results).tolist() == expected
+
+
+def test_ties_and_scores_that_are_no_number_count_against_the_label():
+    assert retrieval_loss([[1.0, 1.0]], [0], num_results=1).tolist() == [1]
+    assert retrieval_loss([[1.0, math.nan]], [0], num_results=1).tolist() == [1]
+    assert retrieval_loss([[math.nan, 1.0]], [0], num_results=1).tolist() == [1]
+    assert retrieval_loss([[1.0, -math.inf]], [0], num_results=1).tolist() == [0]
+
+
+# The loss itself.
+
+
+@every_margin_loss
+@given(problem=problems(), data=st.data())
+def test_with_the_weights_of_the_top_it_is_bowl(margin_loss, problem, data):
+    scores, labels = problem
+    kept = data.draw(st.integers(1, scores.shape[1] - 1))
+    weights = top_weights(scores.shape[1] - 1, kept)
+    actual = order_weighted_losses(scores, labels, weights=weights, margin_loss=margin_loss)
+    for value, row, label in zip(actual, scores.tolist(), labels, strict=True):
+        own = row.pop(label)
+        expected = paper.bowl(phi(margin_loss))(own, row, kept)
+        assert value == pytest.approx(expected, rel=1e-12)
+
+
+# The least loss of a miss.
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.25, 1e-3, 1e-9])
+@pytest.mark.parametrize(
+    ("margin_loss", "least_fn"),
+    [
+        (hinge, lambda share: 2 * share),
+        (squared_hinge, lambda share: 4 * share / (1 + share)),
+        (logistic, lambda share: math.log1p(share) + share * math.log1p(1 / share)),
+        (exponential, lambda share: 2 * math.sqrt(share)),
+    ],
+)
+def test_the_least_loss_of_a_miss_is_the_one_found_by_hand(margin_loss, least_fn, share):
+    actual = least_loss_of_a_miss(margin_loss, share=share)
+    assert actual == pytest.approx(least_fn(share), rel=1e-10)
+
+
+@every_margin_loss
+def test_of_the_whole_weight_it_is_twice_the_loss_at_zero(margin_loss):
+    assert least_loss_of_a_miss(margin_loss) == pytest.approx(2 * phi(margin_loss)(0.0), rel=1e-15)
+
+
+def test_a_margin_loss_that_is_not_convex_or_lets_a_miss_go_free_is_refused():
+    def ramp(margins):
+        return hinge(margins).clamp(max=1)
+
+    def perceptron(margins):
+        return hinge(margins + 1)
+
+    with pytest.raises(ValueError, match=r"margin_loss must be convex and decreasing.*ramp"):
+        least_loss_of_a_miss(ramp)
+    with pytest.raises(ValueError, match=r"margin_loss must be convex and decreasing.*square"):
+        least_loss_of_a_miss(torch.square)
+    with pytest.raises(ValueError, match="must not let a miss go free"):
+        bowl_bound([[0.0, 0.0]], [0], num_results=1, num_hard_labels=1, margin_loss=perceptron)
+
+
+# Bounds over all labels.
+
+
+@every_margin_loss
+@given(problem=problems(), data=st.data())
+def test_bowl_bounds_the_retrieval_loss_for_every_number_of_hard_labels(margin_loss, problem, data):
+    scores, labels = problem
+    num_results = data.draw(st.integers(1, scores.shape[1]))
+    missed = retrieval_loss(scores, labels, num_results=num_results)
+    for kept in range(1, scores.shape[1]):
+        bound = bowl_bound(
+            scores, labels, num_results=num_results, num_hard_labels=kept, margin_loss=margin_loss
+        )
+        assert (bound >= missed - SLACK).all()
+
+
+@every_margin_loss
+@given(problem=problems(), data=st.data())
+def test_up_to_r_hard_labels_the_bound_is_the_loss_over_one_constant_and_falls(
+    margin_loss, problem, data
+):
+    scores, labels = problem
+    num_results = data.draw(st.integers(1, scores.shape[1] - 1))
+    bounds = [
+        bowl_bound(
+            scores, labels, num_results=num_results, num_hard_labels=kept, margin_loss=margin_loss
+        )
+        for kept in range(1, num_results + 1)
+    ]
+    weights = top_weights(scores.shape[1] - 1, num_results)
+    losses = order_weighted_losses(scores, labels, weights=weights, margin_loss=margin_loss)
+    assert bounds[-1] == pytest.approx(losses / (2 * phi(margin_loss)(0.0)), rel=1e-12)
+    for fewer, more in itertools.pairwise(bounds):
+        assert (more <= fewer + SLACK * fewer).all()
+
+
+@every_margin_loss
+def test_the_bound_is_reached_where_label_and_rivals_score_zero(margin_loss):
+    # Two rivals at the label's own score, the rest far below: a miss at r = 2 that costs just c.
+    bound = bowl_bound(
+        [[0.0, 0.0, 0.0, -9.0]], [0], num_results=2, num_hard_labels=2, margin_loss=margin_loss
+    )
+    assert bound == pytest.approx([1.0], rel=1e-12)
+
+
+def test_more_hard_labels_than_results_over_the_same_constant_bound_nothing():
+    # r = 1, k = 2: one rival at the label's score of 0, one at -1, where the hinge is 0.
+    scores, labels = [[0.0, 0.0, -1.0]], [0]
+    losses = order_weighted_losses(scores, labels, weights=top_weights(2, 2))
+    assert retrieval_loss(scores, labels, num_results=1).tolist() == [1]
+    assert losses.tolist() == [1 + (1 + 0) / 2]
+    assert losses[0] / least_loss_of_a_miss(hinge) == 0.75  # below the retrieval loss of 1
+    # Over the smaller constant, 2 r / k, it bounds again.
+    assert bowl_bound(scores, labels, num_results=1, num_hard_labels=2).tolist() == [1.5]
+
+
+def test_the_smaller_constant_is_needed():
+    # r = 1, k = 4: label and one rival at 1, the others at -1. The loss is 0 + (2 + 0 + 0 + 0) / 4.
+    scores = [[1.0, 1.0, -1.0, -1.0, -1.0]]
+    assert retrieval_loss(scores, [0], num_results=1).tolist() == [1]
+    assert bowl_bound(scores, [0], num_results=1, num_hard_labels=4).tolist() == [1.0]
+
+
+# The contrastive loss.
+
+
+@pytest.mark.parametrize("margin", [-1.0, 0.0, 0.3, 0.9])
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.5])
+def test_the_least_contrastive_loss_of_a_miss_is_that_of_a_fine_grid(margin, power):
+    cosines = np.linspace(-1, 1, 200_001)  # the label's; its rivals score the same
+    losses = (1 - cosines) ** power + np.maximum(0, cosines - margin) ** power
+    actual = least_contrastive_loss_of_a_miss(margin=margin, power=power)
+    assert actual == pytest.approx(losses.min(), rel=1e-6)
+
+
+@given(st.data(), st.floats(-1, 0.95), st.floats(1, 4))
+def test_the_contrastive_loss_bounds_the_retrieval_loss_below_a_margin_of_one(data, margin, power):
+    cosines = data.draw(st.lists(st.integers(-10, 10), min_size=2, max_size=7))
+    scores = np.array([cosines]) / 10
+    num_results = data.draw(st.integers(1, len(cosines) - 1))
+    hardest = np.sort(scores[:, 1:])[:, ::-1][:, :num_results].copy()
+    losses = contrastive_loss(
+        torch.from_numpy(scores[:, 0]), torch.from_numpy(hardest), margin=margin, power=power
+    )
+    bound = losses.numpy() / least_contrastive_loss_of_a_miss(margin=margin, power=power)
+    assert (bound >= retrieval_loss(scores, [0], num_results=num_results) - SLACK).all()
+
+
+def test_at_a_margin_of_one_a_miss_can_cost_nothing():
+    assert least_contrastive_loss_of_a_miss(margin=1.0, power=2.0) == 0
+    losses = contrastive_loss(torch.ones(1), torch.ones(1, 2), margin=1.0)
+    assert losses.tolist() == [0]
+    assert retrieval_loss([[1.0, 1.0, 1.0]], [0], num_results=2).tolist() == [1]
+
+
+# Samples of labels.
+
+
+@given(problems(), st.data())
+def test_a_sample_bounds_the_retrieval_loss_among_the_sample(problem, data):
+    scores, labels = problem
+    others = [other for other in range(scores.shape[1]) if other != labels[0]]
+    sample = data.draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
+    seen = scores[:1, [labels[0], *sample]]  # (1, 1 + M)
+    kept = data.draw(st.integers(1, len(sample)))
+    bound = bowl_bound(seen, [0], num_results=kept, num_hard_labels=kept)
+    assert (bound >= retrieval_loss(seen, [0], num_results=kept) - SLACK).all()
+    # It is missed among all labels wherever it is missed among fewer, not the other way round.
+    assert (
+        retrieval_loss(scores, labels, num_results=kept)[0]
+        >= (retrieval_loss(seen, [0], num_results=kept)[0])
+    )
+
+
+def test_a_sample_without_the_rivals_bounds_nothing_among_all_labels():
+    scores = np.array([[1.0, 5.0, -1.0, -1.0]])  # label 0, whose one rival is not in the sample
+    bound = bowl_bound(scores[:, [0, 2, 3]], [0], num_results=1, num_hard_labels=1)
+    assert bound.tolist() == [0]
+    assert retrieval_loss(scores, [0], num_results=1).tolist() == [1]
+
+
+@every_margin_loss
+@given(problem=problems(smallest=3), data=st.data())
+def test_the_expected_loss_over_samples_bounds_the_retrieval_loss_among_all_labels(
+    margin_loss, problem, data
+):
+    scores, labels = problem
+    num_labels = scores.shape[1]
+    drawn = data.draw(st.integers(1, num_labels - 1))
+    counts = {"num_sampled_labels": drawn, "num_hard_labels": data.draw(st.integers(1, drawn))}
+    num_results = data.draw(st.integers(1, num_labels))
+    missed = retrieval_loss(scores, labels, num_results=num_results)
+    for weights in (
+        label_weights(num_labels - 1, **counts),
+        shared_label_weights(num_labels, **counts),
+    ):
+        bound = order_weighted_bound(
+            scores, labels, num_results=num_results, weights=weights, margin_loss=margin_loss
+        )
+        assert (bound >= missed - SLACK).all()
+
+
+def test_the_order_weighted_loss_with_lemma_1s_weights_is_the_expected_snm_loss():
+    generator = np.random.default_rng(0)
+    scores, counts = generator.normal(size=(4, 6)), {"num_sampled_labels": 3, "num_hard_labels": 2}
+    actual = order_weighted_losses(scores, [0] * 4, weights=label_weights(5, **counts))
+    positives, negatives = np.maximum(0, 1 - scores[:, 0]), np.maximum(0, 1 + scores[:, 1:])
+    assert actual == pytest.approx(expected_snm_loss(positives, negatives, **counts), rel=1e-12)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: retrieval_loss([[0.0, 1.0]], [0], num_results=3),
+            r"num_results must be between 1 and 2 \(the number of labels\), got 3",
+        ),
+        (
+            lambda: retrieval_loss([[0.0, 1.0]], [2], num_results=1),
+            r"labels must be between 0 and 1 \(the columns of scores\), got 2 to 2",
+        ),
+        (
+            lambda: retrieval_loss([[0.0, 1.0]], [0, 1], num_results=1),
+            r"scores must be \(N, K\) and labels \(N,\), got \(1, 2\) and \(2,\)",
+        ),
+        (
+            lambda: bowl_bound([[0.0, 1.0]], [0], num_results=1, num_hard_labels=2),
+            r"num_hard_labels must be between 1 and 1 \(the number of negative labels\), got 2",
+        ),
+        (
+            lambda: order_weighted_bound([[0.0, 1.0, 2.0]], [0], num_results=1, weights=[0, 1]),
+            r"share must be between 1e-12 and 1 \(it is of the weights\), got 0.0",
+        ),
+        (lambda: least_contrastive_loss_of_a_miss(margin=2, power=2), "margin must be between -1"),
+        (lambda: least_contrastive_loss_of_a_miss(margin=0, power=0.5), "power must be at least 1"),
+    ],
+)
+def test_a_wrong_call_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

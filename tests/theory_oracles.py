@@ -1,0 +1,170 @@
+"""Slow twins of the theory: every draw enumerated, fractions and whole numbers, no numpy.
+
+Written from the paper. A draw is a set, all sets of a size are equally likely, and an expectation
+is a sum over all of them divided by their number.
+"""
+
+import functools
+import itertools
+import math
+from fractions import Fraction
+
+# Averages of the largest.
+
+
+def average_of_top(values, count):
+    """avg_top(k): the average of the k largest, or of all where there are fewer; of none, 0."""
+    top = sorted(values, reverse=True)[:count]
+    return sum(top) / len(top) if top else 0
+
+
+def order_weighted_average(values, weights):
+    return sum(
+        weight * value for weight, value in zip(weights, sorted(values, reverse=True), strict=True)
+    )
+
+
+# Random draws.
+
+
+def expected_top_of_draw(values, num_drawn, num_kept):
+    """The average of the largest `num_kept` of a random draw, over all draws."""
+    draws = list(itertools.combinations(values, num_drawn))
+    return sum(average_of_top(draw, num_kept) for draw in draws) / Fraction(len(draws))
+
+
+def weight_of_rank(rank, population, num_drawn, num_kept):
+    """How much of the average the value of this rank has: the owa of a one at its place.
+
+    Values N, N - 1, ... stand for the ranks 1, 2, ...; the average counts the chosen rank alone.
+    """
+    total = Fraction(0)
+    draws = list(itertools.combinations(range(1, population + 1), num_drawn))
+    for draw in draws:
+        kept = sorted(draw)[:num_kept]  # the smallest ranks are the largest values
+        total += Fraction(rank in kept, len(kept)) if kept else 0
+    return total / len(draws)
+
+
+def shared_weight_of_rank(rank, num_labels, num_sampled, num_kept):
+    """The same for an example whose positive is label 0, and which never sees it."""
+    total = Fraction(0)
+    draws = list(itertools.combinations(range(num_labels), num_sampled))
+    for draw in draws:
+        kept = sorted(label for label in draw if label != 0)[:num_kept]
+        total += Fraction(rank in kept, len(kept)) if kept else 0
+    return total / len(draws)
+
+
+def inclusion_probability(rank, population, num_drawn, num_kept):
+    """P[H <= k' - 1] in whole numbers, divided once at the end; for populations of any size."""
+    larger, others, drawn = rank - 1, population - 1, num_drawn - 1
+    fewest, most = max(0, drawn - (others - larger)), min(drawn, larger)
+    ways, total = math.comb(larger, fewest) * math.comb(others - larger, drawn - fewest), 0
+    for count in range(fewest, min(most, num_kept - 1) + 1):
+        total += ways
+        ways = ways * (larger - count) * (drawn - count)
+        ways //= (count + 1) * (others - larger - drawn + count + 1)
+    return total / number_of_draws(others, drawn)
+
+
+# The same number is asked for at every rank, and takes as long as all the rest.
+number_of_draws = functools.lru_cache(math.comb)
+
+
+# Lemma 1, by every batch and every draw of labels.
+
+
+def snm_losses_of_example(positive, negatives, num_sampled, num_kept):
+    """The loss of one example for each of its draws, all equally likely."""
+    return [
+        positive + average_of_top(drawn, num_kept)
+        for drawn in itertools.combinations(negatives, num_sampled)
+    ]
+
+
+def expected_s2m_loss(positives, negatives, counts):
+    """Labels for each example: all combinations of all examples' draws, times all batches.
+
+    counts: batch size, hard examples, sampled labels, hard labels.
+    """
+    batch_size, num_hard_examples, num_sampled, num_kept = counts
+    losses_of_examples = [
+        snm_losses_of_example(positive, row, num_sampled, num_kept)
+        for positive, row in zip(positives, negatives, strict=True)
+    ]
+    risks = [
+        average_of_top(batch, num_hard_examples)
+        for losses in itertools.product(*losses_of_examples)
+        for batch in itertools.combinations(losses, batch_size)
+    ]
+    return sum(risks) / Fraction(len(risks))
+
+
+def shared_losses(positives, label_losses, labels, drawn, num_kept):
+    """The losses of all examples when these labels are drawn for the batch."""
+    return [
+        positive + average_of_top([row[other] for other in drawn if other != label], num_kept)
+        for positive, row, label in zip(positives, label_losses, labels, strict=True)
+    ]
+
+
+def expected_shared_s2m_loss(positives, label_losses, labels, counts):
+    batch_size, num_hard_examples, num_sampled, num_kept = counts
+    risks = [
+        average_of_top(batch, num_hard_examples)
+        for drawn in itertools.combinations(range(len(label_losses[0])), num_sampled)
+        for batch in itertools.combinations(
+            shared_losses(positives, label_losses, labels, drawn, num_kept), batch_size
+        )
+    ]
+    return sum(risks) / Fraction(len(risks))
+
+
+def expected_order_weighted_average(laws, weights):
+    """Over all combinations of the values of independent laws [(value, probability), ...]."""
+    total = 0
+    for outcomes in itertools.product(*laws):
+        chance = math.prod(probability for _, probability in outcomes)
+        total += chance * order_weighted_average([value for value, _ in outcomes], weights)
+    return total
+
+
+# Retrieval.
+
+
+def is_missed(scores, label, num_results):
+    """1[y not in top_r(f)], where ties are sorted so that the label comes last."""
+    order = sorted(range(len(scores)), key=lambda other: (-scores[other], other == label))
+    return label not in order[:num_results]
+
+
+# CVaR.
+
+
+def cvar_by_quantiles(losses, probabilities, tail_fraction):
+    """The mean of the worst share: losses served from the largest until the share is full."""
+    left, total = tail_fraction, 0
+    for loss, probability in sorted(zip(losses, probabilities, strict=True), reverse=True):
+        taken = min(left, probability)
+        total += taken * loss
+        left -= taken
+    return total / tail_fraction
+
+
+def agnostic_top(losses, group_ids, num_hard_examples):
+    """Lemma 3's right side: the maximum over all mixtures, and the mixtures that reach it."""
+    groups = range(max(group_ids) + 1)
+    members = [
+        [loss for loss, group in zip(losses, group_ids, strict=True) if group == wanted]
+        for wanted in groups
+    ]
+    values = {}
+    for counts in itertools.product(*(range(len(losses_of) + 1) for losses_of in members)):
+        if sum(counts) == num_hard_examples:
+            values[counts] = sum(
+                Fraction(count, num_hard_examples) * average_of_top(losses_of, count)
+                for count, losses_of in zip(counts, members, strict=True)
+            )
+    best = max(values.values())
+    return best, [counts for counts, value in values.items() if value == best]

@@ -140,7 +140,9 @@ def sections_of(page):
     return [attributes["id"] for tag, attributes in read(page).tags if tag == "section"]
 
 
-ALL_SECTIONS = ["summary", "groups", "map", "cutoffs", "training", "examples", "making"]
+ALL_SECTIONS = [
+    "summary", "groups", "slices", "certificate", "map", "cutoffs", "training", "examples", "making"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("names", [["snm"], ["snm", "s2m-long"], ["snm", "s2m-long", "sgd"]])

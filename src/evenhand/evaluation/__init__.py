@@ -2,7 +2,8 @@
 
 `evaluate` asks an index for every query of a part and keeps what happened to each (query,
 positive) pair: an `Outcome`. All figures come from it, without the model: `score_table` for one
-run, `compare_outcomes` for two methods, `selected_value` for the number that chooses a checkpoint.
+run, `compare_outcomes` for two methods, `selected_value` for the number that chooses a checkpoint,
+`slices_of` for the subpopulations that explain its failures.
 
 Pair metrics are the paper's recall@r: the share of (query, label) pairs whose label is among the
 first r results. A pair belongs to a group of labels by its label, to a group of queries by its
@@ -13,6 +14,7 @@ Intervals are 95 % percentile intervals of the bootstrap over whole queries: the
 stand or fall together, so resampling single pairs would make intervals too narrow.
 """
 
+from evenhand.evaluation.certificate import certify, is_certifiable, loss_sample
 from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes, worst_groups
 from evenhand.evaluation.outcome import (
     CUTOFFS,
@@ -29,24 +31,41 @@ from evenhand.evaluation.scores import (
     selected_value,
     worst_members,
 )
+from evenhand.evaluation.slices import (
+    Findings,
+    Slice,
+    checked_slices,
+    find_slices,
+    findings_json,
+    slices_of,
+)
 from evenhand.evaluation.statistics import GroupColumn, group_columns
 
 __all__ = [
     "CUTOFFS",
     "SUMMARIES",
     "Difference",
+    "Findings",
     "GroupColumn",
     "GroupList",
     "Outcome",
     "Score",
+    "Slice",
+    "certify",
     "check_selector",
+    "checked_slices",
     "compare_outcomes",
     "evaluate",
+    "find_slices",
+    "findings_json",
     "group_columns",
+    "is_certifiable",
     "load_outcome",
+    "loss_sample",
     "save_outcome",
     "score_table",
     "selected_value",
+    "slices_of",
     "worst_groups",
     "worst_members",
 ]

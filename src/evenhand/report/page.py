@@ -10,6 +10,7 @@ from typing import Any
 
 from evenhand.data.dataset import Dataset
 from evenhand.files import write_text
+from evenhand.report.certificate import certificate_section
 from evenhand.report.curves import recall_section, training_section
 from evenhand.report.examples import examples_section
 from evenhand.report.maps import map_section
@@ -26,6 +27,7 @@ from evenhand.report.markup import (
     section,
     table,
 )
+from evenhand.report.slices import slices_section
 from evenhand.report.study import Study, study_of
 from evenhand.report.tables import groups_section, main_section
 from evenhand.report.verdict import verdict
@@ -47,6 +49,8 @@ ABOUT = {  # run.json, in the order it is shown
 SECTIONS = {  # what the page says at its top, where the section is there
     "summary": "Who is served",
     "groups": "Subpopulations",
+    "slices": "Who is failed",
+    "certificate": "What is guaranteed",
     "map": "Map",
     "cutoffs": "Cut-offs",
     "training": "Training",
@@ -70,6 +74,8 @@ def write_report(
     sections = [
         main_section(study),
         groups_section(study),
+        slices_section(study),
+        certificate_section(study),
         map_section(study),
         recall_section(study),
         training_section(study),

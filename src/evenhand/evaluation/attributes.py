@@ -1,0 +1,184 @@
+"""What a slice may be made of: columns that divide the pairs, and conditions on them.
+
+The groups of the data set come first. To them are added what can be said of any query (how rare
+its features are in training), of a query with a text (its length, words, script, digits, signs)
+and of any label (how many training pairs it has). Bounds of numbers are fixed beforehand, not taken
+from the part at hand, so that a condition means the same on every part.
+
+How many labels a query has is left out on purpose: the test of `slices` compares queries with as
+many labels, and so can say nothing about that number.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix, identity
+
+from evenhand.data.dataset import Dataset, IntArray, Part, Rows, Strings, pairs_of
+from evenhand.evaluation.statistics import group_columns
+
+DOUBLINGS = (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)  # 0 | 1 | 2 to 3 | 4 to 7 | ...
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+WORDS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
+SHARES = (0.0, 5.0, 10.0, 25.0, 50.0)  # per cent
+
+NumberArray = NDArray[np.integer[Any] | np.floating[Any]]
+
+
+class Attribute(NamedTuple):
+    """One column that divides the pairs, and the conditions a slice may set on it."""
+
+    name: str
+    codes: IntArray  # (N,) of the pairs, -1: unknown
+    conditions: tuple[str, ...]  # in words
+    members: Any  # sparse (conditions, codes): 1 where a code fulfils a condition
+
+
+def nominal(name: str, codes: IntArray, conditions: Sequence[str]) -> Attribute:
+    """A condition for each code: the groups of a column."""
+    return Attribute(name, codes, tuple(conditions), identity(len(conditions), format="csr"))
+
+
+def ordinal(name: str, values: NumberArray, bounds: Sequence[float], unit: str = "") -> Attribute:
+    """Conditions on either side of every bound: `values` (N,), NaN: unknown.
+
+    Whole bounds are of whole numbers: what is above 8 is '9 or more'.
+
+    Example:
+        >>> ordinal("length", np.array([2, 9]), (4, 8)).conditions
+        ('length at most 4', 'length at most 8', 'length 5 or more', 'length 9 or more')
+    """
+    codes = np.searchsorted(bounds, values)  # (N,) how many bounds are below the value
+    codes = np.where(np.isnan(values), -1, codes)
+    at_most = np.arange(len(bounds))[:, None] >= np.arange(len(bounds) + 1)  # (bounds, codes)
+    below = [f"{name} at most {bound:g}{unit}" for bound in bounds]
+    above = [
+        f"{name} {bound + 1} or more" if isinstance(bound, int) else f"{name} over {bound:g}{unit}"
+        for bound in bounds
+    ]
+    members = csr_matrix(np.vstack([at_most, ~at_most]).astype(np.float64))
+    return Attribute(name, codes, (*below, *above), members)
+
+
+def attributes_of(dataset: Dataset, part_name: str) -> list[Attribute]:
+    """Every column of the data set's groups, and the features of queries and labels.
+
+    A feature whose name is that of a column of the data set gives way to it.
+    """
+    part = dataset.parts[part_name]
+    pairs = pairs_of(part.positives)
+    own = [
+        nominal(c.name, c.pair_groups, [f"{c.name} = {group.strip()}" for group in c.group_names])
+        for c in group_columns(dataset, part_name)
+        if c.name not in ("all", "frequency", "frequency over pairs")  # finer below
+    ]
+    label_counts = dataset.label_counts()[pairs.label_ids]  # (N,)
+    features = [
+        ordinal("training pairs of the label", label_counts, DOUBLINGS),
+        *(_of_pairs(column, pairs.query_ids) for column in _query_features(dataset, part)),
+    ]
+    taken = {attribute.name for attribute in own}
+    return [*own, *(attribute for attribute in features if attribute.name not in taken)]
+
+
+def _of_pairs(attribute: Attribute, query_ids: IntArray) -> Attribute:
+    """From codes of the queries (Q,) to those of their pairs (N,)."""
+    return attribute._replace(codes=attribute.codes[query_ids])
+
+
+def _query_features(dataset: Dataset, part: Part) -> Iterable[Attribute]:
+    train = dataset.parts["train"].features
+    if isinstance(part.features, Rows) and isinstance(train, Rows):
+        counts = np.bincount(train.ids, minlength=dataset.num_features)  # (features,)
+        yield from _rarity(part.features, counts)
+    elif not isinstance(part.features, Rows) and not isinstance(train, Rows):
+        yield _norm(part.features, train)
+    if part.texts is not None and len(part.texts):
+        yield from text_attributes(part.texts)
+
+
+def _rarity(features: Rows, train_counts: IntArray) -> Iterable[Attribute]:
+    """How often a query's rarest feature occurs in training, and how many do not at all."""
+    counts = train_counts[features.ids]  # (nnz,)
+    has_any = features.lengths() > 0  # (Q,)
+    starts = features.offsets[:-1][has_any]  # the rows without a feature have none between
+    rarest, shares = np.full((2, len(features)), np.nan)
+    if len(starts):
+        rarest[has_any] = np.minimum.reduceat(counts, starts)
+        unseen = np.add.reduceat((counts == 0).astype(np.float64), starts)
+        shares[has_any] = 100 * unseen / features.lengths()[has_any]
+    yield ordinal("rarest feature in training", rarest, DOUBLINGS)
+    yield ordinal("features unseen in training", shares, SHARES, " %")
+
+
+def _norm(features: NDArray[np.float32], train: NDArray[np.float32]) -> Attribute:
+    """Dense features have no names: their norm, by the quartiles of the training part."""
+    norms, train_norms = (np.linalg.norm(rows, axis=1) for rows in (features, train))
+    quartiles = np.quantile(train_norms, (0.25, 0.5, 0.75)) if len(train) else np.zeros(0)
+    return ordinal("norm of the query", norms, [float(f"{q:.4g}") for q in np.unique(quartiles)])
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def text_attributes(texts: Strings) -> list[Attribute]:
+    """Length, words, script, digits and signs of Q texts, character by character in numpy."""
+    points, text_ids = _characters(texts)  # (C,), (C,)
+    known, kinds = np.unique(points, return_inverse=True)
+    first_letters = [unicodedata.category(chr(point))[0] for point in known]
+    categories = np.array(first_letters, dtype="<U1")[kinds]  # (C,)
+    starts = np.diff(text_ids, prepend=-1) > 0  # (C,) the first character of a text
+    is_space = categories == "Z"
+    begins_word = ~is_space & (starts | np.roll(is_space, 1))
+
+    def per_text(is_counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        return np.bincount(text_ids[is_counted], minlength=len(texts))
+
+    is_sign = np.isin(categories, ["P", "S", "C"])
+    return [
+        ordinal("length", per_text(np.ones(len(points), dtype=bool)), LENGTHS),
+        ordinal("words", per_text(begins_word), WORDS),
+        _yes_no("digit", per_text(categories == "N") > 0),
+        _yes_no("sign such as - or '", per_text(is_sign) > 0),
+        *_scripts(known, kinds, text_ids, is_letter=categories == "L", num_texts=len(texts)),
+    ]
+
+
+def _characters(texts: Strings) -> tuple[IntArray, IntArray]:
+    """Code points of all texts one after the other, and which text each belongs to."""
+    utf8 = np.asarray(texts.utf8)[texts.offsets[0] : texts.offsets[-1]]
+    utf32 = utf8.tobytes().decode("utf-8").encode("utf-32-le")
+    # A character begins where a byte does not continue another.
+    num_begun = np.concatenate([[0], np.cumsum((utf8 & 0xC0) != 0x80)])
+    lengths = np.diff(num_begun[np.asarray(texts.offsets) - texts.offsets[0]])
+    return np.frombuffer(utf32, dtype="<u4"), np.repeat(np.arange(len(texts)), lengths)
+
+
+def _yes_no(what: str, is_so: NDArray[np.bool_]) -> Attribute:
+    return nominal(what, is_so.astype(np.int64), [f"has no {what}", f"has a {what}"])
+
+
+def _scripts(
+    known: IntArray,
+    kinds: IntArray,
+    text_ids: IntArray,
+    *,
+    is_letter: NDArray[np.bool_],
+    num_texts: int,
+) -> Iterable[Attribute]:
+    """The script of a text's first letter, and whether its letters are of several."""
+    names = [unicodedata.name(chr(point), "?").split(" ")[0] for point in known]
+    script_names = sorted(set(names))
+    places = {name: place for place, name in enumerate(script_names)}
+    scripts = np.array([places[name] for name in names], dtype=np.int64)[kinds[is_letter]]
+    owners = text_ids[is_letter]
+    used = np.unique(owners * max(1, len(script_names)) + scripts)  # every (text, script) once
+    num_scripts = np.bincount(used // max(1, len(script_names)), minlength=num_texts)
+    first = np.full(num_texts, -1)
+    first[owners[::-1]] = scripts[::-1]  # the last to be written is the first letter
+    yield nominal("script", first, [f"script = {name}" for name in script_names])
+    several = (num_scripts > 1).astype(np.int64)
+    yield nominal("scripts", several, ["letters of one script", "letters of several scripts"])

@@ -1,0 +1,540 @@
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import beta, binom
+
+from evenhand.data.dataset import Dataset, Part, Rows
+from evenhand.errors import UserError
+from evenhand.evaluation import certify, evaluate, is_certifiable, loss_sample
+from evenhand.search import ExactIndex
+from evenhand.theory.certificate import (
+    all_hold_probability,
+    bounds_of,
+    certificate,
+    excess_curve,
+    tail_masses,
+    weighted_cvar,
+)
+from evenhand.theory.mean_bounds import mean_bound
+
+DELTA = 0.05
+TRIALS = 1000
+FINE = np.concatenate([np.geomspace(0.004, 1, 60), [0.1, 0.2, 0.5]])  # tail fractions
+
+# --- laws with a known truth ----------------------------------------------------------------------
+
+RANKS = np.arange(2, 51)
+RANK_SHARES = (1 / RANKS) / np.sum(1 / RANKS)
+RECIPROCAL = (  # 1 - 1 / rank: four fifths found first, a tenth not at all
+    np.concatenate([[0.0], 1 - 1 / RANKS, [1.0]]),
+    np.concatenate([[0.8], 0.1 * RANK_SHARES, [0.1]]),
+)
+ATOMS = {
+    "a tenth fails": ([0.0, 1.0], [0.9, 0.1]),
+    "0.2 and 0.8": ([0.2, 0.8], [0.9, 0.1]),
+    "rare": ([0.0, 1.0], [0.98, 0.02]),
+    "reciprocal rank": RECIPROCAL,
+}
+
+
+def cvar_of_atoms(values, shares, fraction):
+    """The worst subpopulation, taken greedily."""
+    left, total = fraction, 0.0
+    for value, share in sorted(zip(values, shares, strict=True), reverse=True):
+        taken = min(left, share)
+        total, left = total + taken * value, left - taken
+    return total / fraction
+
+
+def truth_of(law):
+    if law in ATOMS:
+        return np.array([cvar_of_atoms(*ATOMS[law], fraction) for fraction in FINE])
+    if law == "uniform":
+        return 1 - FINE / 2  # the mean of the upper part of an interval
+    # E[X; X > q] = E[X] P[Beta(a + 1, b) > q]
+    quantiles = beta.isf(FINE, 0.5, 5)
+    return 0.5 / 5.5 * beta.sf(quantiles, 1.5, 5) / FINE
+
+
+def sample_of(law, generator, num_draws):
+    if law in ATOMS:
+        values, shares = ATOMS[law]
+        return generator.choice(values, p=shares, size=num_draws)
+    if law == "uniform":
+        return generator.random(num_draws)
+    return generator.beta(0.5, 5, num_draws)
+
+
+def num_failures(law, num_draws, bounds_fn, seed=0):
+    """In how many of 1,000 samples a bound lies below the truth, for any fraction at all."""
+    generator, truth = np.random.default_rng(seed), truth_of(law)
+    samples = (sample_of(law, generator, num_draws) for _ in range(TRIALS))
+    return sum(bool(np.any(bounds_fn(sample) < truth - 1e-12)) for sample in samples)
+
+
+def is_refuted(failures):
+    """Whether so many failures of 1,000 speak against 'at most delta', at a level of 1 %."""
+    return binom.sf(failures - 1, TRIALS, DELTA) < 0.01
+
+
+def certified(losses):
+    return certificate(losses, delta=DELTA).bound_at(FINE)
+
+
+# --- coverage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_draws", [40, 250])
+@pytest.mark.parametrize("law", [*ATOMS, "uniform", "beta"])
+def test_all_bounds_hold_at_once_as_often_as_promised(law, num_draws):
+    assert not is_refuted(num_failures(law, num_draws, certified))
+
+
+@pytest.mark.parametrize("law", ["a tenth fails", "uniform", "beta", "reciprocal rank"])
+def test_the_plain_estimate_is_refuted(law):
+    def estimate(losses):
+        return weighted_cvar(losses, np.ones(len(losses)), FINE)
+
+    assert is_refuted(num_failures(law, 40, estimate))
+
+
+def test_a_normal_interval_is_refuted():
+    def normal(losses):
+        """Right for one fraction and many draws: all fractions, few draws, a rare failure."""
+        quantiles = np.quantile(losses, 1 - FINE)[:, None]
+        errors = np.maximum(losses - quantiles, 0).std(axis=1) / FINE
+        estimate = weighted_cvar(losses, np.ones(len(losses)), FINE)
+        return estimate + 1.645 * errors / math.sqrt(len(losses))
+
+    assert is_refuted(num_failures("rare", 40, normal))
+
+
+@pytest.mark.parametrize("num_draws", [1, 2, 7, 30, 120])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.2, 0.8), (0.0, 0.5), (0.6, 1.0)])
+def test_two_point_laws_are_covered_exactly(num_draws, low, high):
+    """No chance here: every possible sample is weighed by its probability."""
+    bounds = np.stack(
+        [certified(np.repeat([low, high], [num_draws - k, k])) for k in range(num_draws + 1)]
+    )
+    for share in (0.004, 0.02, 0.1, 0.25, 0.5, 0.8, 0.97):
+        truth = [cvar_of_atoms([low, high], [1 - share, share], fraction) for fraction in FINE]
+        fails = (bounds < np.array(truth) - 1e-12).any(axis=1)
+        assert binom.pmf(np.flatnonzero(fails), num_draws, share).sum() <= DELTA
+
+
+def test_three_point_laws_are_covered_exactly():
+    values, num_draws = [0.1, 0.6, 1.0], 9
+    counts = [c for c in itertools.product(range(10), repeat=3) if sum(c) == num_draws]
+    bounds = np.stack([certified(np.repeat(values, c)) for c in counts])
+    ways = np.array([math.factorial(9) / math.prod(map(math.factorial, c)) for c in counts])
+    for shares in ([0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.6, 0.05, 0.35], [0.05, 0.05, 0.9]):
+        truth = [cvar_of_atoms(values, shares, fraction) for fraction in FINE]
+        fails = (bounds < np.array(truth) - 1e-12).any(axis=1)
+        chances = ways * np.prod(np.array(shares) ** np.array(counts), axis=1)
+        assert np.isclose(chances.sum(), 1)
+        assert chances[fails].sum() <= DELTA
+
+
+# --- clusters -------------------------------------------------------------------------------------
+
+
+def clusters(generator, num_clusters):
+    """Hard clusters are large, and the losses of a cluster are all but the same."""
+    is_hard = generator.random(num_clusters) < 0.15
+    sizes = generator.integers(np.where(is_hard, 15, 8), np.where(is_hard, 30, 16))
+    ids = np.repeat(np.arange(num_clusters), sizes)
+    level = np.where(is_hard, 0.9, generator.choice([0.0, 0.3], size=num_clusters))
+    return np.minimum(1, level[ids] + 0.1 * (generator.random(len(ids)) < 0.5)), ids
+
+
+def clustered_truth(cap):
+    """The law of a query that counts min(1, cap / m), by its atoms."""
+    hard = 0.15 * np.mean([min(size, cap) for size in range(15, 30)])
+    easy = 0.85 * np.mean([min(size, cap) for size in range(8, 16)])
+    shares = np.array([hard / 2, hard / 2, *[easy / 4] * 4])
+    values = [0.9, 1.0, 0.0, 0.1, 0.3, 0.4]
+    return np.array([cvar_of_atoms(values, shares / shares.sum(), f) for f in FINE])
+
+
+def test_bounds_by_cluster_hold_and_bounds_that_overlook_the_clusters_are_refuted():
+    generator, truth = np.random.default_rng(1), clustered_truth(cap=29.0)
+    failures = {"minded": 0, "overlooked": 0}
+    for _ in range(TRIALS):
+        losses, ids = clusters(generator, 40)
+        minded = certificate(losses, delta=DELTA, cluster_ids=ids, cap=29.0).bound_at(FINE)
+        few_lengths = len(losses) - len(losses) % 100  # each length needs a band of its own
+        overlooked = certified(generator.permutation(losses)[:few_lengths])
+        failures["minded"] += bool(np.any(minded < truth - 1e-12))
+        failures["overlooked"] += bool(np.any(overlooked < truth - 1e-12))
+    assert not is_refuted(failures["minded"])
+    assert failures["overlooked"] > 0.15 * TRIALS
+
+
+def test_the_estimate_by_cluster_is_that_of_the_weighted_queries():
+    losses, ids = clusters(np.random.default_rng(0), 4000)
+    for cap in (1.0, 30.0):
+        found = certificate(losses, cluster_ids=ids, cap=cap, tail_fractions=FINE)
+        assert np.abs(found.estimates - clustered_truth(cap))[FINE > 0.05].max() < 0.05
+        assert found.num_units == 4000
+        assert found.num_losses == len(losses)
+
+
+def test_a_cap_of_one_bounds_the_mean_of_the_cluster_means():
+    losses, ids = clusters(np.random.default_rng(0), 300)
+    means = np.bincount(ids, weights=losses) / np.bincount(ids)
+    found = certificate(losses, cluster_ids=ids, cap=1.0, tail_fractions=[1.0])
+    assert math.isclose(found.estimates[0], means.mean())
+    expected = mean_bound(means, delta=DELTA / len(found.thresholds))
+    assert math.isclose(found.bounds[0], expected, abs_tol=2.0**-13)  # sums are rounded up
+
+
+def test_copies_of_a_query_in_its_cluster_prove_nothing_more():
+    generator = np.random.default_rng(0)
+    losses = generator.random(200)
+    once = certificate(losses, cluster_ids=np.arange(200), cap=1.0)
+    often = certificate(np.repeat(losses, 7), cluster_ids=np.repeat(np.arange(200), 7), cap=1.0)
+    np.testing.assert_allclose(often.bounds, once.bounds, atol=2.0**-13)
+    alone = certificate(np.repeat(losses, 7))
+    assert np.all(alone.bounds[:3] < once.bounds[:3] - 0.01)  # what the clusters guard against
+
+
+def test_names_of_clusters_do_not_matter():
+    losses, ids = clusters(np.random.default_rng(0), 50)
+    names = np.array([f"city {n}" for n in range(50)])[::-1]
+    numbered, named = (certificate(losses, cluster_ids=c) for c in (ids, names[ids]))
+    np.testing.assert_allclose(numbered.bounds, named.bounds, rtol=1e-9)
+
+
+# --- the curve ------------------------------------------------------------------------------------
+
+loss_lists = st.lists(
+    st.one_of(st.sampled_from([0.0, 0.5, 2 / 3, 1.0]), st.floats(0, 1)), min_size=1, max_size=60
+)
+
+
+@given(loss_lists, st.sampled_from([0.01, 0.05, 0.3]))
+def test_bounds_fall_with_the_fraction_and_lie_between_the_estimate_and_one(losses, delta):
+    fractions = np.sort(FINE)
+    for ids in (None, np.arange(len(losses)) // 3):
+        found = certificate(losses, delta=delta, cluster_ids=ids, tail_fractions=fractions)
+        assert np.all(np.diff(found.bounds) <= 1e-12)
+        assert np.all(np.diff(fractions * found.bounds) >= -1e-12)  # a larger part has more loss
+        assert np.all(found.bounds >= found.estimates - 1e-12)
+        assert np.all(found.bounds <= 1)
+        np.testing.assert_array_equal(found.bound_at(fractions), found.bounds)
+
+
+def test_band_and_anchors_share_one_delta():
+    losses = np.random.default_rng(0).integers(0, 65, 400) / 64  # not changed by rounding
+    found = certificate(losses, delta=DELTA)
+    excesses = dict(zip(found.thresholds, found.excesses, strict=True))
+    anchors = [0.4 * DELTA / 2, 0.4 * DELTA / 2]
+    ranks, masses = tail_masses(400, DELTA - sum(anchors))
+    assert math.isclose(excesses[0.0], mean_bound(losses, delta=anchors[0]))
+    half = 0.5 * mean_bound(np.maximum(2 * losses - 1, 0), delta=anchors[1])
+    assert math.isclose(excesses[0.5], half)
+    largest = np.sort(losses)[::-1][ranks - 1]
+    alone = dict(zip(*excess_curve(largest, masses, np.zeros(0), np.zeros(0)), strict=True))
+    assert math.isclose(excesses[0.75], alone[0.75])  # above the last anchor there is the band
+
+
+@given(loss_lists, st.randoms())
+def test_the_order_of_the_losses_does_not_matter(losses, random):
+    shuffled = random.sample(losses, len(losses))
+    np.testing.assert_allclose(
+        certificate(shuffled).bounds, certificate(losses).bounds, rtol=0, atol=1e-9
+    )
+
+
+def test_a_smaller_delta_gives_a_higher_bound_and_more_draws_a_lower_one():
+    losses = np.repeat([0.0, 0.5, 1.0], [80, 15, 5])
+    bounds = [certificate(losses, delta=delta).bounds[1] for delta in (0.3, 0.05, 0.001)]
+    assert bounds == sorted(bounds)
+    bounds = [certificate(np.tile(losses, n)).bounds[1] for n in (1, 4, 16, 64)]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[-1] - 0.25 < 0.03  # the truth: (0.15 * 0.5 + 0.05) / 0.5
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=8),
+    st.lists(st.floats(0.01, 5), min_size=8, max_size=8),
+    st.floats(0.01, 1),
+)
+def test_the_estimate_is_the_minimum_over_thresholds(losses, weights, fraction):
+    losses, weights = np.array(losses), np.array(weights[: len(losses)])
+    weights = weights / weights.sum()
+    expected = min(t + np.sum(weights * np.maximum(losses - t, 0)) / fraction for t in losses)
+    found = weighted_cvar(losses, weights, np.array([fraction]))
+    np.testing.assert_allclose(found, [expected], rtol=1e-9, atol=1e-12)
+
+
+@given(loss_lists.filter(lambda losses: len(losses) > 1), st.integers(0, 100))
+def test_a_band_alone_bounds_by_the_worst_law_inside_it(losses, seed):
+    """All that the band allows above each loss is put on the next larger one, the rest on 1."""
+    largest = np.sort(losses)[::-1]
+    masses = np.sort(np.random.default_rng(seed).random(len(losses)))
+    values = [1.0, *largest]
+    shares = np.diff([0.0, *masses, 1.0])
+    curve = excess_curve(largest, masses, np.zeros(0), np.zeros(0))
+    expected = [cvar_of_atoms(values, shares, fraction) for fraction in FINE]
+    np.testing.assert_allclose(bounds_of(*curve, FINE), expected, rtol=1e-9)
+
+
+@given(loss_lists, st.lists(st.floats(0, 0.99), min_size=1, max_size=4), st.integers(0, 100))
+def test_the_curve_lies_above_every_law_that_meets_band_and_anchors(losses, anchors, seed):
+    generator = np.random.default_rng(seed)
+    values, shares = generator.random(6), generator.dirichlet(np.ones(6))
+    largest, anchors = np.sort(losses)[::-1], np.array(anchors)
+
+    def excess(t):
+        return float(shares @ np.maximum(values - t, 0))
+
+    masses = np.array([shares[values > loss].sum() for loss in largest])  # what just holds
+    curve = excess_curve(largest, masses, anchors, np.array([excess(t) for t in anchors]))
+    for t, bound in zip(*curve, strict=True):
+        assert bound >= excess(t) - 1e-12
+    truth = [cvar_of_atoms(values, shares, fraction) for fraction in FINE]
+    assert np.all(bounds_of(*curve, FINE) >= np.array(truth) - 1e-9)
+
+
+# --- the band -------------------------------------------------------------------------------------
+
+
+def all_hold_by_counting(ranks, masses, num_draws):
+    """Every way in which the draws can fall between the masses."""
+    total = 0.0
+    cells = np.diff([0.0, *masses, 1.0])
+    for counts in itertools.product(range(num_draws + 1), repeat=len(cells)):
+        below = np.cumsum(counts)[:-1]
+        if sum(counts) == num_draws and all(below >= ranks):
+            ways = math.factorial(num_draws) / math.prod(map(math.factorial, counts))
+            total += ways * math.prod(c**n for c, n in zip(cells, counts, strict=True))
+    return total
+
+
+@given(st.data(), st.integers(1, 6))
+def test_the_probability_of_the_band_is_a_sum_over_all_counts(data, num_draws):
+    size = data.draw(st.integers(1, min(4, num_draws)))
+    ranks = data.draw(st.permutations(range(1, num_draws + 1)))[:size]
+    masses = data.draw(st.lists(st.floats(0.01, 1), min_size=size, max_size=size))
+    ranks, masses = np.sort(ranks), np.sort(masses)
+    expected = all_hold_by_counting(ranks, masses, num_draws)
+    assert math.isclose(all_hold_probability(ranks, masses, num_draws), expected, abs_tol=1e-9)
+
+
+def test_the_probability_of_a_single_rank_is_a_beta_law_for_many_draws_too():
+    for rank, mass in (1, 1e-4), (50, 0.002), (3000, 0.15), (19_900, 0.996):
+        found = all_hold_probability(np.array([rank]), np.array([mass]), 20_000)
+        assert math.isclose(found, beta.cdf(mass, rank, 20_001 - rank), abs_tol=1e-8)
+
+
+@pytest.mark.parametrize("num_draws", [1, 2, 25, 300])
+def test_the_band_fails_with_probability_delta(num_draws):
+    ranks, masses = tail_masses(num_draws, DELTA)
+    generator = np.random.default_rng(0)
+    fails = 0
+    for _ in range(20):
+        uniforms = np.sort(generator.random((1000, num_draws)), axis=1)
+        fails += np.count_nonzero((uniforms[:, ranks - 1] > masses).any(axis=1))
+    error = math.sqrt(DELTA * (1 - DELTA) / 20_000)
+    assert abs(fails / 20_000 - DELTA) < 5 * error
+
+
+def test_the_masses_rise_and_lie_above_the_shares_of_the_sample():
+    for num_draws in (3, 1000, 30_000):
+        ranks, masses = tail_masses(num_draws, DELTA)
+        assert ranks[0] == 1
+        assert np.all(np.diff(masses) > 0)
+        assert np.all(masses >= ranks / num_draws * 0.98)
+
+
+# --- bounds of a mean -----------------------------------------------------------------------------
+
+
+def mean_bound_by_scanning(values, weights, bets, delta):
+    """The largest candidate that no stake speaks against, among thousandths."""
+    kept = []
+    for candidate in np.arange(1, 1000) / 1000:
+        stake = 0.0
+        for bet in bets:
+            product = 1.0
+            for value, weight in zip(values, weights, strict=True):
+                product *= 1 + bet * (candidate * weight - value) / (1 - candidate)
+            stake += product / len(bets)
+        if stake < 1 / delta:
+            kept.append(candidate)
+    return max(kept, default=0.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0.05, 1)), min_size=1, max_size=12),
+    st.sampled_from([0.01, 0.2]),
+)
+def test_a_mean_bound_is_the_last_candidate_that_is_not_given_up(shares, delta):
+    weights = np.array([weight for _, weight in shares])
+    values = weights * [share for share, _ in shares]
+    smallest = min(0.5, math.sqrt(2 * math.log(1 / delta) / len(values)))
+    bets = [(1 - 2**-10) / 2**n for n in range(1 + math.ceil(math.log2(1 / smallest)))]
+    expected = mean_bound_by_scanning(values, weights, bets, delta)
+    found = mean_bound(values, weights=weights, delta=delta)
+    assert expected - 1e-6 <= found <= expected + 0.0011
+
+
+@pytest.mark.parametrize("num_draws", [1, 5, 40, 400])
+def test_a_mean_bound_covers_coins_exactly(num_draws):
+    bounds = np.array(
+        [
+            mean_bound(np.array([0.0, 1.0]), counts=np.array([num_draws - k, k]), delta=DELTA)
+            for k in range(num_draws + 1)
+        ]
+    )
+    for share in (0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 0.99):
+        fails = np.flatnonzero(bounds < share)
+        assert binom.pmf(fails, num_draws, share).sum() <= DELTA
+
+
+def test_a_mean_bound_is_narrow_where_the_variance_is_small():
+    coin = mean_bound(np.repeat([0.0, 1.0], 500), delta=DELTA)
+    steady = mean_bound(np.repeat([0.45, 0.55], 500), delta=DELTA)
+    assert 0.5 < steady < 0.52 < coin < 0.57
+
+
+def test_counts_stand_for_repeats():
+    values = np.array([0.0, 0.3, 1.0])
+    counted = mean_bound(values, counts=np.array([4, 3, 2]), delta=DELTA)
+    assert math.isclose(counted, mean_bound(np.repeat(values, [4, 3, 2]), delta=DELTA))
+    assert mean_bound(np.ones(1000), delta=DELTA) == 1
+
+
+# --- wrong calls ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "options", "message"),
+    [
+        ([], {}, "losses must hold one number a query, at least one"),
+        ([[0.5]], {}, "losses must hold one number a query"),
+        ([0.5, 1.5], {}, "losses must be between 0 and 1 .* got 0.5 to 1.5"),
+        ([0.5, math.nan], {}, "losses must be between 0 and 1"),
+        ([0.5], {"delta": 0.0}, "delta must be between 0 and 1"),
+        ([0.5], {"delta": 1.0}, "delta must be between 0 and 1"),
+        ([0.5], {"tail_fractions": [0.0]}, "tail_fractions must be above 0"),
+        ([0.5], {"cluster_ids": [1, 2]}, "cluster_ids must have one id a loss"),
+        ([0.5], {"cluster_ids": [1], "cap": 0.5}, "cap must be at least 1"),
+    ],
+)
+def test_wrong_calls_are_refused(losses, options, message):
+    with pytest.raises(ValueError, match=message):
+        certificate(losses, **options)
+
+
+def test_a_mean_bound_refuses_values_above_their_weight():
+    for values, weights in ([1.2], [1.0]), ([0.5], [0.4]), ([-0.1], [1.0]), ([1.0], [1.5]):
+        with pytest.raises(ValueError, match="values must be between 0 and their weight"):
+            mean_bound(np.array(values), weights=np.array(weights), delta=DELTA)
+    with pytest.raises(ValueError, match="at least one draw"):
+        mean_bound(np.zeros(0), delta=DELTA)
+
+
+# --- from an outcome ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    """300 queries of 0 to 3 of 30 labels."""
+    generator = np.random.default_rng(0)
+    rows = [generator.choice(30, size=n, replace=False) for n in generator.integers(0, 4, 300)]
+    offsets = np.cumsum([0, *map(len, rows)])
+    part = Part(
+        generator.normal(size=(300, 4)).astype(np.float32),
+        Rows(offsets, np.concatenate(rows).astype(np.int32)),
+        {},
+    )
+    return Dataset("toy", 4, 30, {"train": part, "validation": part, "test": part})
+
+
+@pytest.fixture(scope="module")
+def outcome(dataset):
+    part = dataset.parts["test"]
+    table = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    features = torch.from_numpy(part.features)
+    return evaluate(
+        lambda rows: features[torch.from_numpy(rows)],
+        ExactIndex(table),
+        part,
+        dataset.label_counts(),
+        num_results=20,
+        cutoffs=(1, 10),
+    )
+
+
+def test_losses_of_queries_are_those_of_the_query_metrics(outcome):
+    has_positive = ~np.isnan(outcome.query_metrics["mrr"])
+    for loss, metric in ("reciprocal rank", "mrr"), ("miss@10", "query recall@10"):
+        sample = loss_sample(outcome, loss=loss, units="queries")
+        np.testing.assert_array_equal(sample.ids, np.flatnonzero(has_positive))
+        expected = 1 - outcome.query_metrics[metric][has_positive]
+        np.testing.assert_allclose(sample.losses, expected, atol=1e-6)
+        assert sample.cluster_ids is None
+
+
+def test_losses_by_label_are_those_of_its_pairs(outcome):
+    sample = loss_sample(outcome, loss="miss@10", units="labels", cap=2.0)
+    whole = loss_sample(outcome, loss="miss@10", units="whole labels", cap=2.0)
+    for n, (rank, label) in enumerate(zip(outcome.ranks, outcome.label_ids, strict=True)):
+        mates = outcome.label_ids == label
+        assert sample.losses[n] == (0.0 if 1 <= rank <= 10 else 1.0)
+        assert np.array_equal(sample.cluster_ids == sample.cluster_ids[n], mates)
+        assert sample.weights[n] == min(1, 2 / mates.sum())
+        assert math.isclose(whole.losses[n], sample.losses[mates].mean(), abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("units", ["queries", "labels", "whole labels"])
+@pytest.mark.parametrize("loss", ["reciprocal rank", "miss@1", "miss@20"])
+def test_a_certificate_of_a_run_is_that_of_its_losses(outcome, dataset, loss, units):
+    sample = loss_sample(outcome, loss=loss, units=units, cap=5.0)
+    expected = certificate(sample.losses, cluster_ids=sample.cluster_ids, cap=5.0)
+    found = certify(outcome, dataset, "test", loss=loss, units=units, cap=5.0)
+    for field in dataclasses.fields(found):
+        np.testing.assert_array_equal(getattr(found, field.name), getattr(expected, field.name))
+
+
+def test_subpopulations_of_whole_labels_are_never_worse_than_those_of_pairs(outcome, dataset):
+    """They are some of them; and taking all, they are the same."""
+    found = [certify(outcome, dataset, units=units) for units in ("labels", "whole labels")]
+    assert np.all(found[1].bounds <= found[0].bounds + 1e-3)  # rounding up to 2 ** -14
+    assert np.all(found[1].estimates <= found[0].estimates + 1e-12)
+    assert math.isclose(found[0].estimates[0], found[1].estimates[0])
+
+
+def test_the_part_trained_on_is_refused_and_only_the_test_part_is_certifiable(outcome, dataset):
+    with pytest.raises(UserError, match="fitted to the train part"):
+        certify(outcome, dataset, "train")
+    certify(outcome, dataset, "validation")  # a figure, not a certificate
+    assert [is_certifiable(name) for name in dataset.parts] == [False, False, True]
+
+
+def test_unknown_losses_and_units_are_refused(outcome, dataset):
+    for loss in ("hinge", "miss@", "miss@ten", "recall@10"):
+        with pytest.raises(UserError, match=r"unknown loss .* known: 'reciprocal rank'"):
+            certify(outcome, dataset, loss=loss)
+    for loss in ("miss@0", "miss@21"):
+        with pytest.raises(UserError, match="must look at 1 to 20 results"):
+            certify(outcome, dataset, loss=loss)
+    with pytest.raises(ValueError, match="units must be one of queries, labels, whole labels"):
+        certify(outcome, dataset, units="cities")
+
+
+def test_an_outcome_of_other_data_is_refused(outcome, dataset):
+    part = dataset.parts["test"]
+    other = dataclasses.replace(
+        part, positives=Rows(part.positives.offsets, 29 - part.positives.ids)
+    )
+    with pytest.raises(UserError, match="is not of the test part"):
+        certify(outcome, dataclasses.replace(dataset, parts={"test": other}))

@@ -1,0 +1,692 @@
+"""Slices against loops over rows and conditions, and the test against all permutations."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, chi2
+
+import small
+from evenhand.data.dataset import Dataset, Groups, Part, Rows, Strings, pairs_of
+from evenhand.errors import UserError
+from evenhand.evaluation import Outcome, checked_slices, find_slices, findings_json, slices_of
+from evenhand.evaluation.attributes import attributes_of, nominal, ordinal, text_attributes
+from evenhand.evaluation.scan import (
+    is_in_slice,
+    largest_score,
+    permuted_losses,
+    scorer_of,
+    slabs_of,
+    slices_to_look_at,
+    strata_of,
+)
+from evenhand.evaluation.slices import loss_interval, pair_losses
+from small import run_main
+
+# --- oracles: loops over rows ---------------------------------------------------------------------
+
+
+def fulfils(attribute, condition, row):
+    """Read from the words alone."""
+    words, code = attribute.conditions[condition], int(attribute.codes[row])
+    if code < 0:
+        return False
+    if attribute.name == "size":  # the only column of numbers here
+        bounds = (1, 3)
+        number = int(words.split()[-1]) if "at most" in words else int(words.split()[1]) - 1
+        return code <= bounds.index(number) if "at most" in words else code > bounds.index(number)
+    return words == f"{attribute.name} = {code}"
+
+
+def rows_of_slice(attributes, conditions, num_rows):
+    return [
+        row for row in range(num_rows) if all(fulfils(attributes[a], c, row) for a, c in conditions)
+    ]
+
+
+def all_slices(attributes, num_rows, *, max_conditions, min_pairs):
+    """The sets of rows of all conjunctions that hold enough rows and at most half, each once."""
+    sets = {}
+    for size in range(1, max_conditions + 1):
+        for chosen in itertools.combinations(range(len(attributes)), size):
+            ranges = [range(len(attributes[a].conditions)) for a in chosen]
+            for conditions in itertools.product(*ranges):
+                named = tuple(zip(chosen, conditions, strict=True))
+                rows = tuple(rows_of_slice(attributes, named, num_rows))
+                if min_pairs <= len(rows) <= num_rows / 2:
+                    sets.setdefault(rows, size)  # the fewest conditions come first
+    return sets
+
+
+def all_arrangements(losses, query_ids):
+    """Every way to move whole queries among those of as many pairs, and pairs within a query."""
+    queries = sorted(set(query_ids))
+    rows = {q: [row for row, owner in enumerate(query_ids) if owner == q] for q in queries}
+    by_length = {}
+    for q in queries:
+        by_length.setdefault(len(rows[q]), []).append(q)
+    moves = []
+    for length, members in sorted(by_length.items()):
+        moves.append(
+            [
+                [(q, donor, order) for q, donor, order in zip(members, donors, orders, strict=True)]
+                for donors in itertools.permutations(members)
+                for orders in itertools.product(
+                    itertools.permutations(range(length)), repeat=len(members)
+                )
+            ]
+        )
+    for combination in itertools.product(*moves):
+        arranged = [math.nan] * len(losses)
+        for q, donor, order in itertools.chain.from_iterable(combination):
+            for place, source in enumerate(order):
+                arranged[rows[q][place]] = losses[rows[donor][source]]
+        yield arranged
+
+
+def divergence(rate, expected):
+    """KL of two coins."""
+    value = 0.0
+    for observed, wanted in ((rate, expected), (1 - rate, 1 - expected)):
+        if observed > 0:
+            value += observed * math.log(observed / wanted)
+    return value
+
+
+def score_oracle(rows, num_conditions, losses, query_ids, *, num_singles):
+    """The formula of the module, with the variance over all arrangements."""
+    totals = [sum(arranged[r] for r in rows) for arranged in all_arrangements(losses, query_ids)]
+    expected = sum(totals) / len(totals)
+    variance = sum((total - expected) ** 2 for total in totals) / len(totals)
+    n, total = len(rows), sum(losses[r] for r in rows)
+    baseline = max(expected, n * sum(losses) / len(losses))
+    price = (num_conditions - 1) * math.log(num_singles)
+    if total <= baseline + 1e-9 or variance < 1e-12:
+        return -price
+    scale = expected * (1 - expected / n) / variance
+    return scale * n * divergence(total / n, baseline / n) - price
+
+
+# --- small problems -------------------------------------------------------------------------------
+
+# Queries of 1, 1, 1, 2 and 2 pairs: 3! * (2! * 2! * 2!) arrangements.
+TINY_QUERIES = np.array([0, 1, 2, 3, 3, 4, 4])
+
+
+def tiny_attributes(generator, num_pairs):
+    return [
+        nominal("colour", generator.integers(-1, 2, num_pairs), ["colour = 0", "colour = 1"]),
+        nominal("shape", generator.integers(0, 3, num_pairs), [f"shape = {n}" for n in range(3)]),
+        ordinal("size", generator.integers(0, 6, num_pairs), (1, 3)),
+    ]
+
+
+@st.composite
+def problems(draw, is_binary=None):
+    generator = np.random.default_rng(draw(st.integers(0, 2**31)))
+    attributes = tiny_attributes(generator, len(TINY_QUERIES))
+    if draw(st.booleans()) if is_binary is None else is_binary:
+        losses = generator.integers(0, 2, len(TINY_QUERIES)).astype(float)
+    else:
+        losses = generator.random(len(TINY_QUERIES))
+    return attributes, losses
+
+
+def looks_of(attributes, num_pairs, *, max_conditions=2, min_pairs=1):
+    looks = slices_to_look_at(attributes, max_conditions=max_conditions, min_pairs=min_pairs)
+    return looks.among(np.arange(num_pairs), min_pairs=min_pairs)
+
+
+def first_strata(query_ids):
+    return strata_of(query_ids, np.zeros(len(query_ids), dtype=np.int64))
+
+
+@given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 5))
+def test_every_slice_with_enough_pairs_is_looked_at_once_and_no_other(
+    seed, max_conditions, min_pairs
+):
+    generator = np.random.default_rng(seed)
+    num_pairs = int(generator.integers(4, 40))
+    attributes = tiny_attributes(generator, num_pairs)
+    looks = slices_to_look_at(attributes, max_conditions=max_conditions, min_pairs=min_pairs)
+    if not looks.conditions:
+        return
+    looks = looks.among(np.arange(num_pairs), min_pairs=min_pairs)
+    expected = all_slices(attributes, num_pairs, max_conditions=max_conditions, min_pairs=min_pairs)
+    found = {
+        tuple(rows_of_slice(attributes, conditions, num_pairs)): len(conditions)
+        for conditions in looks.conditions
+    }
+    assert found == expected
+    assert len(looks.conditions) == len(expected)
+
+
+@given(st.integers(0, 2**31))
+def test_totals_and_members_match_a_loop_over_rows(seed):
+    generator = np.random.default_rng(seed)
+    attributes = tiny_attributes(generator, 30)
+    values = generator.random((30, 2))
+    looks = looks_of(attributes, 30, max_conditions=3)
+    for conditions, totals in zip(looks.conditions, looks.totals(values), strict=True):
+        rows = rows_of_slice(attributes, conditions, 30)
+        assert np.flatnonzero(is_in_slice(attributes, conditions)).tolist() == rows
+        for column in range(2):
+            assert totals[column] == pytest.approx(sum(values[row, column] for row in rows))
+
+
+@given(st.integers(0, 2**31))
+def test_of_some_pairs_alone_the_slices_are_those_of_a_search_among_them(seed):
+    generator = np.random.default_rng(seed)
+    attributes = tiny_attributes(generator, 40)
+    kept = np.flatnonzero(generator.random(40) < 0.6)
+    if len(kept) < 4:
+        return
+    left = [attribute._replace(codes=attribute.codes[kept]) for attribute in attributes]
+    looks = slices_to_look_at(attributes, max_conditions=2, min_pairs=3)
+    among = looks.among(kept, min_pairs=3)
+    expected = all_slices(left, len(kept), max_conditions=2, min_pairs=3)
+    found = {tuple(rows_of_slice(left, c, len(kept))): len(c) for c in among.conditions}
+    assert found == expected
+
+
+@given(problems())
+def test_scores_match_the_formula_with_the_variance_over_all_arrangements(problem):
+    attributes, losses = problem
+    looks = looks_of(attributes, len(losses))
+    if not looks.conditions:
+        return
+    slabs = slabs_of(TINY_QUERIES, first_strata(TINY_QUERIES))
+    scorer = scorer_of(losses, looks, slabs, mean_loss=float(losses.mean()))
+    scores = scorer.scores(looks.totals(losses[:, None]))[:, 0]
+    for conditions, score in zip(looks.conditions, scores, strict=True):
+        rows = rows_of_slice(attributes, conditions, len(losses))
+        expected = score_oracle(
+            rows, len(conditions), losses, TINY_QUERIES, num_singles=looks.num_singles
+        )
+        assert score == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_p_value_is_that_of_all_permutations(seed):
+    generator = np.random.default_rng(seed)
+    attributes = tiny_attributes(generator, len(TINY_QUERIES))
+    losses = np.array([1.0, 0, 1, 1, 1, 0, 0])
+    looks = looks_of(attributes, len(losses))
+    slabs = slabs_of(TINY_QUERIES, first_strata(TINY_QUERIES))
+    scorer = scorer_of(losses, looks, slabs, mean_loss=float(losses.mean()))
+    sets = [rows_of_slice(attributes, c, len(losses)) for c in looks.conditions]
+
+    def largest(arranged):
+        totals = np.array([[sum(arranged[row] for row in rows)] for rows in sets])
+        return scorer.scores(totals).max()
+
+    everything = [largest(arranged) for arranged in all_arrangements(losses, TINY_QUERIES)]
+    exact = np.mean([value >= largest(losses) - 1e-6 for value in everything])
+    count = 4000
+    found = largest_score(
+        losses,
+        looks,
+        slabs,
+        mean_loss=float(losses.mean()),
+        num_permutations=count,
+        generator=np.random.default_rng(1),
+    )
+    if largest(losses) <= 0:
+        assert found.p_value == 1
+    else:
+        assert found.p_value == pytest.approx(exact, abs=5 * math.sqrt(0.25 / count))
+        losses_of = np.array([[sum(losses[row] for row in rows)] for rows in sets])
+        assert found.place == scorer.scores(losses_of).argmax()
+
+
+def test_every_arrangement_is_drawn_equally_often_and_no_other():
+    losses = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    slabs = slabs_of(TINY_QUERIES, first_strata(TINY_QUERIES))
+    drawn = permuted_losses(losses, slabs, 9600, np.random.default_rng(0)).T
+    known = {tuple(np.round(a, 3)) for a in all_arrangements(losses, TINY_QUERIES)}
+    assert len(known) == 6 * 8
+    seen, counts = np.unique(np.round(drawn, 3), axis=0, return_counts=True)
+    assert {tuple(row) for row in seen} == known
+    assert np.abs(counts - 200).max() < 5 * math.sqrt(200)
+
+
+def test_queries_change_places_only_with_queries_that_lost_as_many_pairs():
+    earlier = np.array([0, 0, 0, 1, 1, 1])
+    strata = strata_of(np.array([0, 1, 2, 3, 3, 4]), earlier)
+    assert strata[0] == strata[1] == strata[2]
+    assert strata[3] == strata[4]
+    assert len({strata[0], strata[3], strata[5]}) == 3
+
+
+# --- what is found --------------------------------------------------------------------------------
+
+
+def made(seed, num_queries):
+    """Columns of groups of very different sizes, some of labels, and queries of 1 to 3 pairs."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.choice([1, 1, 1, 2, 3], size=num_queries)
+    query_ids = np.repeat(np.arange(num_queries), lengths)
+    scripts = np.minimum(generator.geometric(0.4, num_queries) - 1, 6)[query_ids]
+    styles = generator.choice(4, p=[0.55, 0.25, 0.15, 0.05], size=num_queries)[query_ids]
+    countries = np.minimum(generator.geometric(0.1, len(query_ids)) - 1, 19)
+    attributes = [
+        nominal("script", scripts, [f"script = {n}" for n in range(7)]),
+        nominal("style", styles, [f"style = {n}" for n in range(4)]),
+        nominal("country", countries, [f"country = {n}" for n in range(20)]),
+        ordinal("length", generator.poisson(6, num_queries)[query_ids], (3, 6, 9)),
+    ]
+    return generator, query_ids, attributes
+
+
+def null_losses(generator, query_ids, mean):
+    """The same chance of failing for every pair of a query, drawn for each query."""
+    chances = generator.beta(2 * mean, 2 * (1 - mean), size=query_ids[-1] + 1)
+    return (generator.random(len(query_ids)) < chances[query_ids]).astype(float)
+
+
+def uncorrected_p_value(losses, query_ids, attributes):
+    """Of the best slice, as if nobody had looked at any other."""
+    looks = looks_of(attributes, len(losses), min_pairs=30)
+    scorer = scorer_of(
+        losses,
+        looks._replace(num_singles=1),
+        slabs_of(query_ids, first_strata(query_ids)),
+        mean_loss=float(losses.mean()),
+    )
+    return chi2.sf(2 * scorer.scores(looks.totals(losses[:, None])).max(), df=1) / 2
+
+
+def test_where_there_is_nothing_to_find_it_is_claimed_in_one_of_twenty_at_most():
+    num_sets, claims, num_naive, naive_claims = 200, 0, 0, 0
+    for seed in range(num_sets):
+        generator, query_ids, attributes = made([1, seed], int([150, 400][seed % 2]))
+        losses = null_losses(generator, query_ids, mean=[0.1, 0.2, 0.3][seed % 3])
+        found = find_slices(losses, query_ids, attributes, num_permutations=39, seed=seed)
+        claims += len(found.slices) > 0
+        if seed % 5 == 0:
+            num_naive += 1
+            naive_claims += uncorrected_p_value(losses, query_ids, attributes) < 0.05
+    assert binom.sf(claims - 1, num_sets, 0.05) > 0.01, claims
+    assert claims > 0  # a test that never claims is no test
+    # The same allowance refuses the same search without its correction.
+    assert binom.sf(naive_claims - 1, num_naive, 0.05) < 1e-9
+    assert naive_claims > num_naive / 2
+
+
+def test_permuting_pairs_instead_of_queries_would_claim_too_much():
+    """The allowance above can fail: losses alike within queries of many pairs, taken for single."""
+    num_sets, claims = 60, 0
+    for seed in range(num_sets):
+        generator = np.random.default_rng([3, seed])
+        query_ids = np.repeat(np.arange(60), 10)
+        attributes = [
+            nominal(
+                f"c{n}", generator.integers(0, 4, 60)[query_ids], [f"c{n} = {g}" for g in range(4)]
+            )
+            for n in range(3)
+        ]
+        losses = (generator.random(60) < 0.2)[query_ids].astype(float)
+        found = find_slices(losses, np.arange(600), attributes, num_permutations=19, seed=seed)
+        claims += len(found.slices) > 0
+    assert binom.sf(claims - 1, num_sets, 0.05) < 1e-9
+
+
+def is_fulfilled(attributes, words):
+    """Which pairs fulfil a condition, given in words."""
+    attribute = next(a for a in attributes if words in a.conditions)
+    fulfilling = attribute.members.toarray()[attribute.conditions.index(words)] > 0
+    return fulfilling[attribute.codes]
+
+
+@pytest.mark.parametrize(
+    "wanted", [("script = 5",), ("country = 15",), ("style = 3", "length 7 or more")]
+)
+def test_a_bad_slice_of_two_per_cent_is_found_first(wanted):
+    for seed in range(8):
+        generator, query_ids, attributes = made([2, seed], 3000)
+        is_bad = np.logical_and.reduce([is_fulfilled(attributes, words) for words in wanted])
+        assert 0.01 < is_bad.mean() < 0.04
+        losses = (generator.random(len(query_ids)) < np.where(is_bad, 0.6, 0.15)).astype(float)
+        found = find_slices(losses, query_ids, attributes, num_permutations=39, seed=seed)
+        assert set(found.slices[0].conditions) == set(wanted)
+        assert found.slices[0].num_pairs == is_bad.sum()
+
+
+def test_a_slice_is_not_shown_with_a_chance_detail():
+    """All of script 1 is bad: no second condition earns its price."""
+    for seed in range(5):
+        generator, query_ids, attributes = made([4, seed], 1500)
+        is_bad = attributes[0].codes == 1
+        losses = (generator.random(len(query_ids)) < np.where(is_bad, 0.5, 0.1)).astype(float)
+        found = find_slices(losses, query_ids, attributes, num_permutations=19, seed=seed)
+        assert found.slices[0].conditions == ("script = 1",)
+
+
+def test_two_bad_slices_are_found_one_after_the_other_and_figures_are_of_the_rows():
+    generator, query_ids, attributes = made(5, 3000)
+    is_first, is_second = attributes[0].codes == 2, attributes[2].codes == 3
+    chances = np.where(is_first, 0.7, np.where(is_second, 0.5, 0.1))
+    losses = (generator.random(len(query_ids)) < chances).astype(float)
+    found = find_slices(losses, query_ids, attributes, num_permutations=99)
+    assert [s.conditions for s in found.slices] == [("script = 2",), ("country = 3",)]
+    first, second = found.slices
+    assert first.num_pairs == first.num_new_pairs == is_first.sum()
+    assert first.value == pytest.approx(1 - losses[is_first].mean())
+    assert first.rest == pytest.approx(1 - losses[~is_first].mean())
+    assert second.num_pairs == is_second.sum()
+    is_new = is_second & ~is_first
+    assert second.num_new_pairs == is_new.sum() < second.num_pairs
+    assert second.new_value == pytest.approx(1 - losses[is_new].mean())
+    assert second.excess == pytest.approx(losses[is_new].sum() - is_new.sum() * losses.mean())
+    assert second.num_queries == len(set(query_ids[is_second]))
+    assert first.p_value == pytest.approx(1 / 100)
+    assert first.p_value <= second.p_value <= 0.05
+    for s, is_member in ((first, is_first), (second, is_new)):
+        assert len(set(query_ids[list(s.examples)])) == 3
+        assert all(is_member[pair] and losses[pair] == 1 for pair in s.examples)
+        assert s.low < s.value < s.high
+
+
+def test_a_slice_that_is_better_than_average_is_never_claimed():
+    generator, query_ids, attributes = made(6, 2000)
+    chances = np.where(attributes[0].codes == 0, 0.8, np.where(attributes[1].codes == 0, 0.05, 0.2))
+    losses = (generator.random(len(query_ids)) < chances).astype(float)
+    found = find_slices(losses, query_ids, attributes, num_permutations=19)
+    assert found.slices
+    assert all(s.value < found.value and s.excess > 0 for s in found.slices)
+
+
+def test_the_same_seed_finds_the_same():
+    generator, query_ids, attributes = made(7, 500)
+    losses = null_losses(generator, query_ids, 0.3)
+    losses[attributes[0].codes == 1] = 1.0
+    first, second = (find_slices(losses, query_ids, attributes, seed=3) for _ in range(2))
+    assert first == second
+    assert first.slices
+
+
+def test_losses_that_are_no_coins_are_searched_too():
+    generator, query_ids, attributes = made(8, 2000)
+    losses = 0.5 * generator.random(len(query_ids))
+    losses[attributes[1].codes == 3] += 0.2
+    found = find_slices(losses, query_ids, attributes, num_permutations=39)
+    assert found.slices[0].conditions == ("style = 3",)
+
+
+@pytest.mark.parametrize("loss", [0.0, 1.0])
+def test_nothing_is_claimed_where_all_pairs_fare_alike(loss):
+    _, query_ids, attributes = made(9, 200)
+    assert find_slices(np.full(len(query_ids), loss), query_ids, attributes).slices == ()
+
+
+def test_nothing_is_claimed_without_a_column_or_without_a_pair():
+    assert find_slices(np.ones(50), np.arange(50), []).slices == ()
+    empty = nominal("c", np.zeros(0, dtype=np.int64), ["c = 0"])
+    found = find_slices(np.zeros(0), np.zeros(0, dtype=np.int64), [empty])
+    assert found.slices == ()
+    assert math.isnan(found.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_conditions": 4}, "max_conditions must be between 1 and 3, got 4"),
+        ({"min_pairs": 0}, "min_pairs must be at least 1, got 0"),
+        ({"num_permutations": 18}, "num_permutations must be at least 19"),
+        ({"losses": np.array([0.0, 1.5])}, "losses must be between 0 and 1, got 0.0 to 1.5"),
+        ({"query_ids": np.arange(3)}, r"must be of one length \(the pairs\), got \[2, 3\]"),
+    ],
+)
+def test_a_wrong_call_is_refused(changes, message):
+    values = {"losses": np.zeros(2), "query_ids": np.arange(2), "attributes": [], **changes}
+    with pytest.raises(ValueError, match=message):
+        find_slices(**values)
+
+
+def test_an_interval_is_wilsons_and_wider_where_the_pairs_of_a_query_are_alike():
+    losses = np.repeat([1.0, 0.0], [20, 60])
+    low, high = loss_interval(losses, np.arange(80))
+    z, n, p = 1.959964, 80, 0.25
+    for bound in (low, high):  # Wilson: where |p - bound| is z standard errors of the bound
+        assert abs(p - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / n))
+    of_queries = loss_interval(losses, np.repeat(np.arange(20), 4))
+    of_fewer = loss_interval(losses[::4], np.arange(20))
+    assert of_queries == pytest.approx(of_fewer)
+    assert of_queries[1] - of_queries[0] > high - low
+    assert all(math.isnan(bound) for bound in loss_interval(losses[:0], np.arange(0)))
+
+
+# --- attributes -----------------------------------------------------------------------------------
+
+TEXTS = ["Bad-Ems 2", "กรุงเทพ", "", "東京タワー", "a b  c", "é", "x" * 40]
+
+
+def fulfilled(attributes, row):
+    """The conditions that a row fulfils, in words."""
+    return {
+        words
+        for attribute in attributes
+        for c, words in enumerate(attribute.conditions)
+        if attribute.codes[row] >= 0 and attribute.members.toarray()[c, attribute.codes[row]]
+    }
+
+
+def test_texts_are_described_by_length_words_script_digits_and_signs():
+    attributes = text_attributes(Strings.pack(TEXTS))
+    described = [fulfilled(attributes, row) for row in range(len(TEXTS))]
+    assert {
+        "length 9 or more",
+        "length at most 12",
+        "words 2 or more",
+        "words at most 2",
+    } <= described[0]
+    assert {"has a digit", "has a sign such as - or '", "script = LATIN"} <= described[0]
+    assert {"script = THAI", "length at most 8", "words at most 1", "has no digit"} <= described[1]
+    assert "has no sign such as - or '" in described[1]  # vowel signs are marks
+    assert {"length at most 1", "words at most 1"} <= described[2]
+    assert not any("script = " in words for words in described[2])
+    assert {"script = CJK", "letters of several scripts"} <= described[3]
+    assert {"words at most 3", "words 3 or more", "letters of one script"} <= described[4]
+    assert {"length at most 1", "script = LATIN"} <= described[5]
+    assert {"length 33 or more", "length at most 64"} <= described[6]
+
+
+def test_numbers_are_divided_at_every_bound_and_the_unknown_belongs_nowhere():
+    attribute = ordinal("x", np.array([0, 4, 5, 8, 9, np.nan]), (4, 8))
+    expected = [
+        {"x at most 4", "x at most 8"},
+        {"x at most 4", "x at most 8"},
+        {"x 5 or more", "x at most 8"},
+        {"x 5 or more", "x at most 8"},
+        {"x 5 or more", "x 9 or more"},
+        set(),
+    ]
+    assert [fulfilled([attribute], row) for row in range(6)] == expected
+
+
+def part(features, labels, texts=None, groups=None):
+    offsets = np.cumsum([0, *map(len, labels)])
+    ids = np.array([y for row in labels for y in row], dtype=np.int32)
+    return Part(features, Rows(offsets, ids), groups or {}, texts)
+
+
+def sparse(rows):
+    return Rows(np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(np.int32))
+
+
+def test_a_data_set_is_described_by_its_groups_its_labels_and_its_features():
+    train = part(sparse([[0, 1], [0, 1], [0, 2], [3]]), [[0], [0], [0], [1]])
+    script = {"script": Groups(np.array([0, 1, 1], dtype=np.int32), ("LATIN", "THAI "))}
+    test = part(
+        sparse([[0, 1], [2, 9], []]), [[0], [1, 2], [2]], Strings.pack(["a", "b", "c"]), script
+    )
+    kind = {"kind": Groups(np.array([0, -1, 1], dtype=np.int32), ("old", "new"))}
+    dataset = Dataset("d", 10, 3, {"train": train, "test": test}, label_groups=kind)
+    attributes = attributes_of(dataset, "test")
+    described = [fulfilled(attributes, pair) for pair in range(4)]
+    assert {"script = LATIN", "kind = old", "training pairs of the label at most 3"} <= described[0]
+    assert {
+        "rarest feature in training 2 or more",
+        "features unseen in training at most 0 %",
+    } <= described[0]
+    assert "features unseen in training over 25 %" in described[1]
+    assert {"rarest feature in training at most 0", "script = THAI"} <= described[1]
+    assert not any("kind" in words for words in described[1])
+    assert "training pairs of the label at most 0" in described[2]
+    assert not any("feature" in words for words in described[3])  # it has none
+    assert [a.name for a in attributes].count("script") == 1  # the data set's own goes first
+
+
+def test_dense_features_are_described_by_their_norm():
+    train = part(np.array([[1, 0], [2, 0], [3, 0], [4, 0], [5, 0]], dtype=np.float32), [[0]] * 5)
+    test = part(np.array([[0, 1.5], [0, 4.5]], dtype=np.float32), [[0], [0]])
+    attributes = attributes_of(Dataset("d", 2, 1, {"train": train, "test": test}), "test")
+    assert "norm of the query at most 2" in fulfilled(attributes, 0)
+    assert "norm of the query over 4" in fulfilled(attributes, 1)
+
+
+# --- of an evaluated run --------------------------------------------------------------------------
+
+
+def outcome_of(dataset, part_name, is_missed, seed=0):
+    pairs = pairs_of(dataset.parts[part_name].positives)
+    num_queries = len(dataset.parts[part_name])
+    ranks = np.where(is_missed, 0, 1 + np.arange(len(pairs.label_ids)) % 10).astype(np.int32)
+    return Outcome(
+        query_ids=pairs.query_ids,
+        label_ids=pairs.label_ids,
+        ranks=ranks,
+        scores=np.zeros(len(ranks), dtype=np.float32),
+        retrieved_ids=np.zeros((num_queries, 10), dtype=np.int32),
+        retrieved_scores=np.zeros((num_queries, 10), dtype=np.float32),
+        query_metrics={},
+        query_weights={},
+        num_results=10,
+        cutoffs=(1, 5, 10),
+    )
+
+
+def region_missed(dataset, part_name, region):
+    labels = dataset.parts[part_name].positives.ids
+    return dataset.label_groups["region"].ids[labels] == region
+
+
+def test_losses_are_misses_or_one_minus_the_reciprocal_rank():
+    dataset = small.text_dataset()
+    outcome = outcome_of(dataset, "test", region_missed(dataset, "test", 0))
+    ranks = outcome.ranks.tolist()
+    assert pair_losses(outcome, "recall@5").tolist() == [float(not 1 <= r <= 5) for r in ranks]
+    expected = [1 - 1 / rank if rank else 1.0 for rank in ranks]
+    assert pair_losses(outcome, "reciprocal rank").tolist() == expected
+    with pytest.raises(UserError, match=r"one of recall@1, recall@5, recall@10, reciprocal rank"):
+        pair_losses(outcome, "recall@7")
+
+
+def test_slices_of_a_run_are_named_and_their_figures_of_another_part_are_of_that_part():
+    dataset = small.text_dataset()
+    outcome = outcome_of(dataset, "test", region_missed(dataset, "test", 2))
+    found = slices_of(outcome, dataset, "test", num_permutations=39)
+    assert [s.conditions for s in found.slices] == [("region = S",)]
+    assert (found.slices[0].value, found.slices[0].rest) == (0, 1)
+    other = region_missed(dataset, "validation", 2) & (np.arange(150) % 2 == 0)
+    judge = outcome_of(dataset, "validation", other)
+    checked = checked_slices(found, judge, dataset, "validation", metric="recall@10")
+    [s] = checked.slices
+    assert s.conditions == ("region = S",)
+    assert s.num_pairs == region_missed(dataset, "validation", 2).sum()
+    assert s.value == pytest.approx(1 - other.sum() / s.num_pairs)
+    assert s.p_value == found.slices[0].p_value
+    told = findings_json(found, outcome, dataset, "test")
+    example = told["slices"][0]["examples"][0]
+    assert example["query"] == dataset.parts["test"].texts[example["query_id"]]
+    assert example["label"] == dataset.label_name(example["label_id"])
+    assert example["rank"] is None
+
+
+def test_a_group_that_another_part_does_not_know_holds_nobody_there():
+    dataset = small.text_dataset()
+    outcome = outcome_of(dataset, "test", region_missed(dataset, "test", 2))
+    found = slices_of(outcome, dataset, "test", num_permutations=39)
+    renamed = dataclasses.replace(found.slices[0], conditions=("region = elsewhere",))
+    found = dataclasses.replace(found, slices=(renamed,))
+    checked = checked_slices(found, outcome, dataset, "test", metric="recall@10")
+    assert checked.slices[0].num_pairs == 0
+    assert math.isnan(checked.slices[0].value)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run that misses all of one region, evaluated on two parts, with texts that look odd."""
+    from evenhand.cli import main
+    from evenhand.data import open_dataset, save_dataset
+    from evenhand.runs import save_result
+
+    folder = tmp_path_factory.mktemp("slices")
+    dataset = small.text_dataset()
+    groups = dataset.label_groups["region"]._replace(names=("N", "E", "[b]S :smile:", "W"))
+    save_dataset(dataclasses.replace(dataset, label_groups={"region": groups}), folder / "data")
+    path = small.settings_file(folder / "a.toml", folder / "data", training__num_steps=2)
+    assert main(["train", str(path), "--run", str(folder / "run")]) == 0
+    dataset = open_dataset(folder / "data")
+    for part_name in ("validation", "test"):
+        outcome = outcome_of(dataset, part_name, region_missed(dataset, part_name, 2))
+        save_result(folder / "run", part_name, outcome, [])
+    return folder / "run"
+
+
+def test_the_command_names_the_failed_and_writes_them_down(run_folder, capsys, tmp_path):
+    answer = run_main(capsys, "slices", run_folder, "--json", tmp_path / "x.json")
+    assert answer.code == 0, answer.err
+    assert "region = [b]S :smile:" in answer.out
+    assert "recall@10 on the test part" in answer.out
+    assert "p allows for every one of these looks" in answer.out
+    assert "expect them to be less bad on others" in answer.out
+    written = run_folder / "evaluation/test/slices.json"
+    assert written.read_bytes() == (tmp_path / "x.json").read_bytes()
+    told = json.loads(written.read_text("utf-8"))
+    assert told["metric"] == "recall@10"
+    assert told["slices"][0]["conditions"] == ["region = [b]S :smile:"]
+    assert told["slices"][0]["value"] == 0
+    before = written.read_bytes()
+    run_main(capsys, "slices", run_folder)
+    assert written.read_bytes() == before
+
+
+def test_the_command_takes_its_figures_from_a_part_that_did_not_choose(run_folder, capsys):
+    answer = run_main(
+        capsys, "slices", run_folder, "--part", "validation", "--check-on", "test", "--metric",
+        "recall@5", "--conditions", "1", "--min-pairs", "10", "--top", "1",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert "recall@5 on the test part" in answer.out
+    assert "which did not choose the slices" in answer.out
+    assert "pairs of the validation part" in answer.out
+
+
+def test_the_command_says_in_one_sentence_that_there_is_nothing(run_folder, capsys):
+    answer = run_main(capsys, "slices", run_folder, "--min-pairs", "100")
+    assert answer.code == 0
+    assert "no slice is worse than chance explains" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--metric", "recall@7"], "--metric must be one of"),
+        (["--permutations", "5"], "--permutations must be at least 19, got 5"),
+        (["--min-pairs", "0"], "--min-pairs must be at least 1, got 0"),
+        (["--top", "0"], "--top must be at least 1, got 0"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--part", "train"], "has not been evaluated on the train part"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do(run_folder, capsys, words, sentence):
+    assert sentence in run_main(capsys, "slices", run_folder, *words).sentence

@@ -22,6 +22,7 @@ a first session:
   evenhand search runs/first "Wien" "ウィーン"      ask it
   evenhand train --method snm --run runs/snm      train the usual way, to compare
   evenhand compare runs/snm runs/first            who gains, who loses, with intervals
+  evenhand slices runs/first                      who is failed: the worst subpopulations
   evenhand report runs/snm runs/first             the same as a page with a map
 
 methods:
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"evenhand {__version__}")
     verbs = parser.add_subparsers(required=True, metavar="command")
     _add_train(verbs)
+    _add_tune(verbs)
     _add_readers(verbs)
     _add_data(verbs)
     demo = _verb(verbs, "demo", "SNM and S2M on places, side by side, in minutes")
@@ -80,16 +82,59 @@ def _add_train(verbs: Any) -> None:
         "Settings come from the TOML file, then from the flags; every one that is not given has a "
         "default, and all of them are written to config.toml in the run folder.",
     )
-    parser.add_argument("config", nargs="?", help="TOML file with settings")
     parser.add_argument("--run", help="run folder (runs/<data>-<method>-seed<n>)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --run")
+    parser.add_argument("--seed", type=int)
+    _add_settings(parser)
+    _finish(parser, commands.train_command)
+
+
+def _add_tune(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "tune",
+        help="choose k' and other settings on the validation part",
+        description="Tries settings, and chooses those that serve the worst groups of the "
+        "validation part best while the average stays near its best. The first trials are SNM and "
+        "the settings as given. The test part is never read.",
+    )
+    parser.add_argument("--run", help="folder to write (runs/<data>-tune)")
+    parser.add_argument("--resume", action="store_true", help="continue the search in --run")
+    parser.add_argument("--trials", type=int, help="settings to try (16)")
+    parser.add_argument(
+        "--criterion",
+        help='what is made as high as it can be, such as "recall@10 on worst 3 of script" (worst '
+        "tenth of the column with the most groups, or else the tail)",
+    )
+    parser.add_argument("--average", help="what must stay near its best (recall@10)")
+    parser.add_argument(
+        "--max-drop", type=float, help="how far below its best the average may be (0.005)"
+    )
+    parser.add_argument(
+        "--search",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUES",
+        help="a setting to vary, as 64,128,256 or 0.01..0.04; repeatable, and then no other is "
+        "(k', k, learning rate, steps, anneal_fraction)",
+    )
+    parser.add_argument("--seed", dest="search_seed", type=int, help="of the search (0)")
+    _add_settings(parser)
+    parser.set_defaults(seed=None)
+    _finish(parser, commands.tune_command)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", help="TOML file with settings")
     parser.add_argument("--data", help="'places' or a folder made by `evenhand data`")
     parser.add_argument("--method", help=", ".join(METHODS))
     parser.add_argument("--hard-labels", type=int, help="k: hardest labels kept for an example")
     parser.add_argument("--hard-examples", type=int, help="k': hardest examples kept of a batch")
+    parser.add_argument(
+        "--smallest-share", type=float, help="k' from the share of the smallest group, such as 0.02"
+    )
+    parser.add_argument("--smallest-group", help="the same, from its name, such as script=THAI")
     parser.add_argument("--steps", type=int, help="training steps")
     parser.add_argument("--learning-rate", type=float)
-    parser.add_argument("--seed", type=int)
     parser.add_argument(
         "--set",
         action="append",
@@ -97,7 +142,6 @@ def _add_train(verbs: Any) -> None:
         metavar="SECTION.KEY=VALUE",
         help="any setting, such as loss.name=softmax or model.embedding_dim=512",
     )
-    _finish(parser, commands.train_command)
 
 
 def _add_readers(verbs: Any) -> None:
@@ -110,6 +154,22 @@ def _add_readers(verbs: Any) -> None:
     compare.add_argument("--metric", default="recall@10", help="(%(default)s)")
     _add_part(compare)
     _finish(compare, commands.compare_command)
+    slices = _verb(verbs, "slices", "the subpopulations that explain a run's failures")
+    slices.add_argument("run")
+    slices.add_argument("--metric", default="recall@10", help="(%(default)s)")
+    slices.add_argument(
+        "--conditions", type=int, default=2, choices=(1, 2, 3), help="of a slice (%(default)s)"
+    )
+    slices.add_argument("--min-pairs", type=int, help="of a slice (30, or 0.1 %% of all pairs)")
+    slices.add_argument("--permutations", type=int, default=200, help="(%(default)s)")
+    slices.add_argument("--top", type=int, default=20, help="slices to show (%(default)s)")
+    slices.add_argument("--seed", type=int, default=0, help="of the permutations (%(default)s)")
+    slices.add_argument(
+        "--check-on", choices=("validation", "test"), help="part to take the figures from"
+    )
+    slices.add_argument("--json", help="file to write beside evaluation/<part>/slices.json")
+    _add_part(slices)
+    _finish(slices, commands.slices_command)
     report = _verb(verbs, "report", "one page about one or more runs")
     report.add_argument("runs", nargs="+")
     report.add_argument("--out", help="file to write (report.html in the first run)")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evenhand.config import Config, build_config, read_settings, toml_value, with_assignments
+from evenhand.config import Config, read_settings, toml_value, with_assignments
 from evenhand.data import (
     Dataset,
     featurizer_from,
@@ -22,7 +22,15 @@ from evenhand.data import (
 )
 from evenhand.demo import run_demo
 from evenhand.errors import UserError
-from evenhand.evaluation import GroupList, compare_outcomes, worst_groups
+from evenhand.evaluation import (
+    GroupList,
+    checked_slices,
+    compare_outcomes,
+    findings_json,
+    slices_of,
+    worst_groups,
+)
+from evenhand.files import write_json
 from evenhand.pipeline import (
     begin_run,
     evaluate_run,
@@ -32,12 +40,21 @@ from evenhand.pipeline import (
     run_config,
     train_run,
 )
-from evenhand.progress import file_bar, stop_requested
+from evenhand.progress import count_bar, file_bar, stop_requested
 from evenhand.report import write_report
 from evenhand.runs import RunResult, check_trained_on, load_result
 from evenhand.search import ExactIndex
-from evenhand.tables import differences_table, parts_table, results_table, unseen_notes
+from evenhand.tables import (
+    differences_table,
+    parts_table,
+    results_table,
+    slice_notes,
+    slices_table,
+    unseen_notes,
+)
 from evenhand.training.feed import bags_of
+from evenhand.tuning.command import tune
+from evenhand.tuning.shares import guarded_config
 
 # Names of labels and folders are printed as they are: "[b]" and ":smile:" mean nothing special.
 console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -86,6 +103,11 @@ def train_command(options: argparse.Namespace) -> int:
         console.print(results_table([(config.mining.method, scores)], part_name=part_name))
     console.print(f"run folder: {folder}")
     return 0
+
+
+def tune_command(options: argparse.Namespace) -> int:
+    config = None if options.resume else _config(options)
+    return tune(options, config, device=_device(options), console=console)
 
 
 def evaluate_command(options: argparse.Namespace) -> int:
@@ -149,6 +171,49 @@ def _groups_to_compare(
         min_pairs=run_config(folder).evaluation.min_pairs,
     )
     return groups, chosen_on
+
+
+def slices_command(options: argparse.Namespace) -> int:
+    """The subpopulations that explain a run's failures."""
+    for name, least in {"min_pairs": 1, "permutations": 19, "top": 1, "seed": 0}.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} must be at least {least}, got {value}")
+    folder, part, metric = Path(options.run), options.part, options.metric
+    dataset = open_data(run_config(folder).data, console)
+    check_trained_on(folder, dataset)
+    outcome = load_result(folder, part).outcome
+    judge = load_result(folder, options.check_on).outcome if options.check_on else outcome
+    with count_bar(console, "permutations") as advance:
+        found = slices_of(
+            outcome,
+            dataset,
+            part,
+            metric=metric,
+            max_conditions=options.conditions,
+            min_pairs=options.min_pairs,
+            num_permutations=options.permutations,
+            max_slices=options.top,
+            seed=options.seed,
+            progress=advance,
+        )
+    written = {"metric": metric, "seed": options.seed}
+    written |= findings_json(found, outcome, dataset, part)
+    if options.check_on:
+        part = options.check_on
+        found = checked_slices(found, judge, dataset, part, metric=metric)
+        written["checked"] = findings_json(found, judge, dataset, part)
+    if found.slices:
+        console.print(slices_table(found, judge, dataset, part_name=part, metric=metric))
+    for note in slice_notes(found, found_on=options.part, shown_on=part):
+        console.print(note)
+    path = folder / "evaluation" / options.part / "slices.json"
+    for place in (path, _path(options.json)):
+        if place is not None:
+            write_json(place, written)
+    console.print(f"written to {path}")
+    return 0
 
 
 def report_command(options: argparse.Namespace) -> int:
@@ -246,7 +311,7 @@ def _config(options: argparse.Namespace, *, default: Path | None = None) -> Conf
     path = Path(options.config) if options.config else default
     settings = read_settings(path) if path else {}
     settings = with_assignments(settings, [*_flag_settings(options), *options.set])
-    return build_config(settings)
+    return guarded_config(settings, options, console)
 
 
 def _flag_settings(options: argparse.Namespace) -> list[str]:

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from evenhand.data.dataset import Dataset, count_unseen_labels
-from evenhand.evaluation import Difference, Score
+from evenhand.evaluation import Difference, Findings, Outcome, Score, findings_json
+from evenhand.tuning.choice import Trial, by_criterion, chosen_trial, feasible_trials
+from evenhand.tuning.space import shown_settings
 
 
 def row_title(score: Score) -> str:
@@ -121,6 +123,81 @@ def differences_table(
 def _list_title(group: str) -> str:
     summary, of, column = group.partition(" of ")
     return summary_title(summary, column) if of and summary.startswith("worst") else group
+
+
+def trials_table(
+    trials: Sequence[Trial], *, criterion: str, average: str, max_drop: float
+) -> Table:
+    """The trials of a search, the best criterion first; the chosen one is bold."""
+    chosen = chosen_trial(trials, max_drop=max_drop)
+    feasible = feasible_trials(trials, max_drop=max_drop)
+    settings = shown_settings([trial.settings for trial in trials])
+    table = Table(title=Text(f"trials by {criterion}"), title_justify="left")
+    for heading in ["trial", *settings[0], average, "criterion", "95 %", "tail", "seconds"]:
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    for heading in ("near best", ""):
+        table.add_column(heading)
+    for trial in by_criterion(trials):
+        has_interval = trial.is_scored and not math.isnan(trial.low)
+        figures = [trial.average, trial.criterion, trial.figures.get("tail", math.nan)]
+        shown = ["–" if math.isnan(figure) else f"{figure:.4f}" for figure in figures]
+        shown.insert(2, f"{trial.low:.3f}–{trial.high:.3f}" if has_interval else "–")
+        words = ["chosen" if trial is chosen else "", trial.role, trial.failure]
+        cells = [str(trial.number), *settings[trial.number - 1].values(), *shown]
+        cells += [f"{trial.seconds:.0f}", "yes" if trial in feasible else ""]
+        style = "bold" if trial is chosen else "" if trial in feasible else "dim"
+        cells.append(", ".join(filter(None, words)))
+        table.add_row(*(Text(cell) for cell in cells), style=style)
+    return table
+
+
+def slices_table(
+    findings: Findings, outcome: Outcome, dataset: Dataset, *, part_name: str, metric: str
+) -> Table:
+    """The slices in the order they were found, with some of the queries that fail there."""
+    whole = f"{findings.value:.4f} over {findings.num_pairs:,} pairs"
+    title = Text(f"who is failed: {metric} on the {part_name} part ({whole})")
+    table = Table(Column("who", min_width=24), title=title, title_justify="left")
+    for heading in ("pairs", metric, "95 %", "elsewhere", "excess failures", "p"):
+        table.add_column(Text(heading), justify="right")
+    table.add_column("such as", no_wrap=True, overflow="ellipsis")
+    shown = findings_json(findings, outcome, dataset, part_name)["slices"]
+    for row, texts in zip(findings.slices, shown, strict=True):
+        examples = [
+            f"{_cut(e['query'] or 'query ' + str(e['query_id']))} → {_cut(e['label'])}"
+            for e in texts["examples"]
+        ]
+        cells = [f"{row.num_pairs:,}"]
+        cells += (
+            [f"{row.value:.4f}", f"{row.low:.3f}–{row.high:.3f}"] if row.num_pairs else ["–"] * 2
+        )
+        cells += [f"{row.rest:.4f}", f"{row.excess:,.0f}", f"{row.p_value:.3f}"]
+        table.add_row(Text("\nand ".join(row.conditions)), *cells, Text("\n".join(examples)))
+    return table
+
+
+def slice_notes(findings: Findings, *, found_on: str, shown_on: str) -> list[str]:
+    """How the slices were found, and how far to trust their figures."""
+    looks = (
+        f"{findings.num_looks:,} slices of at least {findings.min_pairs:,} pairs of the "
+        f"{found_on} part"
+    )
+    if not findings.slices:
+        return [f"no slice is worse than chance explains: {looks} were looked at"]
+    chosen = (
+        f"the figures are of the {shown_on} part, which did not choose the slices"
+        if found_on != shown_on
+        else "the slices were chosen on these very pairs: expect them to be less bad on others"
+    )
+    return [
+        f"found among {looks}; p allows for every one of these looks",
+        "excess failures: beyond as many average pairs, each pair counted once, from the top",
+        chosen,
+    ]
+
+
+def _cut(text: str, length: int = 16) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def parts_table(dataset: Dataset) -> Table:

@@ -1,0 +1,94 @@
+"""The paper's advice for k', which needs no search: what the smallest group fills of a batch."""
+
+import argparse
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from evenhand.config import Config, build_config, with_assignments
+from evenhand.data import Dataset
+from evenhand.errors import UserError
+from evenhand.evaluation import group_columns
+from evenhand.evaluation.scores import check_known
+from evenhand.pipeline import open_data
+from evenhand.tuning.space import NUM_HARD_EXAMPLES, TAIL_FRACTION, with_settings
+
+
+class GroupShare(NamedTuple):
+    """How much of the training pairs a group is."""
+
+    num_members: int
+    num_pairs: int
+
+    @property
+    def share(self) -> float:
+        return self.num_members / self.num_pairs
+
+
+def num_hard_examples_for(share: float, *, batch_size: int) -> int:
+    """How many examples of a batch a group with this share of the data is expected to fill.
+
+    Example:
+        >>> num_hard_examples_for(0.02, batch_size=2048)
+        41
+    """
+    if not 0 < share <= 1:
+        raise UserError(f"the smallest share must be above 0 and at most 1, got {share}")
+    return math.ceil(share * batch_size * (1 - 1e-12))  # 0.07 * 100 is a little more than 7
+
+
+def group_share(dataset: Dataset, name: str) -> GroupShare:
+    """How much of the training pairs a group is, such as 'script=THAI', of queries or labels."""
+    column_name, equals, group = (piece.strip() for piece in name.partition("="))
+    if not equals:
+        raise UserError(f"a group is named column=group, such as script=THAI, got {name!r}")
+    columns = {column.name: column for column in group_columns(dataset, "train")}
+    check_known(column_name, list(columns), f"column of {name!r}")
+    column = columns[column_name]
+    check_known(group, column.group_names, f"group of {name!r}")
+    members = column.pair_groups == column.group_names.index(group)
+    if not members.any():
+        raise UserError(f"{name!r} has no training pair in {dataset.name}, so it has no share")
+    return GroupShare(int(np.count_nonzero(members)), len(members))
+
+
+def guarding(config: Config, share: float) -> Config:
+    """The config with k' as large as a group of this share is expected to be in a batch."""
+    mining = config.mining
+    if not mining.mines_examples:
+        raise UserError(
+            f"a smallest group sets k', which mining.method = {mining.method!r} has no use for; "
+            f"choose another method, such as --method s2m-annealed"
+        )
+    num_hard_examples = num_hard_examples_for(share, batch_size=mining.batch_size)
+    return with_settings(config, {NUM_HARD_EXAMPLES: num_hard_examples, TAIL_FRACTION: 0.0})
+
+
+def guarded_config(
+    settings: Mapping[str, Mapping[str, Any]], options: argparse.Namespace, console: Console
+) -> Config:
+    """The config of these settings, with the k' of --smallest-share or --smallest-group."""
+    share, group = options.smallest_share, options.smallest_group
+    if share is None and group is None:
+        return build_config(settings)
+    is_set = any(word.partition("=")[0].strip() == NUM_HARD_EXAMPLES for word in options.set)
+    if options.hard_examples is not None or is_set or (share is not None and group is not None):
+        raise UserError(
+            "--smallest-share, --smallest-group and --hard-examples all set k'; give one of them"
+        )
+    # Whatever k' the settings have, it may not fit the batch, and it does not count.
+    config = build_config(with_assignments(settings, [f"{NUM_HARD_EXAMPLES}=1"]))
+    if group is not None:
+        found = group_share(open_data(config.data, console), group)
+        share = found.share
+        console.print(f"{group}: {found.num_members:,} of {found.num_pairs:,} training pairs")
+    config = guarding(config, share)
+    num_hard_examples, batch_size = config.mining.num_hard_examples, config.mining.batch_size
+    console.print(
+        f"k' = {num_hard_examples:,}, what a share of {share:.2%} is expected to fill of a batch "
+        f"of {batch_size:,}"
+    )
+    return config

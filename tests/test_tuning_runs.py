@@ -1,0 +1,408 @@
+"""Searches as a user meets them: run, killed, resumed, and refused."""
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import signal
+import tomllib
+
+import numpy as np
+import pytest
+
+import small
+from evenhand.config import build_config, read_settings
+from evenhand.data import Rows, save_dataset
+from evenhand.tuning.search import open_search, plan_search, without_test
+from evenhand.tuning.shares import group_share
+from evenhand.tuning.space import with_settings
+from evenhand.tuning.trials import duration
+from small import bytes_of, fruits_of, run, run_main, settings_file, start, wait_for
+
+K_PRIME = "mining.num_hard_examples"
+
+# --- whole searches -------------------------------------------------------------------------------
+
+QUICK = {
+    "training__num_steps": 16,
+    "training__evaluate_every": 0,
+    "training__checkpoint_every": 6,
+    "evaluation__num_resamples": 10,
+}
+TUNE = ("tune", "a.toml", "--trials", 4)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with data sets, a settings file, and a search that was never disturbed."""
+    folder = tmp_path_factory.mktemp("tuning")
+    texts = small.text_dataset()
+    save_dataset(texts, folder / "data")
+    save_dataset(small.with_parts(texts, test=None), folder / "untested")
+    save_dataset(small.with_parts(texts, validation=None), folder / "unjudged")
+    settings_file(folder / "a.toml", "data", **QUICK)
+    answer = run(folder, *TUNE, "--run", "whole")
+    assert answer.code == 0, answer.err
+    (folder / "whole.out").write_text(answer.out, "utf-8")
+    return folder
+
+
+@pytest.fixture
+def user(home, monkeypatch, capsys):
+    """Runs a command there that must succeed, and returns what it prints."""
+    monkeypatch.chdir(home)
+
+    def user(*arguments):
+        answer = run_main(capsys, *arguments)
+        assert answer.code == 0, answer.err
+        return answer.out
+
+    return user
+
+
+def tuning_of(folder):
+    return json.loads((folder / "tuning.json").read_text("utf-8"))
+
+
+def fruits(folder):
+    """What must not depend on how often a search was stopped: all but times and folders' names."""
+    tuning = tuning_of(folder)
+    for trial in tuning["trials"]:
+        del trial["seconds"]
+    del tuning["command"]
+    best = (folder / "best.toml").read_text("utf-8").splitlines()[2:]
+    runs = {path.name: fruits_of(path) for path in sorted((folder / "trials").iterdir())}
+    return tuning, best, runs
+
+
+def test_the_folder_of_a_search_holds_all_that_was_promised_and_no_weights(home):
+    names = {name.partition("/")[0] for name in bytes_of(home / "whole")}
+    assert names == {"base.toml", "best.toml", "tuning.json", "tradeoff.html", "trials"}
+    for number in range(1, 5):
+        assert set(bytes_of(home / f"whole/trials/{number:03d}")) == {
+            "config.toml", "run.json", "metrics.jsonl",
+            "evaluation/validation/outcome.npz", "evaluation/validation/scores.json",
+        }  # fmt: skip
+
+
+def test_the_figures_of_a_trial_are_those_of_its_evaluation(home):
+    tuning = tuning_of(home / "whole")
+    assert tuning["criterion"] == "recall@10 on worst tenth of region"
+    assert (tuning["average"], tuning["max_drop"], tuning["is_complete"]) == (
+        "recall@10",
+        0.005,
+        True,
+    )
+    for trial in tuning["trials"]:
+        place = home / f"whole/trials/{trial['number']:03d}/evaluation/validation/scores.json"
+        rows = [row for row in json.loads(place.read_text("utf-8")) if row["metric"] == "recall@10"]
+        rows = {(row["column"], row["group"]): row for row in rows}
+        worst = rows["region", "worst tenth"]
+        assert trial["average"] == rows["all", "all"]["value"]
+        assert [trial[key] for key in ("criterion", "low", "high")] == [
+            worst[key] for key in ("value", "low", "high")
+        ]
+        assert trial["figures"]["tail"] == rows["frequency", "tail"]["value"]
+        assert {"all", "head", "torso", "tail", "worst 3 regions"} <= set(trial["figures"])
+        settings = tomllib.loads(
+            (home / f"whole/trials/{trial['number']:03d}/config.toml").read_text("utf-8")
+        )
+        for name, value in trial["settings"].items():
+            section, _, key = name.partition(".")
+            assert settings[section][key] == value
+
+
+def test_what_is_printed_says_what_was_chosen_by_which_rule_and_what_to_do_next(home):
+    out = (home / "whole.out").read_text("utf-8")
+    chosen = tuning_of(home / "whole")["chosen"]
+    assert out.startswith("4 trials, judged on the validation part: the highest recall@10 on worst")
+    assert f"searched: {K_PRIME}=2,4,8,16,32 mining.num_hard_labels=1,5,20" in out
+    assert "trial 1 of 4 (SNM): recall@10 0." in out
+    assert "trial 2 of 4 (as given)" in out
+    assert "about" in out
+    assert "step 1" not in out  # a line a trial is enough where the output is a file
+    assert re.search(rf"│ +{chosen} │.*│ yes +│ chosen", out)
+    assert f"chosen: trial {chosen}, the highest recall@10 on worst tenth of region" in out
+    assert "flatter" in out
+    assert "evenhand train whole/best.toml --run whole-best" in out
+    for name in ("best.toml", "tuning.json", "tradeoff.html"):
+        assert f"whole/{name}" in out
+
+
+def test_the_best_settings_train_as_their_first_line_says(home, user):
+    first, second, *_ = (home / "whole/best.toml").read_text("utf-8").splitlines()
+    assert first == "# evenhand train whole/best.toml --run whole-best"
+    assert "on the validation part" in second
+    out = user(*first.removeprefix("# evenhand ").split())
+    assert "pair recall on the test part" in out
+    chosen = home / f"whole/trials/{tuning_of(home / 'whole')['chosen']:03d}"
+    metrics = (home / "whole-best/metrics.jsonl").read_bytes()
+    assert metrics == (chosen / "metrics.jsonl").read_bytes()
+    settings = [
+        tomllib.loads((f / "config.toml").read_text("utf-8")) for f in (home / "whole-best", chosen)
+    ]
+    assert settings[0] == settings[1]
+
+
+def test_the_test_part_is_never_read(home, user):
+    user("tune", "a.toml", "--trials", 4, "--data", "untested", "--run", "without")
+    tuning, expected = tuning_of(home / "without"), tuning_of(home / "whole")
+    for trial, other in zip(tuning["trials"], expected["trials"], strict=True):
+        del trial["seconds"], other["seconds"]
+    assert tuning["trials"] == expected["trials"]
+    about = json.loads((home / "whole/trials/001/run.json").read_text("utf-8"))
+    assert set(about["dataset"]["num_queries"]) == {"train", "validation"}
+    assert not list(home.glob("w*/trials/*/evaluation/test"))
+
+
+def test_a_test_part_that_training_would_refuse_is_not_even_looked_at(user, home, capsys):
+    dataset = small.text_dataset()
+    features = dataset.parts["test"].features
+    values = np.full(len(features.ids), np.nan, dtype=np.float32)
+    features = Rows(features.offsets, features.ids, values)
+    part = dataclasses.replace(dataset.parts["test"], features=features)
+    save_dataset(small.with_parts(dataset, test=part), home / "poisoned")
+    flags = ("a.toml", "--data", "poisoned", "--run", "poison")
+    assert "NaN" in run_main(capsys, "train", *flags).sentence
+    user("tune", *flags, "--trials", 2, "--set", "evaluation.num_resamples=0")
+    assert tuning_of(home / "poison")["trials"][0]["low"] is None  # asked for no intervals
+
+
+def test_a_few_settings_can_be_searched_and_the_rest_stays(user, home):
+    out = user(
+        "tune", "a.toml", "--run", "few", "--trials", 9, "--search", f"{K_PRIME}=4,32",
+        "--criterion", "recall@1 on style=rare", "--average", "mrr", "--max-drop", 1,
+    )  # fmt: skip
+    assert "there are only 3 different trials in what is searched" in out
+    tuning = tuning_of(home / "few")
+    assert [trial["settings"][K_PRIME] for trial in tuning["trials"]] == [32, 8, 4]
+    base = build_config(read_settings(home / "few/base.toml"))
+    for number, planned in enumerate(tuning["planned"], start=1):
+        run_settings = read_settings(home / f"few/trials/{number:03d}/config.toml")
+        assert build_config(run_settings) == with_settings(base, planned["settings"])
+    best = max(trial["criterion"] for trial in tuning["trials"])
+    assert tuning["trials"][tuning["chosen"] - 1]["criterion"] == best
+
+
+def test_the_smallest_share_is_where_the_search_begins(user, home):
+    # A batch into which the k' of the file, 8, would not fit.
+    flags = ("--smallest-share", 0.5, "--set", "mining.batch_size=7")
+    out = user(*TUNE[:3], 2, "--run", "share", *flags)
+    assert "k' = 4, what a share of 50.00% is expected to fill of a batch of 7" in out
+    assert f"{K_PRIME}=2,4,5,6,7 " in out  # half of it, it, and up to the batch
+    assert tuning_of(home / "share")["planned"][1]["settings"][K_PRIME] == 4
+
+
+def test_train_takes_k_prime_from_the_smallest_group_too(user, home):
+    dataset = small.text_dataset()
+    found = group_share(dataset, "style=rare")
+    out = user("train", "a.toml", "--run", "guard", "--smallest-group", "style=rare")
+    assert f"style=rare: {found.num_members} of {found.num_pairs} training pairs" in out
+    k_prime = read_settings(home / "guard/config.toml")["mining"]["num_hard_examples"]
+    assert k_prime == math.ceil(found.share * 32)
+    resume = ("train", "--resume", "--run", "guard", "--smallest-group", "style=rare")
+    assert "run folder: guard" in user(*resume)
+
+
+def test_a_trial_that_diverges_is_out_and_the_others_go_on(user, home):
+    out = user("tune", "a.toml", "--run", "wild", "--search", "training.learning_rate=1e38")
+    tuning = tuning_of(home / "wild")
+    assert [bool(trial["failure"]) for trial in tuning["trials"]] == [False, False, True]
+    assert tuning["trials"][2]["criterion"] is None
+    assert not any((home / "wild/trials/003" / name).exists() for name in ("checkpoints", "model"))
+    assert "so it is out" in out
+    assert tuning["chosen"] in (1, 2)
+    assert tuning["trials"][2]["failure"] in (home / "wild/tradeoff.html").read_text("utf-8")
+    assert "3 of 3 trials are finished already" in user("tune", "--resume", "--run", "wild")
+
+
+def test_where_every_trial_diverges_none_is_chosen(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    flags = ("--run", "hopeless", "--learning-rate", "1e38", "--search", f"{K_PRIME}=4")
+    sentence = run_main(capsys, "tune", "a.toml", *flags).sentence
+    assert "no trial of hopeless came to an end" in sentence
+    assert not (home / "hopeless/best.toml").exists()
+
+
+# --- searches that are disturbed ------------------------------------------------------------------
+
+KILLS = [  # function, its n-th call, when; how many trials have been written down by then
+    ("os.rename", 2, "kill", 0),  # the folder of the first trial is not whole
+    ("evenhand.training.loop.append_line", 9, "kill", 2),  # in the third trial
+    ("evenhand.runs.save_outcome", 2, "kill after", 1),  # the second one is half evaluated
+    ("evenhand.tuning.search.write_json", 3, "kill", 1),  # evaluated, but not written down
+    ("evenhand.tuning.trials.write_tradeoff", 1, "kill", 4),  # all but the picture
+]
+
+
+@pytest.mark.parametrize(
+    "number", range(len(KILLS)), ids=[" ".join(map(str, k[:3])) for k in KILLS]
+)
+def test_a_killed_search_goes_on_and_ends_as_one_never_disturbed(home, number):
+    function, call, when, num_recorded = KILLS[number]
+    folder = home / f"killed-{number}"
+    answer = run(home, *TUNE, "--run", folder, disturb=[function, call, when])
+    assert answer.code == -signal.SIGKILL, answer.err
+    assert len(tuning_of(folder)["trials"]) == num_recorded
+    before = bytes_of(folder / "trials")
+    answer = run(home, "tune", "--resume", "--run", folder)
+    assert answer.code == 0, answer.err
+    said = f"{num_recorded} of 4 trials are finished already"
+    assert (said in answer.out) == (num_recorded > 0)
+    assert fruits(folder) == fruits(home / "whole")
+    after = bytes_of(folder / "trials")
+    for name, data in before.items():  # no finished trial was touched
+        if name[:3].isdigit() and int(name[:3]) <= num_recorded:
+            assert after[name] == data
+
+
+def test_a_complete_search_resumed_trains_nothing_and_says_the_same(home):
+    folder = home / "complete"
+    shutil.copytree(home / "whole", folder)
+    (folder / "best.toml").unlink()
+    disturb = ["evenhand.pipeline.train", 1, "kill"]
+    answer = run(home, "tune", "--resume", "--run", folder, disturb=disturb)
+    assert answer.code == 0, answer.err
+    assert fruits(folder) == fruits(home / "whole")
+    assert bytes_of(folder / "trials") == bytes_of(home / "whole/trials")
+
+
+def test_a_trial_that_was_killed_goes_on_from_its_checkpoint(home):
+    folder = home / "halfway"
+    append = "evenhand.training.loop.append_line"
+    answer = run(home, *TUNE, "--run", folder, disturb=[append, 7, "kill"])
+    assert answer.code == -signal.SIGKILL
+    assert [path.name for path in folder.glob("trials/002/checkpoints/*")] == ["step-00000012"]
+    # From step 12 the second trial saves once more, at its end; anew it would save at 6 and at 12.
+    disturb = ["evenhand.training.loop.save_checkpoint", 2, "kill"]
+    answer = run(home, "tune", "--resume", "--run", folder, disturb=disturb)
+    names = {path.parts[-3] for path in folder.glob("trials/*/evaluation/validation")}
+    assert answer.code == -signal.SIGKILL
+    assert names == {"001", "002"}  # the second save was in the third trial
+
+
+def test_a_search_that_is_asked_to_stop_stops_and_can_go_on(home):
+    slow = ("--set", "training.num_steps=2000", "--set", "training.log_every=1")
+    process = start(home, *TUNE, "--run", "stopped", *slow)
+    wait_for(lambda: small.last_step(home / "stopped/trials/001") > 3)
+    process.kill(signal.SIGTERM)
+    answer = process.wait()
+    assert answer.code == 130
+    assert "stopped; continue with: evenhand tune --resume --run stopped" in answer.out
+    assert not tuning_of(home / "stopped")["trials"]
+    assert list((home / "stopped/trials/001/checkpoints").iterdir())
+
+
+def test_a_search_killed_before_its_folder_is_whole_leaves_none(home):
+    answer = run(home, *TUNE, "--run", "early", disturb=["os.rename", 1, "kill"])
+    assert answer.code == -signal.SIGKILL
+    assert not (home / "early").exists()
+
+
+def test_a_search_can_be_given_more_trials_and_ends_as_one_that_had_them_at_once(home):
+    folder = home / "longer"
+    for words in (("a.toml", "--trials", 2), ("--resume", "--trials", 4)):
+        answer = run(home, "tune", "--run", folder, *words)
+        assert answer.code == 0, answer.err
+    assert "2 of 4 trials are finished already" in answer.out
+    assert fruits(folder) == fruits(home / "whole")
+    sentence = run(home, "tune", "--run", folder, "--resume", "--trials", 3).sentence
+    assert "--trials must be at least 4" in sentence
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+REFUSED = [  # flags, what the sentence must hold
+    (["--trials", 1], ["--trials", "2", "got 1"]),
+    (["--max-drop", -0.1], ["--max-drop", "-0.1"]),
+    (["--max-drop", "nan"], ["--max-drop", "nan"]),
+    (["--seed", -1], ["--seed", "-1"]),
+    (["--criterion", "recall@10 on worst 3 of regio"], ["regio", "did you mean 'region'"]),
+    (["--criterion", "recall@10 on worst 3 of style", "--set", "evaluation.min_pairs={style=999}"],
+     ["worst 3 of style", "no value"]),
+    (["--average", "recall@11"], ["recall@11", "did you mean 'recall@1'"]),
+    (["--search", "mining.num_hard_label=3"], ["num_hard_label", "did you mean 'num_hard_labels'"]),
+    (["--search", "mining.num_hard_labels=41"], ["num_hard_labels", "40", "41"]),
+    (["--search", "mining.num_hard_labels=2..41"], ["num_hard_labels", "40", "41"]),
+    (["--search", f"{K_PRIME}=33"], ["num_hard_examples", "32", "33"]),
+    (["--search", f"{K_PRIME}=4.5"], ["num_hard_examples", "int", "4.5"]),
+    (["--search", "training.learning_rate=fast"], ["learning_rate", "'fast'"]),
+    (["--search", "training.learning_rate=0.2..0.1"], ["learning_rate", "lower one first"]),
+    (["--search", "training.learning_rate_shape=linear..cosine"], ["two numbers"]),
+    (["--search", "training.learning_rate"], ["section.key", "training.learning_rate"]),
+    (["--search", "training.learning_rate="], ["section.key"]),
+    (["--search", "mining.for_each_example=true"], ["numbers or words", "true"]),
+    (["--search", "evaluation.num_resamples=1,2"], ["model, loss, mining", "evaluation"]),
+    (["--search", f"{K_PRIME}=3", "--search", f"{K_PRIME}=4"], ["twice"]),
+    (["--search", "mining.tail_fraction=0.1,0.2"], ["num_hard_examples", "tail_fraction"]),
+    (["--search", "mining.batch_size=32,600"], ["mining.batch_size", "525", "600"]),
+    (["--search", f"{K_PRIME}=3,4", "--method", "snm"], [K_PRIME, "snm", "changes nothing"]),
+    (["--search", "mining.anneal_fraction=0,1", "--method", "s2m"], ["anneal", "changes nothing"]),
+    (["--smallest-share", 0], ["above 0", "0.0"]),
+    (["--smallest-share", 1.5], ["at most 1", "1.5"]),
+    (["--smallest-share", 0.1, "--hard-examples", 3], ["--hard-examples", "give one"]),
+    (["--smallest-share", 0.1, "--set", f"{K_PRIME}=3"], ["give one"]),
+    (["--smallest-share", 0.1, "--smallest-group", "style=odd"], ["give one"]),
+    (["--smallest-share", 0.1, "--method", "snm"], ["snm", "--method s2m-annealed"]),
+    (["--smallest-group", "style"], ["column=group", "'style'"]),
+    (["--smallest-group", "stile=odd"], ["did you mean 'style'"]),
+    (["--smallest-group", "style=od"], ["did you mean 'odd'"]),
+    (["--data", "unjudged"], ["validation part", "train, test"]),
+    (["--resume"], ["config"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "fragments"), REFUSED, ids=[str(flags) for flags, _ in REFUSED])
+def test_what_cannot_be_searched_is_refused_in_a_sentence_and_leaves_nothing(
+    home, monkeypatch, capsys, flags, fragments
+):
+    monkeypatch.chdir(home)
+    names = {path.name for path in home.iterdir()}
+    sentence = run_main(capsys, "tune", "a.toml", "--run", "refused", *flags).sentence
+    for fragment in fragments:
+        assert fragment in sentence, sentence
+    assert {path.name for path in home.iterdir()} == names
+
+
+def test_a_folder_that_is_there_is_not_touched_and_another_is_not_resumed(
+    home, monkeypatch, capsys
+):
+    monkeypatch.chdir(home)
+    before = bytes_of(home / "whole")
+    assert "exists already" in run_main(capsys, *TUNE, "--run", "whole").sentence
+    assert "no tuning.json" in run_main(capsys, "tune", "--resume", "--run", "data").sentence
+    assert "--run" in run_main(capsys, "tune", "--resume").sentence
+    sentence = run_main(capsys, "tune", "--resume", "--run", "whole", "--seed", 3).sentence
+    assert "takes no seed" in sentence
+    assert bytes_of(home / "whole") == before
+
+
+def test_a_search_is_not_resumed_on_other_data_or_from_a_damaged_file(
+    home, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(home / "whole", "copy")
+    save_dataset(small.text_dataset(seed=1), tmp_path / "data")
+    resume = ("tune", "--resume", "--run", "copy")
+    assert "begun on another data set" in run_main(capsys, *resume).sentence
+    for damage in ('{"space": 3}', "[]", '{"planned": '):
+        (tmp_path / "copy/tuning.json").write_text(damage, "utf-8")
+        assert "damaged" in run_main(capsys, *resume).sentence
+
+
+def test_a_search_that_is_read_back_is_the_one_that_was_written(home):
+    search, trials = open_search(home / "whole")
+    dataset = without_test(small.text_dataset())
+    again = plan_search(search.config, dataset, num_trials=4)
+    assert (search.planned, search.space) == (again.planned, again.space)
+    assert search.criterion == again.criterion
+    assert [trial.number for trial in trials] == [1, 2, 3, 4]
+    assert all(trial.is_scored for trial in trials)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (150, "2 min"), (12_000, "3 h 20 min")]
+)
+def test_a_duration_is_told_in_the_unit_that_fits(seconds, text):
+    assert duration(seconds) == text

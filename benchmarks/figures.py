@@ -228,11 +228,46 @@ def consistency_figure() -> Figure:
     return figure
 
 
+def sweep_figure() -> Figure:
+    """What k' does to whom: annealed S2M on places, in points of recall@10 above SNM."""
+    runs = read_json(RESULTS / "methods-sweep.json")["runs"]
+    counts = sorted({run["num_hard_examples"] for run in runs})
+    figure, (labels, groups) = panels(2)
+    shown = [
+        (labels, "recall@10 on head", "head", BLUE),
+        (labels, "recall@10 on torso", "torso", GREEN),
+        (labels, "recall@10 on tail", "tail", RED),
+        (groups, "recall@10", "all", GREY),
+        (groups, "recall@10 on worst tenth of country", "worst tenth of countries", ORANGE),
+        (groups, "recall@10 on worst 3 of script", "worst 3 scripts", PURPLE),
+    ]
+    for axis, metric, label, colour in shown:
+        values = {
+            count: [run["test"][metric] for run in runs if run["num_hard_examples"] == count]
+            for count in counts
+        }  # a value a seed
+        base = np.mean(values[counts[-1]])
+        means = [100 * (np.mean(values[count]) - base) for count in counts]
+        axis.plot(counts, means, color=colour, label=label)
+        for count in counts:
+            points = [100 * (value - base) for value in values[count]]
+            axis.plot([count] * len(points), points, ".", color=colour, markersize=4)
+    for axis, title in ((labels, "by how often a label is named"), (groups, "all, and the worst")):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(counts, [str(count) for count in counts])
+        axis.minorticks_off()
+        axis.set(title=title, xlabel="hardest examples that count, k' of 1,024")
+        axis.legend()
+    labels.set_ylabel("points of recall@10 above SNM")
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "theory-weights": weights_figure,
     "theory-cvar": cvar_figure,
     "theory-bounds": bounds_figure,
     "theory-consistency": consistency_figure,
+    "methods-sweep": sweep_figure,
 }
 
 

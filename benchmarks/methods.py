@@ -2,7 +2,7 @@
 
     python benchmarks/methods.py tune           8 trials a method, chosen on validation
     python benchmarks/methods.py seeds          the chosen settings, seeds 1 to 3, on test
-    python benchmarks/methods.py time           milliseconds a step, one method after another
+    python benchmarks/methods.py time --steps 20   milliseconds a step, one method after another
     python benchmarks/methods.py sweep          annealed S2M with k' from 32 to the whole batch
     python benchmarks/methods.py table          the tables of docs/methods.md, from the results
 
@@ -280,13 +280,13 @@ def sweep(options: argparse.Namespace, console: Console) -> None:
 
 
 def time_steps(options: argparse.Namespace, console: Console) -> None:
-    """Milliseconds a step of every method, each alone on the machine, the median of 5 rounds."""
+    """Milliseconds a step at the chosen settings, each method alone: the median of 3 rounds."""
+    chosen = saved(results_path(options, "tuning"))["chosen"]
     data = open_dataset(Path(data_folder(options, console)))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    num_steps = 60
     times: dict[str, list[float]] = {method: [] for method in options.methods}
-    for _, method in itertools.product(range(5), options.methods):
-        config = config_of(method, OPTIONS[method][0], 0.024, seed=0, steps=num_steps)
+    for _, method in itertools.product(range(3), options.methods):
+        config = config_of(method, *setting_of(chosen[method]), seed=0, steps=options.steps)
         built = build_training(config, data, device)
         with tempfile.TemporaryDirectory() as folder:
             places = Places(Path(folder) / "metrics.jsonl", Path(folder) / "checkpoints")
@@ -295,11 +295,12 @@ def time_steps(options: argparse.Namespace, console: Console) -> None:
                 built.training, built.plan, sampler=built.sampler, loss_fn=built.loss_fn,
                 places=places,
             )  # fmt: skip
-            times[method].append(1000 * (time.monotonic() - began) / num_steps)
+            times[method].append(1000 * (time.monotonic() - began) / options.steps)
     median = {method: round(float(np.median(values)), 3) for method, values in times.items()}
     for method, value in median.items():
         console.print(f"{method:15s} {value:8.2f} ms, {value / median['snm']:.2f} of snm's")
-    write_json(results_path(options, "time"), said(options) | {"milliseconds": median})
+    about_time = said(options) | {"num_threads": torch.get_num_threads(), "milliseconds": median}
+    write_json(results_path(options, "time"), about_time)
 
 
 def table(options: argparse.Namespace, console: Console) -> None:
@@ -310,13 +311,10 @@ def table_of(results: str | Path, noise: float) -> str:
     """The seeds as Markdown: means over seeds, and differences to SNM with intervals."""
     options = argparse.Namespace(results=results, noise=noise)
     study = saved(results_path(options, "seeds"))
-    times = saved(results_path(argparse.Namespace(results=results, noise=0.0), "time"))
-    milliseconds = times.get("milliseconds", {})
-    lines = [
-        "| method | all | worst 3 scripts | worst tenth of countries | head / torso / tail | "
-        "ms a step |",
-        "|---|---|---|---|---|---|",
-    ]
+    milliseconds = saved(results_path(options, "time")).get("milliseconds", {})
+    heads = ["method", "all", "worst 3 scripts", "worst tenth of countries", "head / torso / tail"]
+    heads += ["time of a step"] if milliseconds else []
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for method, differences in study["differences"].items():
         by_group = {row["group"]: row for row in differences}
         cells = [
@@ -324,8 +322,10 @@ def table_of(results: str | Path, noise: float) -> str:
             for group in ("all", "worst 3 of script", "worst tenth of country")
         ]
         bands = " / ".join(f"{by_group[g]['contender']:.3f}" for g in ("head", "torso", "tail"))
-        shown = f"{milliseconds[method]:.2f}" if method in milliseconds else "–"
-        lines.append(f"| `{method}` | {' | '.join(cells)} | {bands} | {shown} |")
+        cells += [bands]
+        if milliseconds:
+            cells.append(f"{milliseconds[method] / milliseconds['snm']:.2f}")
+        lines.append(f"| `{method}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

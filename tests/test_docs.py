@@ -1,5 +1,6 @@
 """The words of README and docs are true: their Python runs, their commands exist."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -75,6 +76,53 @@ def test_every_command_is_one_the_parser_knows(page):
 
 def test_the_readme_shows_python():
     assert blocks_of(PAGES[0].read_text("utf-8"), "python")
+
+
+# Tables that are made from something else.
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_the_tables_of_methods_are_those_of_the_results(monkeypatch, noise):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    methods = importlib.import_module("methods")
+    assert methods.table_of(methods.RESULTS, noise) in (ROOT / "docs/methods.md").read_text("utf-8")
+
+
+def theory_rows():
+    """(functions, tests) of every row of the tables of docs/theory.md."""
+    for line in (ROOT / "docs/theory.md").read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 4 and "`test_" in cells[2]:
+            yield re.findall(r"`([\w.]+)`", cells[1]), re.findall(r"`(\w+)`", cells[2])
+
+
+def test_every_function_of_the_theory_exists_and_so_does_its_test():
+    sources = [path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py")]
+    known_tests = set(re.findall(r"^def (test_\w+)", "\n".join(sources), re.MULTILINE))
+    rows = list(theory_rows())
+    assert len(rows) > 50
+    for functions, tests in rows:
+        assert functions
+        for name in functions:
+            module, _, function = name.rpartition(".")
+            in_core = module in ("losses", "objective", "risk")
+            home = f"evenhand.{module}" if in_core else f"evenhand.theory.{module}"
+            assert hasattr(importlib.import_module(home), function), name
+        assert set(tests) <= known_tests, set(tests) - known_tests
+
+
+def test_every_public_function_of_the_theory_is_in_its_tables():
+    import evenhand.theory
+
+    named = {name.rpartition(".")[2] for functions, _ in theory_rows() for name in functions}
+    functions = {name for name in evenhand.theory.__all__ if name[0].islower()}
+    assert functions <= named, functions - named
+
+
+@every_page
+def test_every_link_to_a_file_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 # These tests must be able to fail.

@@ -27,6 +27,13 @@ TESTED_BY = {
     "kernels/selection.py": "test_kernels.py",
     "models/retriever.py": "test_retriever.py",
     "training/step.py": "test_step.py",
+    "kernels/sparse.py": "test_kernels.py",
+    "theory/order.py": "test_theory_order.py",
+    "theory/cvar.py": "test_theory_cvar.py",
+    "theory/mean_bounds.py": "test_certificate.py",
+    "theory/certificate.py": "test_certificate.py",
+    "evaluation/scan.py": "test_slices.py",
+    "tuning/choice.py": "test_tuning.py",
 }
 SECONDS_FOR_A_TEST = 20
 NUM_WORKERS = max(2, os.cpu_count() or 1)
@@ -76,9 +83,54 @@ MUTANTS = [
     Mutant("mining.py", "is_positive |", "is_positive &"),
     Mutant("mining.py", "sampled_ids < 0", "sampled_ids <= 0"),
     Mutant("risk.py", "1 / len(losses))", "1)"),
-    Mutant("risk.py", "1 / num_hard_examples)", "1)"),
-    Mutant("risk.py", "1 / num_hard_examples)", "1 / len(losses))"),
+    Mutant("risk.py", "les)  # (k',)\n    return", "les)\n    return num_hard_examples *", "top"),
+    Mutant("risk.py", "d:]  # (k',)\n    return", "d:]\n    return num_hard_examples *", "range"),
     Mutant("risk.py", "= hardest_examples(losses,", "= hardest_examples(-losses,"),
+    Mutant("risk.py", "(~(losses <= 0))", "(losses > 0)", "not_hidden"),
+    Mutant("risk.py", "(~(losses <= 0)).float()", "(~(losses <= 0)).to(losses.dtype)", "half"),
+    Mutant("risk.py", "losses <= 0", "losses < 0", "nonzero"),
+    Mutant("risk.py", "counts.any(), weights, mean_weights(losses)", "counts.any(), weights, 0"),
+    Mutant("risk.py", "hardest[num_dropped:]", "hardest[:num_hard_examples]", "range"),
+    Mutant("risk.py", "num_dropped <= len", "num_dropped < len", "range"),
+    Mutant("risk.py", "(1 + radius) / len(losses)", "radius / len(losses)", "ball"),
+    Mutant("risk.py", "(is_valid * counts).argmax()", "is_valid.double().argmax()", "ball"),
+    Mutant("risk.py", "(smallest >= 0) & ", "", "ball"),
+    Mutant("risk.py", "(budget * num_tied >= 1) | ", "", "ball"),
+    Mutant("risk.py", "counts > num_tied", "counts >= num_tied", "ball or extreme"),
+    Mutant("risk.py", ".scatter_(0, order, weights)", ".copy_(weights)", "order"),
+    Mutant("risk.py", " + math.log(len(losses))", "", "ball"),
+    Mutant("risk.py", "divergences <= radius", "divergences <= 2 * radius", "ball"),
+    Mutant("risk.py", "range(8)", "range(3)", "ball"),
+    Mutant("risk.py", "values - values.amax()", "values - values.mean()", "ball"),
+    Mutant("risk.py", "not radius >= 0", "radius < 0", "radius"),
+    Mutant("risk.py", "[before, losses.detach()]", "[losses.detach(), before]", "window"),
+    Mutant("risk.py", "[-self.window * len(losses) :]", "", "forgets"),
+    Mutant("risk.py", "(losses, self.recent, tail", "(losses, losses, tail", "counts_more"),
+    Mutant("risk.py", "any(), weights, hardest)", "any(), weights, weights)", "lags"),
+    Mutant("risk.py", "/ (tail_fraction * len(losses))\n", "\n", "whole_window"),
+    Mutant("risk.py", "return {} if self.recent is None else", "return {} if True else", "saved"),
+    Mutant("risk.py", 'self.recent = state.get("recent")', "pass", "saved"),
+    Mutant("risk.py", "(1 - self.mixing) * num", "self.mixing * num", "multiplicative"),
+    Mutant("risk.py", "dim=0)[example_ids]", "dim=0)[: len(losses)]", "multiplicative"),
+    Mutant("risk.py", ", self.step_size * losses", ", -self.step_size * losses", "adversary"),
+    Mutant("risk.py", "index_add_(0, example_ids,", "index_copy_(0, example_ids,", "twice"),
+    Mutant("risk.py", '["log_weights"]\n\n\nclass', '["log_weights"] * 0\n\n\nclass', "saved"),
+    Mutant("risk.py", '["log_weights"]\n\n\n#', '["log_weights"] * 0\n\n\n#', "saved"),
+    Mutant("risk.py", "0 < mixing", "0 <= mixing", "mixing"),
+    Mutant("risk.py", "/ counts.clamp(min=1)", "/ counts", "no_gap"),
+    Mutant("risk.py", "weights + self.step_size", "weights - self.step_size", "worst_group"),
+    Mutant("risk.py", "self.log_weights.logsumexp(0)", "self.log_weights.amax()", "no_gap"),
+    Mutant("risk.py", "[group_ids] / counts[group_ids]", "[group_ids]", "group_means"),
+    Mutant("risk.py", "floor = torch.finfo(weights.dtype).tiny", "floor = 0.0", "group"),
+    Mutant("risk.py", "self._mixtures() @ values", "self._mixtures().T @ values", "mixtures"),
+    Mutant("risk.py", "weights @ self._mixtures()", "self._mixtures() @ weights", "mixtures"),
+    Mutant("risk.py", "tail_fraction * len(reference)", "tail_fraction * len(losses)", "window"),
+    Mutant("risk.py", "math.ceil(tail_size - 1e-9)", "int(tail_size)", "tail"),
+    Mutant("risk.py", "math.ceil(tail_size - 1e-9)", "math.ceil(tail_size)", "whole_tail"),
+    Mutant("risk.py", "(tail_size - num_above) / num_equal", "(tail_size - num_above)", "share"),
+    Mutant("risk.py", "(losses > threshold)", "(losses >= threshold)", "tail"),
+    Mutant("risk.py", "part * (losses", "1 * (losses", "tail"),
+    Mutant("risk.py", "losses.isnan(), torch.nan, parts", "losses.isnan(), 0, parts", "hidden"),
     Mutant("objective.py", "* losses).sum()", "* losses).mean()"),
     Mutant("objective.py", "hardest_labels(negative_scores,", "hardest_labels(-negative_scores,"),
     Mutant("objective.py", "negative_scores.gather(1, kept)", "negative_scores"),
@@ -106,11 +158,227 @@ MUTANTS = [
         "training/step.py", "Entries(rows, inverse, ", "Entries(rows, inverse.flip(0), ", "product"
     ),
     Mutant("training/step.py", "vectors[mined.survivors]", "vectors[:len(mined.survivors)]", "dot"),
+    Mutant("training/step.py", "weights[survivors], loss_fn", "weights, loss_fn", "any_weights"),
+    Mutant(
+        "training/step.py", "weights[survivors]\n", "weights[: len(survivors)]\n", "any_weights"
+    ),
+    Mutant("training/step.py", "kept is None and sample.ids.shape", "sample.ids.shape", "every"),
+    Mutant(
+        "training/step.py",
+        "kept is None and sample.ids.shape == (num_labels,)",
+        "kept is None",
+        "every and formula",
+    ),
+    Mutant(
+        "training/step.py",
+        "= batch.label_ids[survivors]\n",
+        "= batch.label_ids\n",
+        "every and formula",
+    ),
+    Mutant(
+        "training/step.py",
+        "sampled_ids.clamp(min=0), gradients",
+        "sampled_ids.flip(0).clamp(min=0), gradients",
+        "every and formula",
+    ),
+    Mutant(
+        "training/step.py",
+        "matrix.index_add_(1, sampled",
+        "matrix.index_copy_(1, sampled",
+        "every and formula",
+    ),
+    Mutant(
+        "training/step.py",
+        "gradients.positive.unsqueeze(1))\n",
+        "-gradients.positive.unsqueeze(1))\n",
+        "every and formula",
+    ),
+    Mutant("training/step.py", "(matrix != 0)", "(matrix > 0)", "every and formula"),
+    Mutant(
+        "training/step.py",
+        "matrix.index_select(1, touched)",
+        "matrix[:, : len(touched)]",
+        "every and formula",
+    ),
+    Mutant(
+        "kernels/sparse.py", "return entries @ vectors", "return entries @ vectors.flip(0)", "dense"
+    ),
+    Mutant(
+        "kernels/sparse.py",
+        "return entries.T @ vectors",
+        "return entries.T @ vectors.flip(0)",
+        "dense",
+    ),
+    Mutant(
+        "kernels/sparse.py",
+        "entries.columns.sort(stable=True)",
+        "entries.columns.sort(descending=True)",
+        "sparse",
+    ),
+    Mutant("theory/order.py", "[..., ::-1] @ weights", "@ weights", "order_weighted"),
+    Mutant(
+        "theory/order.py",
+        "population_size - 1, num_drawn - 1",
+        "population_size - 1, num_drawn",
+        "batch",
+    ),
+    Mutant("theory/order.py", "others_drawn, num_kept - 1)", "others_drawn, num_kept)", "batch"),
+    Mutant("theory/order.py", "_cumulative(num_kept - 1,", "_cumulative(num_kept,", "chosen_ranks"),
+    Mutant("theory/order.py", "population_size) - 1).as", "population_size)).as", "chosen_ranks"),
+    Mutant(
+        "theory/order.py", "(num_drawn / (population_size * num_kept))", "(1 / num_kept)", "batch"
+    ),
+    Mutant(
+        "theory/order.py",
+        "(num_sampled_labels - 1, chance_drawn)",
+        "(num_sampled_labels, chance_drawn)",
+        "labels",
+    ),
+    Mutant("theory/order.py", "min(num_hard_labels, num_seen)", "num_seen", "labels"),
+    Mutant(
+        "theory/order.py",
+        "drawn - limit - 1, population",
+        "drawn - limit, population",
+        "chosen_ranks",
+    ),
+    Mutant(
+        "theory/order.py",
+        "limit * population < marked",
+        "limit * population > marked",
+        "half_drawn",
+    ),
+    Mutant("theory/order.py", "2.0**-60 * total", "2.0**-20 * total", "half_drawn"),
+    Mutant("theory/order.py", "< 0.1, near, far", "< 0, near, far", "hundred_thousand"),
+    Mutant("theory/order.py", "ranks.min() >= 1 and", "ranks.min() >= 0 and", "refused"),
+    Mutant("theory/cvar.py", "[::-1][1:]  #", "[::-1][:-1]  #", "worst_share"),
+    Mutant("theory/cvar.py", "thresholds >= 0, thresholds", "thresholds <= 0, thresholds", "zero"),
+    Mutant("theory/cvar.py", "losses.clip(min=0)", "losses", "zero"),
+    Mutant("theory/cvar.py", "min(risks.min(), at_zero)", "risks.min()", "zero"),
+    Mutant("theory/cvar.py", "prepend=0.0) / tail_fraction", "prepend=0.0)", "worst_share"),
+    Mutant("theory/cvar.py", "weights[order] = _weights", "weights[:] = _weights", "order_of_the"),
+    Mutant("theory/cvar.py", "shares, sums) / fractions", "shares, sums)", "curve"),
+    Mutant("theory/cvar.py", '"stable")[:num_hard', '"stable")[-num_hard', "mixture"),
+    Mutant("theory/cvar.py", "counts / num_hard_examples", "counts / counts.max()", "mixture"),
+    Mutant("theory/cvar.py", ", minlength=int(group_ids.max()) + 1", "", "without_examples"),
+    Mutant("theory/cvar.py", "not 0 < tail_fraction", "not 0 <= tail_fraction", "refused"),
+    Mutant("theory/mean_bounds.py", "len(bets) / delta)", "1 / delta)", "given_up"),
+    Mutant("theory/mean_bounds.py", "1 - bets * weights", "1 - bets", "given_up"),
+    Mutant("theory/mean_bounds.py", "bets * (weights - values)", "bets * (1 - values)", "given_up"),
+    Mutant("theory/mean_bounds.py", "0.5**halvings", "0.5 ** (2 * halvings)", "given_up"),
+    Mutant("theory/mean_bounds.py", "@ counts  # (J", "@ np.ones(len(values))  # (J", "repeats"),
+    Mutant("theory/mean_bounds.py", "bets(int(counts.sum())", "bets(len(counts)", "repeats"),
+    Mutant("theory/mean_bounds.py", "max(1 - observed, MARGIN)", "1.0", "mean_bound"),
+    Mutant("theory/mean_bounds.py", "values <= weights", "values <= 1", "refuses"),
+    Mutant("theory/certificate.py", "(1 - ANCHOR_SHARE) * delta", "delta", "one_delta"),
+    Mutant("theory/certificate.py", "* delta / len(ANCHORS)", "* delta", "one_delta"),
+    Mutant("theory/certificate.py", "delta / len(CLUSTER_ANCHORS)", "delta", "cap_of_one"),
+    Mutant(
+        "theory/certificate.py", "[ranks - 1]", "[np.minimum(ranks, len(losses) - 1)]", "one_delta"
+    ),
+    Mutant(
+        "theory/certificate.py",
+        "np.ceil(losses / RESOLUTION)",
+        "np.floor(losses / RESOLUTION)",
+        "round",
+    ),
+    Mutant(
+        "theory/certificate.py",
+        "losses - anchor, 0) / (1 - anchor)\n    return",
+        "losses - anchor, 0)\n    return",
+        "one_delta",
+    ),
+    Mutant("theory/certificate.py", "anchors >= thresholds", "anchors > thresholds", "one_delta"),
+    Mutant("theory/certificate.py", "[[1.0], masses[::-1]]", "[masses[::-1], [1.0]]", "band_alone"),
+    Mutant("theory/certificate.py", "lines.min(axis=-1)", "lines[..., 0]", "band_alone"),
+    Mutant(
+        "theory/certificate.py", "max(rank - lowest, 0)", "max(rank - 1 - lowest, 0)", "all_counts"
+    ),
+    Mutant("theory/certificate.py", "math.log(delta)\n", "math.log(2 * delta)\n", "fails_with"),
+    Mutant(
+        "theory/certificate.py",
+        "np.minimum(1.0, cap / np.bincount(cluster_ids)[cluster_ids])",
+        "np.ones(len(cluster_ids))",
+        "cap_of_one",
+    ),
+    Mutant(
+        "theory/certificate.py",
+        "order = np.argsort(-losses)",
+        "order = np.argsort(losses)",
+        "minimum_over",
+    ),
+    Mutant("evaluation/scan.py", "counts <= MAX_SHARE", "counts < MAX_SHARE", "looked_at"),
+    Mutant(
+        "evaluation/scan.py",
+        "counts >= min_pairs) & (counts <= ",
+        "counts > min_pairs) & (counts <= ",
+        "looked_at",
+    ),
+    Mutant("evaluation/scan.py", "small[_firsts(sums[small])]", "small", "looked_at"),
+    Mutant("evaluation/scan.py", "(codes >= 0) & fulfils", "fulfils", "members"),
+    Mutant(
+        "evaluation/scan.py",
+        "keys = earlier * (lengths.max(initial=0) + 1) + ",
+        "keys = ",
+        "lost_as_many",
+    ),
+    Mutant("evaluation/scan.py", "[generator.permuted(places, axis=1)]", "[places]", "arrangement"),
+    Mutant("evaluation/scan.py", "generator.permuted(drawn, axis=2)", "drawn", "arrangement"),
+    Mutant(
+        "evaluation/scan.py",
+        "generator.permuted(drawn, axis=2)",
+        "generator.permuted(drawn.reshape(count, -1), axis=1)",
+        "arrangement",
+    ),
+    Mutant("evaluation/scan.py", "np.maximum(expected, counts * mean_loss)", "expected", "formula"),
+    Mutant(
+        "evaluation/scan.py", "(num_conditions - 1) * np.log", "num_conditions * np.log", "formula"
+    ),
+    Mutant("evaluation/scan.py", "max(1, len(pairs) - 1)", "len(pairs)", "formula"),
+    Mutant("evaluation/scan.py", "sums - squares / lengths", "sums", "formula"),
+    Mutant(
+        "evaluation/scan.py", "largest >= score - ROUNDING", "largest > score + ROUNDING", "p_value"
+    ),
+    Mutant(
+        "evaluation/scan.py",
+        "(1 + num_reached) / (1 + num_permutations)",
+        "num_reached / num_permutations",
+        "p_value",
+    ),
+    Mutant("tuning/choice.py", "max((trial.average", "min((trial.average", "rule"),
+    Mutant("tuning/choice.py", "<= max_drop + ROUNDING", "< max_drop", "rule"),
+    Mutant("tuning/choice.py", "max_drop + ROUNDING", "max_drop", "just_the_drop"),
+    Mutant(
+        "tuning/choice.py",
+        "(t.criterion, t.average, -t.number)",
+        "(t.criterion, -t.number)",
+        "rule",
+    ),
+    Mutant("tuning/choice.py", "t.average, -t.number", "t.average, t.number", "rule"),
+    Mutant(
+        "tuning/choice.py",
+        "(-t.criterion, -t.average, t.number)",
+        "(t.criterion, -t.average, t.number)",
+        "sorted",
+    ),
+    Mutant("tuning/choice.py", "self.average) and not", "self.average) or not", "rule"),
+    Mutant("tuning/choice.py", "t.criterion >= chosen.low", "t.criterion > chosen.low", "rivals"),
+    Mutant("tuning/choice.py", "trial.criterion > front", "trial.criterion >= front", "front"),
 ]
 
 
+TEST_FILES = sorted(set(TESTED_BY.values()))
+UNCHANGED = Mutant("losses.py", "", "")
+
+
 def label(mutant):
-    return f"{mutant.file}: {mutant.old.strip()} -> {mutant.new.strip() or 'nothing'}"
+    old, new = (" ".join(phrase.split()) for phrase in (mutant.old, mutant.new))
+    return f"{mutant.file}: {old} -> {new or 'nothing'}"
+
+
+def names_that_catch(test_file):
+    """pytest's -k for the tests of a file that a mutant relies on, and no other: some are slow."""
+    names = {mutant.caught_by for mutant in MUTANTS if TESTED_BY[mutant.file] == test_file}
+    return "" if "" in names else " or ".join(f"({name})" for name in sorted(names))
 
 
 # The process that forks
@@ -123,7 +391,7 @@ def write_mutant(package, folder, mutant):
     path.write_text(path.read_text("utf-8").replace(mutant.old, mutant.new), "utf-8")
 
 
-def run_tests(folder, test_files, names):
+def run_tests(folder, test_file, names):
     """In a process of its own: pytest on a copy of the package. Never returns."""
     log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
@@ -131,10 +399,9 @@ def run_tests(folder, test_files, names):
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
     os.environ["EVENHAND_HYPOTHESIS_PROFILE"] = "quick"
-    paths = [str(TESTS / name) for name in test_files]
     options = ["-x", "-q", "--tb=line", "-o", "addopts=", "-p", "no:cacheprovider", "-k", names]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # Hypothesis is imported already
-    status = pytest.main([*options, f"--timeout={SECONDS_FOR_A_TEST}", *paths])
+    status = pytest.main([*options, f"--timeout={SECONDS_FOR_A_TEST}", str(TESTS / test_file)])
     import evenhand
 
     assert Path(evenhand.__file__).is_relative_to(folder), evenhand.__file__
@@ -149,24 +416,24 @@ def result_of(folder, wait_status):
 
 
 def run_all(package, work_dir):
-    """The package as it is, which must pass, then every mutant: [(status, line), ...]."""
+    """The package as it is, by each test file, then every mutant: [(status, line), ...]."""
     import hypothesis  # noqa: F401  (imported here once, for every fork)
+    import scipy.stats  # noqa: F401
     import torch  # noqa: F401
 
     gc.freeze()  # or every fork would walk, and so copy, all of torch's objects
-    # The package as it is goes first: it takes longest. Its step is tested as the mutants' are.
-    as_it_is = (Mutant("losses.py", "", ""), sorted(TESTED_BY.values()), "not (fold or gather)")
-    jobs = [(mutant, [TESTED_BY[mutant.file]], mutant.caught_by) for mutant in MUTANTS]
-    waiting, running, results = list(enumerate([as_it_is, *jobs])), {}, {}
+    jobs = [(UNCHANGED, name, names_that_catch(name)) for name in TEST_FILES]
+    jobs += [(mutant, TESTED_BY[mutant.file], mutant.caught_by) for mutant in MUTANTS]
+    waiting, running, results = list(enumerate(jobs)), {}, {}
     while waiting or running:
         while waiting and len(running) < NUM_WORKERS:
-            number, (mutant, test_files, names) = waiting.pop(0)
+            number, (mutant, test_file, names) = waiting.pop(0)
             folder = work_dir / str(number)
             write_mutant(package, folder, mutant)
             process = os.fork()
             if not process:
                 try:
-                    run_tests(folder, test_files, names)
+                    run_tests(folder, test_file, names)
                 except BaseException:
                     traceback.print_exc()
                     os._exit(99)
@@ -212,14 +479,15 @@ def test_every_mutant_can_be_made(package, mutant):
 
 
 @pytest.mark.slow
-def test_the_package_as_it_is_passes(results):
-    status, line = results[0]
+@pytest.mark.parametrize("number", range(len(TEST_FILES)), ids=TEST_FILES)
+def test_the_package_as_it_is_passes(results, number):
+    status, line = results[number]
     assert status == 0, line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MUTANTS)), ids=[label(mutant) for mutant in MUTANTS])
 def test_every_mutant_is_caught(results, number):
-    status, line = results[1 + number]
+    status, line = results[len(TEST_FILES) + number]
     # 1 is "a test failed"; anything else (did not import, ran for ever) would prove nothing.
     assert status == 1, f"status {status}: {line or 'survived'}"

@@ -490,7 +490,7 @@ def test_each_group_alone_is_the_set_of_unit_mixtures():
 
 
 def test_the_risk_of_a_set_of_mixtures_becomes_the_largest_of_them():
-    """Equation 13: max over the set of sum_p nu_p * mean loss of group p."""
+    """Equation 14: max over the set of sum_p nu_p * mean loss of group p."""
     mixtures = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6], [0.8, 0.1, 0.1]])
     means = [1.0, 2.0, 4.0]
     losses, ids = torch.tensor([1.0, 2.0, 5.0, 3.0]), torch.tensor([0, 1, 2, 2])

@@ -26,7 +26,18 @@ from evenhand.losses import (
 )
 from evenhand.mining import hardest_examples, hardest_labels, mask_positives
 from evenhand.objective import s2m_loss
-from evenhand.risk import mean_weights, top_weights
+from evenhand.risk import (
+    DualCvar,
+    GroupRisk,
+    StochasticMaximum,
+    chi_square_weights,
+    kl_weights,
+    mean_weights,
+    nonzero_weights,
+    ranked_range_weights,
+    tail_weights,
+    top_weights,
+)
 from evenhand.sampling import (
     Distinct,
     FrequencySampler,
@@ -42,28 +53,36 @@ from evenhand.version import __version__
 
 __all__ = [
     "Distinct",
+    "DualCvar",
     "FrequencySampler",
+    "GroupRisk",
     "InBatchSampler",
     "LabelSample",
     "LabelSampler",
     "LogUniformSampler",
     "MixedSampler",
+    "StochasticMaximum",
     "UniformSampler",
     "__version__",
     "averaged_loss",
     "bowl_loss",
+    "chi_square_weights",
     "contrastive_loss",
     "crammer_singer_loss",
     "exponential",
     "hardest_examples",
     "hardest_labels",
     "hinge",
+    "kl_weights",
     "log_q_corrected",
     "logistic",
     "mask_positives",
     "mean_weights",
+    "nonzero_weights",
+    "ranked_range_weights",
     "s2m_loss",
     "softmax_loss",
     "squared_hinge",
+    "tail_weights",
     "top_weights",
 ]

@@ -26,7 +26,7 @@ a first session:
   evenhand report runs/snm runs/first             the same as a page with a map
 
 methods:
-""" + "\n".join(f"  {name:14s}{text}" for name, text in METHODS.items())
+""" + "\n".join(f"  {name:16s}{text}" for name, text in METHODS.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -242,7 +242,7 @@ class GroupRisk:
     """The worst mixture of known groups, followed by multiplicative weights over batches.
 
     With every group on its own as a mixture, this is group DRO (Sagawa et al., 2020); with a set
-    of mixtures it is the agnostic loss (equation 13; Mohri et al., 2019), max over the set of
+    of mixtures it is the agnostic loss (equation 14; Mohri et al., 2019), max over the set of
     sum_p nu_p * mean loss of group p.
     """
 

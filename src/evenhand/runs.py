@@ -5,7 +5,8 @@ run.json           what was run where: data set, versions, commit, device, time
 metrics.jsonl      a line a logged step or validation; the same bytes whenever repeated
 checkpoints/       where `--resume` continues
 model/             the chosen weights (safetensors)
-evaluation/<part>/ what happened to every pair, and the scores by subpopulation
+evaluation/<part>/ what happened to every pair, and the scores by subpopulation; slices.json, once
+                   `evenhand slices` has looked for those that are failed
 report.html
 """
 

@@ -28,6 +28,7 @@ from evenhand.evaluation.scores import (
     Score,
     check_selector,
     score_table,
+    selected_score,
     selected_value,
     worst_members,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "loss_sample",
     "save_outcome",
     "score_table",
+    "selected_score",
     "selected_value",
     "slices_of",
     "worst_groups",

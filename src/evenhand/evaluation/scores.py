@@ -139,8 +139,8 @@ def worst_members(
 # --- choosing by one number -----------------------------------------------------------------------
 
 
-def selected_value(scores: Iterable[Score], name: str) -> float:
-    """The value of one row, asked for by name.
+def selected_score(scores: Iterable[Score], name: str) -> Score:
+    """One row with a value, asked for by name.
 
     Names: 'recall@10', 'mrr', 'recall@10 on tail' (of frequency over labels), 'recall@10 on
     script=THAI', 'recall@10 on worst of script', '... on worst 3 of script', '... on worst tenth
@@ -164,7 +164,12 @@ def selected_value(scores: Iterable[Score], name: str) -> float:
             f"{name!r} has no value: the part holds no pair for it, or no group is large enough to "
             f"judge; choose another or lower the least number of pairs"
         )
-    return rows[0].value
+    return rows[0]
+
+
+def selected_value(scores: Iterable[Score], name: str) -> float:
+    """The value of the row that `selected_score` finds."""
+    return selected_score(scores, name).value
 
 
 def check_selector(
@@ -175,7 +180,7 @@ def check_selector(
     cutoffs: Sequence[int] = CUTOFFS,
     min_pairs: Mapping[str, int] | None = None,
 ) -> None:
-    """Refuses, before any training, a name that `selected_value` would refuse after it."""
+    """Refuses, before any training, a name that `selected_score` would refuse after it."""
     nothing_found = evaluate(
         lambda row_ids: torch.zeros(len(row_ids), 1),
         _EmptyIndex(),
@@ -186,7 +191,7 @@ def check_selector(
         num_train_queries=max(1, len(dataset.parts["train"])),
     )
     scores = score_table(nothing_found, dataset, part_name, min_pairs=min_pairs, num_resamples=0)
-    selected_value(scores, name)
+    selected_score(scores, name)
 
 
 class _EmptyIndex:

@@ -116,9 +116,9 @@ def line_chart(
     """A small chart with a title; shares are shown in per cent, from 0."""
     xs = [x for line in lines for x in line.xs]
     ys = [y for line in lines for y in line.ys]
-    make_x = _log_axis if is_log else _linear_axis
+    make_x = _log_axis if is_log else linear_axis
     x_axis = make_x(min(xs), max(xs), LEFT, WIDTH - RIGHT)
-    y_axis = _linear_axis(min(0.0, *ys), max(ys), HEIGHT - BOTTOM, TOP)
+    y_axis = linear_axis(min(0.0, *ys), max(ys), HEIGHT - BOTTOM, TOP)
     drawing = element(
         "svg",
         {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "class": "lines", "role": "img"},
@@ -166,7 +166,8 @@ def _grid(x_axis: Axis, y_axis: Axis, is_share: bool) -> list[Html]:
     return parts
 
 
-def _linear_axis(low: float, high: float, start: float, stop: float) -> Axis:
+def linear_axis(low: float, high: float, start: float, stop: float) -> Axis:
+    """From the values `low` to `high` to the positions `start` to `stop`, ending on round ticks."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     step = _nice_step((high - low) / 4)

@@ -83,10 +83,11 @@ def write_report(
         making_section(study),
     ]
     body = [_header(study, title), _contents(sections), *sections, _footer(study)]
-    write_text(path, _page(title, body))
+    write_text(path, page(title, body))
 
 
-def _page(title: str, body: Sequence[Html]) -> str:
+def page(title: str, body: Sequence[Html]) -> str:
+    """A whole HTML page, with style and script inside it."""
     style, script = (
         Html(files("evenhand.report").joinpath(name).read_text(encoding="utf-8"))
         for name in ("report.css", "report.js")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evenhand.files import write_text
-from evenhand.report.charts import Axis, _linear_axis, mark
+from evenhand.report.charts import Axis, linear_axis, mark
 from evenhand.report.markup import (
     Attributes,
     Html,
@@ -22,7 +22,7 @@ from evenhand.report.markup import (
     section,
     table,
 )
-from evenhand.report.page import _page
+from evenhand.report.page import page
 from evenhand.tuning.choice import (
     Trial,
     by_criterion,
@@ -91,7 +91,7 @@ def write_tradeoff(
         _trials_table(trials, chosen, criterion=criterion, average=average, max_drop=max_drop),
     )
     footer = element("footer", {}, element("p", {}, f"Made by evenhand {__version__}."))
-    write_text(path, _page(title, [header, picture, rows, footer]))
+    write_text(path, page(title, [header, picture, rows, footer]))
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def _chart(
     best = max(trial.average for trial in shown)
     averages = [*(trial.average for trial in shown), best - max_drop]
     bars = [y for t in shown for y in (t.low, t.high, t.criterion) if not math.isnan(y)]
-    x_axis = _linear_axis(min(averages), max(averages), LEFT, WIDTH - RIGHT)
-    y_axis = _linear_axis(min(bars), max(bars), HEIGHT - BOTTOM, TOP)
+    x_axis = linear_axis(min(averages), max(averages), LEFT, WIDTH - RIGHT)
+    y_axis = linear_axis(min(bars), max(bars), HEIGHT - BOTTOM, TOP)
     said = (
         f"{len(shown)} trials: {average} to the right, {criterion} upwards. "
         f"{_verdict(trials, chosen, criterion, average)} The figures are in the table below."

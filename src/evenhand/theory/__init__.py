@@ -10,6 +10,29 @@ bounds       Proposition 5: bounds of the CVaR by that of a sample; rademacher h
 certificate  what one's own data say of every subpopulation; mean_bounds holds its parts
 """
 
+from evenhand.theory.bias import (
+    cvar_bias_bound,
+    empirical_cvar_bias,
+    expected_empirical_cvar,
+)
+from evenhand.theory.bounds import (
+    Bound,
+    GroupBounds,
+    MixtureBound,
+    corrected_bound,
+    empirical_corrected_bound,
+    finite_class_bound,
+    known_membership_bound,
+    mixture_bound,
+    paper_bound,
+    paper_covering_bound,
+)
+from evenhand.theory.consistency import (
+    TopMinimiser,
+    capped_predictions,
+    threshold_value,
+    top_minimiser,
+)
 from evenhand.theory.cvar import (
     AgnosticTop,
     WorstDensity,
@@ -40,6 +63,12 @@ from evenhand.theory.order import (
     order_weighted_average,
     shared_label_weights,
 )
+from evenhand.theory.rademacher import (
+    empirical_rademacher,
+    linear_rademacher_bound,
+    sampled_rademacher,
+    threshold_rademacher,
+)
 from evenhand.theory.retrieval import (
     bowl_bound,
     least_contrastive_loss_of_a_miss,
@@ -51,33 +80,54 @@ from evenhand.theory.retrieval import (
 
 __all__ = [
     "AgnosticTop",
+    "Bound",
     "Estimate",
+    "GroupBounds",
     "LossDistribution",
+    "MixtureBound",
+    "TopMinimiser",
     "WorstDensity",
     "agnostic_top",
     "batch_weights",
     "bowl_bound",
+    "capped_predictions",
+    "corrected_bound",
+    "cvar_bias_bound",
     "cvar_by_definition",
     "cvar_by_top",
     "cvar_by_worst_density",
     "cvar_curve",
     "cvar_of_nonnegative_thresholds",
+    "empirical_corrected_bound",
+    "empirical_cvar_bias",
+    "empirical_rademacher",
+    "expected_empirical_cvar",
     "expected_order_weighted_average",
     "expected_s2m_loss",
     "expected_shared_s2m_loss",
     "expected_shared_snm_loss",
     "expected_snm_loss",
+    "finite_class_bound",
     "inclusion_probabilities",
+    "known_membership_bound",
     "label_weights",
     "least_contrastive_loss_of_a_miss",
     "least_loss_of_a_miss",
     "lemma_1_right_side",
+    "linear_rademacher_bound",
+    "mixture_bound",
     "order_weighted_average",
     "order_weighted_bound",
     "order_weighted_losses",
+    "paper_bound",
+    "paper_covering_bound",
     "retrieval_loss",
+    "sampled_rademacher",
     "shared_label_weights",
     "simulated_s2m_loss",
     "simulated_shared_s2m_loss",
     "snm_loss_distribution",
+    "threshold_rademacher",
+    "threshold_value",
+    "top_minimiser",
 ]

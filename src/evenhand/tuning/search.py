@@ -45,7 +45,7 @@ NUM_TRIALS, MAX_DROP = 16, 0.005  # unless told otherwise
 class Search:
     config: Config
     space: Space
-    criterion: str  # made as high as it can be: any name that `selected_value` knows
+    criterion: str  # made as high as it can be: any name that `selected_score` knows
     average: str  # must not fall far below its best
     max_drop: float
     seed: int

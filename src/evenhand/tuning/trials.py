@@ -18,7 +18,7 @@ from rich.console import Console
 from evenhand.config import to_toml
 from evenhand.data import Dataset
 from evenhand.errors import UserError
-from evenhand.evaluation import Score, selected_value
+from evenhand.evaluation import Score, selected_score, selected_value
 from evenhand.files import write_text
 from evenhand.pipeline import begin_run, evaluate_run, resumable_config, train_run
 from evenhand.report.tradeoff import write_tradeoff
@@ -121,23 +121,17 @@ def _forget_weights(run: Path) -> None:
 
 def judged(trial: Trial, scores: Sequence[Score], search: Search, *, seconds: float) -> Trial:
     """The trial with its figures."""
-
-    def selected(name: str, kind: str) -> float:
-        moved = [dataclasses.replace(score, value=getattr(score, kind)) for score in scores]
-        return selected_value(moved, name)
-
-    has_intervals = search.config.evaluation.num_resamples > 0
-    metric = search.criterion.partition(" on ")[0].strip()
+    criterion = selected_score(scores, search.criterion)
     return dataclasses.replace(
         trial,
         average=selected_value(scores, search.average),
-        criterion=selected_value(scores, search.criterion),
-        low=selected(search.criterion, "low") if has_intervals else trial.low,
-        high=selected(search.criterion, "high") if has_intervals else trial.high,
+        criterion=criterion.value,
+        low=criterion.low,  # NaN where nothing is resampled
+        high=criterion.high,
         figures={
             row_title(score): score.value
             for score in main_rows(scores)
-            if score.metric == metric and not math.isnan(score.value)
+            if score.metric == criterion.metric and not math.isnan(score.value)
         },
         seconds=seconds,
     )

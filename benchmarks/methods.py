@@ -140,6 +140,10 @@ def saved(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+def device_name() -> str:
+    return str(about(argparse.Namespace(what="", size="demo"))["device"])
+
+
 def said(options: argparse.Namespace) -> dict[str, Any]:
     noise = f" --noise {options.noise}" if options.noise else ""
     return about(argparse.Namespace(what="tune", size="demo")) | {
@@ -183,6 +187,7 @@ def tune(options: argparse.Namespace, console: Console) -> None:
                 {
                     "method": method, "options": own, "learning_rate": rate,
                     "validation": figures, "training_seconds": round(seconds, 1),
+                    "device": device_name(),
                 }
             )  # fmt: skip
             console.print(f"{method:15s} {rate} {own}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
@@ -204,7 +209,7 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
     """The chosen settings with new seeds; differences to SNM on groups fixed on validation."""
     chosen = saved(results_path(options, "tuning"))["chosen"]
     data = data_folder(options, console)
-    methods = [method for method in options.methods if method in chosen]
+    methods = list(dict.fromkeys(["snm", *options.methods]))  # all are compared with SNM
     jobs = [(method, seed) for seed in options.seeds for method in methods]
     runs: dict[str, list[Any]] = {method: [] for method in methods}
     rows = []
@@ -223,7 +228,7 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
             outcomes, seconds = future.result()
             runs[method].append(outcomes)
             figures = figures_of(outcomes["test"], data, build_config(BASE), "test")
-            rows.append({"method": method, "seed": seed, "test": figures})
+            rows.append({"method": method, "seed": seed, "test": figures, "device": device_name()})
             console.print(f"{method:15s} seed {seed}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
     differences = {}
     for method in methods:
@@ -231,7 +236,10 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
         differences[method] = [vars(row) for row in found if row.metric == CRITERION]
     path = results_path(options, "seeds")
     before = saved(path)  # methods that were not asked for now stay as they were
-    kept = [row for row in before.get("runs", []) if row["method"] not in methods]
+    kept = [row for row in before.get("runs", []) if row["method"] not in options.methods]
+    if kept:
+        rows = [row for row in rows if row["method"] in options.methods]
+        differences = {name: differences[name] for name in options.methods}
     differences = before.get("differences", {}) | differences
     write_json(
         path,

@@ -1,4 +1,5 @@
 import dataclasses
+import decimal
 import itertools
 import math
 
@@ -165,15 +166,16 @@ def clustered_truth(cap):
 def test_bounds_by_cluster_hold_and_bounds_that_overlook_the_clusters_are_refuted():
     generator, truth = np.random.default_rng(1), clustered_truth(cap=29.0)
     failures = {"minded": 0, "overlooked": 0}
-    for _ in range(TRIALS):
+    for trial in range(TRIALS):
         losses, ids = clusters(generator, 40)
         minded = certificate(losses, delta=DELTA, cluster_ids=ids, cap=29.0).bound_at(FINE)
-        few_lengths = len(losses) - len(losses) % 100  # each length needs a band of its own
-        overlooked = certified(generator.permutation(losses)[:few_lengths])
         failures["minded"] += bool(np.any(minded < truth - 1e-12))
-        failures["overlooked"] += bool(np.any(overlooked < truth - 1e-12))
+        if trial % 5 == 0:
+            few_lengths = len(losses) - len(losses) % 100  # each length needs a band of its own
+            overlooked = certified(generator.permutation(losses)[:few_lengths])
+            failures["overlooked"] += bool(np.any(overlooked < truth - 1e-12))
     assert not is_refuted(failures["minded"])
-    assert failures["overlooked"] > 0.15 * TRIALS
+    assert failures["overlooked"] > 0.15 * TRIALS / 5
 
 
 def test_the_estimate_by_cluster_is_that_of_the_weighted_queries():
@@ -242,6 +244,15 @@ def test_band_and_anchors_share_one_delta():
     largest = np.sort(losses)[::-1][ranks - 1]
     alone = dict(zip(*excess_curve(largest, masses, np.zeros(0), np.zeros(0)), strict=True))
     assert math.isclose(excesses[0.75], alone[0.75])  # above the last anchor there is the band
+
+
+def test_for_the_anchors_losses_are_rounded_up():
+    losses = np.random.default_rng(0).random(400)
+    clusters_of_one = certificate(losses, delta=DELTA, cluster_ids=np.arange(400), cap=1.0)
+    alone = certificate(losses, delta=DELTA)
+    for found, share in (alone, 0.4 / 2), (clusters_of_one, 1 / len(clusters_of_one.thresholds)):
+        exact = mean_bound(losses, delta=share * DELTA)
+        assert exact < found.excesses[0] < exact + 2.0**-13
 
 
 @given(loss_lists, st.randoms())
@@ -346,6 +357,34 @@ def test_the_band_fails_with_probability_delta(num_draws):
     assert abs(fails / 20_000 - DELTA) < 5 * error
 
 
+def chance_to_fail(ranks, masses, num_draws):
+    """The same for n uniform draws, by a chain of binomial laws in 60 digits."""
+    decimal.getcontext().prec = 60
+    chances, reached, failing = {0: decimal.Decimal(1)}, decimal.Decimal(0), decimal.Decimal(0)
+    for rank, mass in zip(ranks.tolist(), masses.tolist(), strict=True):
+        if mass >= 1:
+            break
+        share = (decimal.Decimal(mass) - reached) / (1 - reached)
+        reached, later = decimal.Decimal(mass), dict.fromkeys(range(num_draws + 1), 0)
+        for count, chance in chances.items():
+            left = num_draws - count
+            for more in range(left + 1):
+                ways = math.comb(left, more)
+                later[count + more] += chance * ways * share**more * (1 - share) ** (left - more)
+        failing += sum(later.pop(count) for count in range(rank))
+        chances = later
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("num_draws", "delta"),
+    [(1, 1e-16), (2, 1e-15), (10, 1e-14), (45, 1e-13), (45, 1e-15), (45, 1e-9), (1, 1e-320)],
+)
+def test_a_band_of_a_tiny_delta_holds_though_1_minus_delta_has_few_digits(num_draws, delta):
+    with decimal.localcontext():
+        assert chance_to_fail(*tail_masses(num_draws, delta), num_draws) <= delta
+
+
 def test_the_masses_rise_and_lie_above_the_shares_of_the_sample():
     for num_draws in (3, 1000, 30_000):
         ranks, masses = tail_masses(num_draws, DELTA)
@@ -406,9 +445,9 @@ def test_a_mean_bound_is_narrow_where_the_variance_is_small():
 
 
 def test_counts_stand_for_repeats():
-    values = np.array([0.0, 0.3, 1.0])
-    counted = mean_bound(values, counts=np.array([4, 3, 2]), delta=DELTA)
-    assert math.isclose(counted, mean_bound(np.repeat(values, [4, 3, 2]), delta=DELTA))
+    values, counts = np.array([0.0, 0.3, 1.0]), np.array([40, 30, 20])
+    counted = mean_bound(values, counts=counts, delta=DELTA)
+    assert math.isclose(counted, mean_bound(np.repeat(values, counts), delta=DELTA))
     assert mean_bound(np.ones(1000), delta=DELTA) == 1
 
 

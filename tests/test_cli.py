@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 
 import small
-from evenhand.cli import main
+from evenhand.cli import EPILOG, main
 from evenhand.config import METHODS, SAMPLERS
 from evenhand.data import Strings, open_dataset, save_dataset
 from evenhand.version import __version__
@@ -258,7 +258,20 @@ def test_compare_prints_both_runs_and_their_difference(user, home):
     assert f"{recalls['second']:.4f}" in row
     assert f"{recalls['second'] - recalls['first']:+.4f}" in row
     assert "worst 3 styles" in out
-    assert "the worst groups are those of first on the validation part, the same for all" in out
+    told = "in the differences they are those of first on the validation part, the same for all"
+    assert told in out
+
+
+def test_a_tenth_of_few_groups_is_called_the_worst_group(user):
+    differences = user("compare", "runs/first", "runs/second").split("minus first")[1]
+    assert "worst style" in differences
+    assert "worst tenth" not in differences
+
+
+def test_the_help_sets_every_method_apart_from_what_it_does():
+    lines = [line.split() for line in EPILOG.splitlines()]
+    for name, text in METHODS.items():
+        assert [name, *text.split()] in lines
 
 
 def test_compare_works_where_no_group_is_large_enough_to_judge(user, home, tmp_path):

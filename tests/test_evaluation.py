@@ -19,6 +19,7 @@ from evenhand.evaluation import (
     load_outcome,
     save_outcome,
     score_table,
+    selected_score,
     selected_value,
     worst_members,
 )
@@ -436,6 +437,7 @@ def test_the_same_seed_gives_the_same_table(outcome, dataset):
     ],
 )
 def test_a_value_is_selected_by_name(scores, dataset, name, place):
+    assert selected_score(scores, name) is row(scores, *place)
     assert selected_value(scores, name) == row(scores, *place).value
     check_selector(name, dataset, "test", cutoffs=(1, 5, 10))
 

@@ -175,7 +175,8 @@ def test_sparse_products_are_those_of_the_dense_matrix(num_rows, num_columns, nu
     matrix, entries = torch.tensor(dense, dtype=torch.float64), Entries(rows, columns, values)
     right = torch.randn(num_columns, 3, dtype=torch.float64, generator=generator)
     left = torch.randn(num_rows, 3, dtype=torch.float64, generator=generator)
-    torch.testing.assert_close(product(entries, right, num_rows=num_rows), matrix @ right)
-    torch.testing.assert_close(
-        transposed_product(entries, left, num_columns=num_columns), matrix.T @ left
-    )
+    for given_as in (entries, matrix):
+        found = product(given_as, right, num_rows=num_rows)
+        torch.testing.assert_close(found, matrix @ right)
+        found = transposed_product(given_as, left, num_columns=num_columns)
+        torch.testing.assert_close(found, matrix.T @ left)

@@ -140,6 +140,18 @@ def test_the_logged_loss_is_the_risk_of_the_method(loop, places, method):
     assert [row["loss"] for row in rows_of(places)] == pytest.approx([RISKS[method]])
 
 
+def test_what_is_dropped_grows_as_the_hard_examples_get_fewer(loop, places):
+    """k' goes from 32 by 6 a step to 8, so a quarter of the 4 dropped is added each time."""
+    settings = {"mining__method": "ranked-range", "mining__anneal_fraction": 1.0}
+    settings |= {"risk__num_dropped": 4, "training__num_steps": 4, "training__log_every": 1}
+    loop(loss_fn=counted, **settings)
+    expected = [
+        sum(range(32 - dropped - count, 32 - dropped)) / count
+        for dropped, count in [(0, 32), (1, 26), (2, 20), (3, 14)]
+    ]
+    assert [row["loss"] for row in rows_of(places)] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("method", ["chi-square", "kl"])
 def test_a_ball_reaches_as_far_as_the_hard_examples(loop, places, method):
     """Its risk is that of the worst weights, so at least that of equal ones for 8 of 32."""

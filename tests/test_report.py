@@ -2,6 +2,7 @@ import dataclasses
 import html.parser
 import math
 import re
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from evenhand.report.examples import _gaps, _is_right, _largest
 from evenhand.report.maps import _change_classes, _dots, _recall_classes
 from evenhand.report.markup import Html, element, interval, listed, percent, user_text
 from evenhand.report.study import study_of
+from evenhand.report.tables import _members
 from evenhand.report.verdict import comparison, verdict
 from evenhand.runs import RunResult
 
@@ -151,6 +153,7 @@ def test_a_page_of_one_two_or_three_runs_has_every_section(tmp_path, dataset, na
     assert sections_of(page) == ALL_SECTIONS
     assert ("Change from" in page) == (len(names) == 2)
     assert ("Repaired" in page) == (len(names) > 1)
+    assert ("<code>evenhand compare</code> pairs their queries" in page) == (len(names) > 1)
     assert page.count('class="map"') == len(names) + (len(names) == 2)
     assert page.count(ATTRIBUTION) == 2  # beside the map and in the footer
 
@@ -422,3 +425,17 @@ def test_a_line_chart_stays_inside_its_frame(ys):
     assert min(numbers) >= 0
     assert max(numbers) <= 360
     assert "nan" not in text
+
+
+def test_the_members_of_worst_rows_are_named_beside_few_runs_and_below_many():
+    def scores(*names):
+        return [Score("recall@10", "script", "worst", 0.5, 0.4, 0.6, 9, True, (n,)) for n in names]
+
+    def shown(*names):
+        study = types.SimpleNamespace(run_names=[f"run {n}" for n in range(len(names))])
+        return " ".join(part.text for part in _members(study, scores(*names)))
+
+    assert "THAI" in shown("THAI", "CJK", "THAI")
+    assert shown("THAI", "CJK", "THAI", "LATIN").count("see below") == 1
+    assert "THAI" not in shown("THAI", "CJK", "THAI", "LATIN")
+    assert "THAI" in shown("THAI", "THAI", "THAI", "THAI")  # one list is short enough

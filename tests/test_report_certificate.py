@@ -9,7 +9,7 @@ import pytest
 from evenhand.data.dataset import Dataset, Groups, Part, Rows, pairs_of
 from evenhand.evaluation import Outcome, certify, score_table
 from evenhand.report import write_report
-from evenhand.report.certificate import _known_groups, certificate_section
+from evenhand.report.certificate import _bound_words, _known_groups, certificate_section
 from evenhand.report.study import study_of
 from evenhand.runs import RunResult
 
@@ -145,6 +145,26 @@ def test_known_groups_are_placed_by_share_and_mean_loss_and_lie_below_the_bound(
     assert math.isclose(sum(g.share for g in groups.values() if g.column == "country"), 1)
     found = certify(outcome, dataset)
     assert all(g.loss <= found.bound_at(g.share) for g in groups.values())
+
+
+def test_groups_too_small_to_judge_are_no_known_groups(dataset):
+    result = result_of(dataset)
+    scores = [
+        dataclasses.replace(s, is_judged=s.group != EVIL and s.is_judged) for s in result.scores
+    ]
+    study = study_of([dataclasses.replace(result, scores=scores)], dataset)
+    names = {group.name for group in _known_groups(study, 0, "queries")}
+    assert EVIL not in names
+    assert "LATIN" in names
+
+
+def test_a_bound_of_one_is_said_to_guarantee_nothing():
+    assert _bound_words(0.99951) == "for a group of that size nothing below 1 is guaranteed"
+    assert _bound_words(0.9981) == "the bound for that size is 0.999"  # rounded up
+
+
+def test_labels_that_share_queries_are_said_not_to_be_quite_independent(dataset):
+    assert "Labels that share queries are not quite independent" in section_of(dataset, "snm")
 
 
 def test_whole_labels_are_shown_beside_groups_of_labels_alone(dataset):

@@ -222,6 +222,15 @@ def test_a_baseline_that_is_chosen_is_said_to_be_it(tmp_path):
     assert "It is the SNM baseline: no other setting did better." in page_of(tmp_path, trials)
 
 
+def test_a_chosen_trial_that_keeps_the_whole_batch_is_said_to_do_as_snm_does(tmp_path):
+    trials = [trial_of(1, 0.5, 0.4, role="SNM", k_prime=64), trial_of(2, 0.5, 0.6, k_prime=64)]
+    assert "Trial 2 is chosen, with k' = 64 (as in SNM): " in page_of(tmp_path, trials)
+
+
+def test_a_trial_without_a_remark_has_no_empty_line(tmp_path):
+    assert "<small></small></th>" not in page_of(tmp_path)
+
+
 def test_without_a_trial_that_ended_there_is_no_page(tmp_path):
     with pytest.raises(ValueError, match="at least one"):
         page_of(tmp_path, [TRIALS[4]])

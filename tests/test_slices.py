@@ -26,6 +26,7 @@ from evenhand.evaluation.scan import (
     strata_of,
 )
 from evenhand.evaluation.slices import loss_interval, pair_losses
+from evenhand.tables import slice_notes
 from small import run_main
 
 # --- oracles: loops over rows ---------------------------------------------------------------------
@@ -424,6 +425,13 @@ def test_nothing_is_claimed_where_all_pairs_fare_alike(loss):
     assert find_slices(np.full(len(query_ids), loss), query_ids, attributes).slices == ()
 
 
+def test_the_rounding_of_sums_is_no_finding():
+    losses = np.full(3000, 0.8)  # no number of float32: their sums in float32 are too small
+    losses[0] = 1.0  # it lies in one of three groups alike, wherever it is put
+    groups = nominal("group", np.arange(3000) % 3, ["a", "b", "c"])
+    assert find_slices(losses, np.arange(3000), [groups], num_permutations=99).slices == ()
+
+
 def test_nothing_is_claimed_without_a_column_or_without_a_pair():
     assert find_slices(np.ones(50), np.arange(50), []).slices == ()
     empty = nominal("c", np.zeros(0, dtype=np.int64), ["c = 0"])
@@ -619,6 +627,34 @@ def test_a_group_that_another_part_does_not_know_holds_nobody_there():
     assert math.isnan(checked.slices[0].value)
 
 
+def test_units_of_a_run_are_queries_or_labels():
+    dataset = small.text_dataset()
+    outcome = outcome_of(dataset, "test", region_missed(dataset, "test", 2))
+    found = slices_of(outcome, dataset, "test", num_permutations=39, units="labels")
+    assert [s.conditions for s in found.slices] == [("region = S",)]
+    with pytest.raises(ValueError, match="units must be 'queries' or 'labels', got 'pairs'"):
+        slices_of(outcome, dataset, "test", units="pairs")
+
+
+def test_labels_as_units_allow_for_labels_that_differ():
+    """Every label has a difficulty of its own, and a group that has nothing to do with it."""
+    claims = {"queries": 0, "labels": 0}
+    for number in range(60):
+        generator = np.random.default_rng(number)
+        difficulty, groups = generator.beta(1, 3, size=120), generator.integers(5, size=120)
+        label_ids = np.repeat(np.arange(120), generator.integers(3, 8, size=120))
+        losses = (generator.random(len(label_ids)) < difficulty[label_ids]).astype(float)
+        column = nominal("group", groups[label_ids], list("abcde"))
+        query_ids = np.arange(len(label_ids))
+        for name, units in (("queries", query_ids), ("labels", label_ids)):
+            found = find_slices(
+                losses, query_ids, [column], unit_ids=units, num_permutations=99, max_slices=1
+            )
+            claims[name] += bool(found.slices)
+    assert claims["labels"] <= 8  # of 60 at 5 %: more has a chance below 1 in 100
+    assert claims["queries"] > 15
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -651,6 +687,8 @@ def test_the_command_names_the_failed_and_writes_them_down(run_folder, capsys, t
     assert "expect them to be less bad on others" in answer.out
     written = run_folder / "evaluation/test/slices.json"
     assert written.read_bytes() == (tmp_path / "x.json").read_bytes()
+    for path in (written, tmp_path / "x.json"):
+        assert f"written to {path}" in answer.out
     told = json.loads(written.read_text("utf-8"))
     assert told["metric"] == "recall@10"
     assert told["slices"][0]["conditions"] == ["region = [b]S :smile:"]
@@ -674,7 +712,15 @@ def test_the_command_takes_its_figures_from_a_part_that_did_not_choose(run_folde
 def test_the_command_says_in_one_sentence_that_there_is_nothing(run_folder, capsys):
     answer = run_main(capsys, "slices", run_folder, "--min-pairs", "100")
     assert answer.code == 0
-    assert "no slice is worse than chance explains" in answer.out
+    assert "nothing to look at: no slice holds 100 pairs of the test part" in answer.out
+
+
+def test_slices_that_chance_explains_are_counted_in_one_sentence():
+    generator = np.random.default_rng(0)
+    codes = nominal("script", np.arange(400) % 2, ["A", "B"])
+    found = find_slices((generator.random(400) < 0.2).astype(float), np.arange(400), [codes])
+    (note,) = slice_notes(found, found_on="test", shown_on="test")
+    assert note.startswith("no slice is worse than chance explains: 2 slices of at least 30 pairs")
 
 
 @pytest.mark.parametrize(
@@ -686,6 +732,7 @@ def test_the_command_says_in_one_sentence_that_there_is_nothing(run_folder, caps
         (["--top", "0"], "--top must be at least 1, got 0"),
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--part", "train"], "has not been evaluated on the train part"),
+        (["--check-on", "test"], "--check-on must be another part than the one searched"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(run_folder, capsys, words, sentence):

@@ -64,7 +64,7 @@ SIZES = {
     "product": Size(11, 7, [(7, 6), (3, 6), (7, 2), (3, 4), (1, 1)]),  # every label is scored
     "gather": Size(70, 5, [(2, 3)]),  # L > 8 M: label vectors are gathered
     "fold": Size(30, 40, [(2, 3), (40, 6)]),  # M >= 16 k: the hardest are found in two stages
-    "every": Size(9, 9, [(9, 6), (9, 2)]),  # M = L = k: coefficients are dense
+    "every": Size(9, 9, [(9, 6), (9, 2), (3, 4)]),  # M = L; where k is too, coefficients are dense
 }
 
 
@@ -302,6 +302,7 @@ def test_any_weights_may_be_given_to_the_examples():
 
     mined = mined_with(model, batch, sample, risk_fn=risk_fn)
     assert mined.survivors.tolist() == [1, 4, 5]
+    assert mined.weights.tolist() == [0.7, 0.2, 0.1]
     queries = model.query_vectors(batch.features)
     ids, values = gradients_of(mined, queries, batch, model).label_rows
     table = model.label_table.detach().clone().requires_grad_()

@@ -60,13 +60,28 @@ def test_the_main_rows_are_all_the_frequencies_and_the_worst_of_every_column():
         score("frequency", "tail", 0.4),
         score("frequency", "worst 3", 0.4),
         score("frequency over pairs", "worst 3", 0.4),
-        score("script", "THAI", 0.3),
+        *(score("script", name, 0.3) for name in ("THAI", "CJK", "GREEK", "LATIN")),
         score("script", "worst", 0.3),
         score("script", "worst 3", 0.2),
         score("script", "worst tenth", math.nan),
     ]
     kept = [(row.column, row.group) for row in main_rows(scores)]
     assert kept == [("all", "all"), ("frequency", "tail"), ("script", "worst 3")]
+
+
+@pytest.mark.parametrize(("num_judged", "shown"), [(1, []), (2, ["worst"]), (3, ["worst"])])
+def test_the_worst_3_of_two_or_three_groups_are_not_shown_but_the_worst_is(num_judged, shown):
+    groups = [score("device", f"{n}", 0.5) for n in range(num_judged)]
+    groups.append(score("device", "rare", 0.1, count=2, is_judged=False))
+    scores = [*groups, score("device", "worst", 0.5), score("device", "worst 3", 0.5)]
+    assert [row.group for row in main_rows(scores)] == shown
+
+
+def test_brackets_are_explained_where_there_are_any():
+    rare = score("frequency", "tail", 0.5, is_judged=False)
+    told = "(…): too few pairs to judge"
+    assert told in text_of(results_table([("a", [score("all", "all", 0.5), rare])]))
+    assert told not in text_of(results_table([("a", [score("all", "all", 0.5)])]))
 
 
 def test_nothing_is_a_dash_and_too_small_is_in_brackets():
@@ -92,8 +107,9 @@ def test_the_results_of_two_runs_stand_side_by_side_and_the_best_is_bold():
 
 
 def test_worst_groups_of_different_size_show_the_range_of_their_pairs():
+    scripts = [score("script", name, 0.5) for name in ("THAI", "CJK", "GREEK", "LATIN")]
     runs = [
-        (name, [score("script", "worst 3", 0.5, count=count)])
+        (name, [*scripts, score("script", "worst 3", 0.5, count=count)])
         for name, count in (("one", 423), ("two", 3632))
     ]
     (row,) = [

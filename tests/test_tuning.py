@@ -4,10 +4,11 @@ import dataclasses
 import itertools
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.stats import qmc
 
@@ -22,6 +23,7 @@ from evenhand.tuning.choice import (
     pareto_front,
     rivals,
 )
+from evenhand.tuning.notes import choice_notes
 from evenhand.tuning.search import default_criterion, plan_search, without_test
 from evenhand.tuning.shares import group_share, guarding, num_hard_examples_for
 from evenhand.tuning.space import (
@@ -65,6 +67,8 @@ def whole(table):
 
 
 @given(tables, st.integers(0, 9))
+@example([(5, 3), (6, 3), (6, 3)], 9)
+@example([(6, 4), (6, 3)], 0)
 def test_the_choice_is_that_of_a_slow_reading_of_the_rule(table, max_drop):
     rows = whole(table)
     feasible = [row for row in rows if all(other[1] - row[1] <= max_drop for other in rows)]
@@ -303,6 +307,27 @@ def test_the_default_criterion_is_of_the_column_with_the_most_judged_groups():
         default_criterion(config(evaluation__cutoffs=[1, 7]), dataset)
         == "recall@7 on worst tenth of region"
     )
+
+
+def test_a_criterion_that_finds_nothing_is_said_to_have_decided_nothing():
+    search = plan_search(config(), without_test(small.dense_dataset()), num_trials=2)
+    found = [trial_of(1, 0.5, 0.25, low=0.2, high=0.3), trial_of(2, 0.5, 0.21)]
+    nothing = [trial_of(1, 0.5, 0.0, low=0.0, high=0.0), trial_of(2, 0.5, 0.0)]
+    told = [" ".join(choice_notes(Path("x"), search, trials)) for trials in (found, nothing)]
+    assert ["finds nothing by that criterion" in text for text in told] == [False, True]
+    assert ["hardly to be told from it: trial 2" in text for text in told] == [True, False]
+
+
+def test_the_interval_of_a_trial_is_that_of_its_criterion():
+    scores = [
+        Score("recall@10", "all", "all", 0.5, 0.4, 0.6, 100, is_judged=True),
+        Score("recall@10", "frequency", "tail", 0.25, 0.125, 0.375, 30, is_judged=True),
+    ]
+    search = plan_search(
+        config(), without_test(small.dense_dataset()), num_trials=2, criterion="recall@10 on tail"
+    )
+    trial = judged(trial_of(1, NAN, NAN), scores, search, seconds=2.0)
+    assert (trial.average, trial.criterion, trial.low, trial.high) == (0.5, 0.25, 0.125, 0.375)
 
 
 def test_without_intervals_a_trial_has_none():

@@ -214,7 +214,7 @@ def test_a_trial_that_diverges_is_out_and_the_others_go_on(user, home):
     assert "so it is out" in out
     assert tuning["chosen"] in (1, 2)
     assert tuning["trials"][2]["failure"] in (home / "wild/tradeoff.html").read_text("utf-8")
-    assert "3 of 3 trials are finished already" in user("tune", "--resume", "--run", "wild")
+    assert "3 of 3 trials finished already" in user("tune", "--resume", "--run", "wild")
 
 
 def test_where_every_trial_diverges_none_is_chosen(home, monkeypatch, capsys):
@@ -248,7 +248,7 @@ def test_a_killed_search_goes_on_and_ends_as_one_never_disturbed(home, number):
     before = bytes_of(folder / "trials")
     answer = run(home, "tune", "--resume", "--run", folder)
     assert answer.code == 0, answer.err
-    said = f"{num_recorded} of 4 trials are finished already"
+    said = f"{num_recorded} of 4 trials finished already"
     assert (said in answer.out) == (num_recorded > 0)
     assert fruits(folder) == fruits(home / "whole")
     after = bytes_of(folder / "trials")
@@ -305,7 +305,7 @@ def test_a_search_can_be_given_more_trials_and_ends_as_one_that_had_them_at_once
     for words in (("a.toml", "--trials", 2), ("--resume", "--trials", 4)):
         answer = run(home, "tune", "--run", folder, *words)
         assert answer.code == 0, answer.err
-    assert "2 of 4 trials are finished already" in answer.out
+    assert "2 of 4 trials finished already" in answer.out
     assert fruits(folder) == fruits(home / "whole")
     sentence = run(home, "tune", "--run", folder, "--resume", "--trials", 3).sentence
     assert "--trials must be at least 4" in sentence

@@ -146,38 +146,50 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def _add_readers(verbs: Any) -> None:
     evaluate = _verb(verbs, "evaluate", "evaluate a run on a part of its data")
-    evaluate.add_argument("run")
+    evaluate.add_argument("run", help="run folder")
     _add_part(evaluate)
     _finish(evaluate, commands.evaluate_command)
     compare = _verb(verbs, "compare", "two or more runs, with paired intervals")
-    compare.add_argument("runs", nargs="+")
-    compare.add_argument("--metric", default="recall@10", help="(%(default)s)")
+    compare.add_argument("runs", nargs="+", help="run folders; the others are held to the first")
+    compare.add_argument("--metric", default="recall@10", help="of the differences (%(default)s)")
     _add_part(compare)
     _finish(compare, commands.compare_command)
     slices = _verb(verbs, "slices", "the subpopulations that explain a run's failures")
-    slices.add_argument("run")
-    slices.add_argument("--metric", default="recall@10", help="(%(default)s)")
+    slices.add_argument("run", help="run folder, evaluated")
     slices.add_argument(
-        "--conditions", type=int, default=2, choices=(1, 2, 3), help="of a slice (%(default)s)"
+        "--metric",
+        default="recall@10",
+        help="or another cut-off, or 'reciprocal rank' (%(default)s)",
     )
-    slices.add_argument("--min-pairs", type=int, help="of a slice (30, or 0.1 %% of all pairs)")
-    slices.add_argument("--permutations", type=int, default=200, help="(%(default)s)")
+    slices.add_argument(
+        "--conditions",
+        type=int,
+        default=2,
+        choices=(1, 2, 3),
+        help="that a slice may have at most (%(default)s)",
+    )
+    slices.add_argument(
+        "--min-pairs", type=int, help="that a slice must hold (30, or 0.1 %% of all pairs)"
+    )
+    slices.add_argument(
+        "--permutations", type=int, default=200, help="more make p finer (%(default)s)"
+    )
     slices.add_argument("--top", type=int, default=20, help="slices to show (%(default)s)")
     slices.add_argument("--seed", type=int, default=0, help="of the permutations (%(default)s)")
     slices.add_argument(
-        "--check-on", choices=("validation", "test"), help="part to take the figures from"
+        "--check-on", choices=("validation", "test"), help="other part to take the figures from"
     )
     slices.add_argument("--json", help="file to write beside evaluation/<part>/slices.json")
     _add_part(slices)
     _finish(slices, commands.slices_command)
     report = _verb(verbs, "report", "one page about one or more runs")
-    report.add_argument("runs", nargs="+")
+    report.add_argument("runs", nargs="+", help="run folders")
     report.add_argument("--out", help="file to write (report.html in the first run)")
     _add_part(report)
     _finish(report, commands.report_command)
     search = _verb(verbs, "search", "ask a trained model")
-    search.add_argument("run")
-    search.add_argument("queries", nargs="+")
+    search.add_argument("run", help="run folder")
+    search.add_argument("queries", nargs="+", help="what to look for, in quotes")
     search.add_argument("--results", type=int, default=5, help="labels to show (%(default)s)")
     _finish(search, commands.search_command)
 
@@ -196,7 +208,7 @@ def _add_data(verbs: Any) -> None:
     extreme.add_argument("--train-groups", help="TSV: id, group; a line a document")
     extreme.add_argument("--test-groups")
     table = _verb(kinds, "table", "a CSV or TSV of queries and labels")
-    table.add_argument("table")
+    table.add_argument("table", help="file with a header and one right answer a line")
     table.add_argument("--query-column", default="query", help="(%(default)s)")
     table.add_argument("--label-column", default="label", help="(%(default)s)")
     table.add_argument(
@@ -227,7 +239,10 @@ def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 def _add_part(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--part", default="test", choices=("train", "validation", "test"), help="(%(default)s)"
+        "--part",
+        default="test",
+        choices=("train", "validation", "test"),
+        help="of the data (%(default)s)",
     )
 
 

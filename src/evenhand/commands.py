@@ -146,8 +146,8 @@ def compare_command(options: argparse.Namespace) -> int:
         )
     if groups:
         console.print(
-            f"the worst groups are those of {results[0].name} on the {chosen_on} part, the same "
-            f"for all runs"
+            f"in the first table the worst groups are each run's own; in the differences they are "
+            f"those of {results[0].name} on the {chosen_on} part, the same for all runs"
         )
     return 0
 
@@ -170,7 +170,17 @@ def _groups_to_compare(
         metric=options.metric,
         min_pairs=run_config(folder).evaluation.min_pairs,
     )
-    return groups, chosen_on
+    return _telling(groups), chosen_on
+
+
+def _telling(groups: dict[str, GroupList]) -> dict[str, GroupList]:
+    """Three of two devices, or a tenth of seven continents, are called what they are: the worst."""
+    told = {}
+    for title, (column, names) in groups.items():
+        if len(names) < (3 if title.startswith("worst 3 ") else 2):
+            title, names = f"worst of {column}", names[:1]
+        told[title] = GroupList(column, names)
+    return told
 
 
 def slices_command(options: argparse.Namespace) -> int:
@@ -180,6 +190,11 @@ def slices_command(options: argparse.Namespace) -> int:
         if value is not None and value < least:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} must be at least {least}, got {value}")
+    if options.check_on == options.part:
+        raise UserError(
+            f"--check-on must be another part than the one searched (--part), got {options.part} "
+            f"for both; to find on one and check on the other: --part validation --check-on test"
+        )
     folder, part, metric = Path(options.run), options.part, options.metric
     dataset = open_data(run_config(folder).data, console)
     check_trained_on(folder, dataset)
@@ -212,7 +227,7 @@ def slices_command(options: argparse.Namespace) -> int:
     for place in (path, _path(options.json)):
         if place is not None:
             write_json(place, written)
-    console.print(f"written to {path}")
+            console.print(f"written to {place}")
     return 0
 
 

@@ -210,7 +210,7 @@ class MiningConfig:
 class RiskConfig:
     """How the examples of a batch are weighed, where the method asks for more than k'."""
 
-    num_dropped: int = 32  # ranked-range: the hardest examples of a batch that do not count
+    num_dropped: int = 32  # ranked-range: the hardest of a batch that do not count in the end
     window: int = 16  # cvar: batches by which the threshold is set
     step_size: float = 0.01  # group-dro, stochastic-max: of the weights, a step
     mixing: float = 0.5  # stochastic-max: share of the uniform distribution

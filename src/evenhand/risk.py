@@ -2,7 +2,7 @@
 
 Every risk is sum_b w_b * loss_b with the weights held fixed, so one backward pass serves them
 all, and only examples with a weight need one. Weights are not negative. Those of one batch sum
-to 1, but for `DualCvar` and `StochasticMaximum`, whose weights do so on average over batches.
+to 1, but for `DualCvar` and `StochasticMaximum`, whose weights nearly do so over many batches.
 
 A risk without memory is a function. One that remembers is a class: its state goes into the
 checkpoint by `state` and `load`. A loss that is NaN makes a weight that counts, so that it is seen.
@@ -95,6 +95,11 @@ def ranked_range_weights(losses: Tensor, *, num_dropped: int, num_hard_examples:
         >>> ranked_range_weights(losses, num_dropped=1, num_hard_examples=2)
         tensor([0.0000, 0.0000, 0.5000, 0.5000])
     """
+    if not 1 <= num_hard_examples <= len(losses):
+        raise ValueError(
+            f"num_hard_examples must be between 1 and {len(losses)} (the number of examples in the "
+            f"batch), got {num_hard_examples}"
+        )
     if not 0 <= num_dropped <= len(losses) - num_hard_examples:
         raise ValueError(
             f"num_dropped must be between 0 and {len(losses) - num_hard_examples} (the examples "
@@ -102,7 +107,8 @@ def ranked_range_weights(losses: Tensor, *, num_dropped: int, num_hard_examples:
         )
     hardest = losses.topk(num_dropped + num_hard_examples).indices  # largest first
     positions = hardest[num_dropped:]  # (k',)
-    return torch.zeros_like(losses).index_fill(0, positions, 1 / num_hard_examples)
+    weights = torch.zeros_like(losses).index_fill(0, positions, 1 / num_hard_examples)
+    return torch.where(losses.isnan(), torch.nan, weights)
 
 
 @torch.no_grad()
@@ -194,9 +200,10 @@ class DualCvar:
         before = losses.new_empty(0) if self.recent is None else self.recent
         self.recent = torch.cat([before, losses.detach()])[-self.window * len(losses) :]
         weights = _weights_of_tail(losses, self.recent, tail_fraction)
-        # While losses fall quickly, a whole batch may lie below the threshold.
-        hardest = top_weights(losses, num_hard_examples=1) / (tail_fraction * len(losses))
-        return torch.where((weights > 0).any(), weights, hardest)
+        # A whole batch may lie below the threshold, as while losses fall quickly. Its hardest
+        # example then counts as in the plain mean: it goes on, and on average hardly matters.
+        hardest = top_weights(losses, num_hard_examples=1) / len(losses)
+        return torch.where((weights == 0).all(), hardest, weights)
 
     def state(self) -> dict[str, Tensor]:
         return {} if self.recent is None else {"recent": self.recent}

@@ -172,7 +172,8 @@ def about_run(
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    num_threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {num_threads} thread{'s' * (num_threads > 1)}"
 
 
 def _commit() -> str | None:

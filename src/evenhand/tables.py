@@ -1,13 +1,14 @@
 """Results in the terminal: one table a person can read at a glance."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.table import Column, Table
 from rich.text import Text
 
 from evenhand.data.dataset import Dataset, count_unseen_labels
-from evenhand.evaluation import Difference, Findings, Outcome, Score, findings_json
+from evenhand.evaluation import SUMMARIES, Difference, Findings, Outcome, Score, findings_json
 from evenhand.tuning.choice import Trial, by_criterion, chosen_trial, feasible_trials
 from evenhand.tuning.space import shown_settings
 
@@ -30,14 +31,25 @@ def summary_title(summary: str, column: str) -> str:
 
 
 def main_rows(scores: Sequence[Score]) -> list[Score]:
-    """All, head, torso, tail, and the worst groups of every column."""
+    """All, head, torso, tail, and the worst groups of every column.
+
+    Where three groups or fewer can be judged, the worst 3 would be all of them: the worst one
+    stands for the column.
+    """
+    judged = Counter(
+        (s.metric, s.column) for s in scores if s.is_judged and s.group not in SUMMARIES
+    )
 
     def is_main(score: Score) -> bool:
-        is_worst = score.group.startswith("worst")
         if score.column in ("all", "frequency"):
-            return not is_worst
-        is_summary = score.group in ("worst 3", "worst tenth") and len(score.members) > 1
-        return is_summary and score.column != "frequency over pairs"
+            return score.group not in SUMMARIES
+        num_judged = judged[score.metric, score.column]
+        is_telling = {
+            "worst": 1 < num_judged <= 3,
+            "worst 3": num_judged > 3,
+            "worst tenth": len(score.members) > 1,
+        }
+        return is_telling.get(score.group, False) and score.column != "frequency over pairs"
 
     return [score for score in scores if is_main(score)]
 
@@ -84,6 +96,9 @@ def results_table(
             if (column, group, metric) in cell
         ]
         table.add_row(Text(row_title(first)), _range(counts), *row)
+    shown = (s for cell in cells for s in cell.values() if s.metric in metrics)
+    if any(not s.is_judged and not math.isnan(s.value) for s in shown):
+        table.caption, table.caption_justify = "(…): too few pairs to judge", "left"
     return table
 
 
@@ -182,6 +197,11 @@ def slice_notes(findings: Findings, *, found_on: str, shown_on: str) -> list[str
         f"{findings.num_looks:,} slices of at least {findings.min_pairs:,} pairs of the "
         f"{found_on} part"
     )
+    if not findings.num_looks:
+        return [
+            f"nothing to look at: no slice holds {findings.min_pairs:,} pairs of the {found_on} "
+            f"part"
+        ]
     if not findings.slices:
         return [f"no slice is worse than chance explains: {looks} were looked at"]
     chosen = (

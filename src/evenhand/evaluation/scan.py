@@ -305,13 +305,15 @@ def largest_score(
     score = float(observed[place])
     single = losses.astype(np.float32)  # twice as fast; counts of failures stay exact
     fast = looks._replace(cells=looks.cells.astype(np.float32))
+    # What is compared is summed alike: sums of float32 err to one side where losses are equal.
+    to_reach = float(scorer.scores(fast.totals(single[:, None])).max())
     num_reached = 0
     at_once = max(1, min(num_permutations, VALUES_AT_ONCE // len(losses)))
     for start in range(0, num_permutations, at_once):
         count = min(at_once, num_permutations - start)
         permuted = permuted_losses(single, slabs, count, generator)
         largest = scorer.scores(fast.totals(permuted)).max(axis=0)  # (B,)
-        num_reached += int((largest >= score - ROUNDING * max(1.0, score)).sum())
+        num_reached += int((largest >= to_reach - ROUNDING * max(1.0, to_reach)).sum())
         if progress is not None:
             progress(start + count)
     p_value = (1 + num_reached) / (1 + num_permutations) if score > 0 else 1.0

@@ -11,7 +11,8 @@ Boehm 2021). For a slice of n pairs with a mean loss of t, where e is expected o
 
 if t is above e, and nothing otherwise. KL is the divergence of two coins: n KL is how much likelier
 the losses are if the slice has a rate of its own, which weighs loss and size without a knob. e is
-the mean loss of the pairs that are left, or of all pairs if that is higher. `scale` is the variance
+the mean loss of the queries with as many pairs that are left, or of all pairs if that is higher.
+`scale` is the variance
 of n coins over the variance that permutations give the slice: it corrects for losses that are no
 coins, for pairs that come in queries, and for slices that are a large part of all pairs. A further
 condition has to earn the logarithm of how many there are to choose from: without that, a chance
@@ -21,10 +22,15 @@ The test permutes losses. Queries with as many pairs change places, and the pair
 a query's losses stay together. If losses have nothing to do with any column, every such
 permutation is equally likely, so the share of permutations whose *largest* score over all slices
 reaches the observed one is an exact p-value for having found anything, however many slices were
-looked at and however they overlap. After a slice is set aside the same test is made of the rest
-(Zhang, Assuncao and Kulldorff 2010); a slice's p-value is never below that of those before it. The
-first test is exact, the later ones nearly: what is left was chosen by its losses. On made data with
-one bad slice (`benchmarks/slices.py`) a further, false claim follows in 5 % of the cases.
+looked at and however they overlap. Labels are taken as they are: where some are harder than others,
+the queries of one label fare alike, and a group of few labels may differ from the rest by that
+alone. It is then bad, for these labels, but the column need not be the reason. With labels as the
+units, labels with as many pairs change places instead, and what is found would hold for new labels.
+
+After a slice is set aside the same test is made of the rest (Zhang, Assuncao and Kulldorff 2010); a
+slice's p-value is never below that of those before it. The first test is exact, the later ones
+nearly: what is left was chosen by its losses. On made data with one bad slice
+(`benchmarks/slices.py`) a further, false claim follows in 5 % of the cases.
 
 The library `sliceline` does not fit: it has no test, knows no queries of several pairs, and brings
 scikit-learn.
@@ -93,6 +99,7 @@ def find_slices(
     query_ids: IntArray,
     attributes: Sequence[Attribute],
     *,
+    unit_ids: IntArray | None = None,
     max_conditions: int = 2,
     min_pairs: int | None = None,
     num_permutations: int = 200,
@@ -104,7 +111,8 @@ def find_slices(
 
     Args:
         losses: in [0, 1]; 1 is a failure.
-        query_ids: (N,) whose pairs stand or fall together.
+        query_ids: (N,) of the pairs.
+        unit_ids: (N,) whose losses stay together when losses are permuted; the queries by default.
         min_pairs: of a slice; by default 30, or a thousandth of the pairs if that is more.
         progress: called with the number of permutations done, and how many are certain to come.
 
@@ -119,6 +127,7 @@ def find_slices(
     min_pairs = default_min_pairs(len(losses)) if min_pairs is None else min_pairs
     _check(losses, query_ids, attributes, max_conditions, min_pairs, num_permutations)
     mean_loss = float(losses.mean()) if len(losses) else np.nan
+    unit_ids = query_ids if unit_ids is None else unit_ids
     kept: IntArray = np.arange(len(losses))
     strata: IntArray = np.zeros(len(losses), dtype=np.int64)
     everything = slices_to_look_at(attributes, max_conditions=max_conditions, min_pairs=min_pairs)
@@ -127,11 +136,11 @@ def find_slices(
     while len(found) < max_slices and everything.conditions:
         looks = everything.among(kept, min_pairs=min_pairs)
         num_looks = num_looks or len(looks.conditions)
-        strata = strata_of(query_ids[kept], strata)
+        strata = strata_of(unit_ids[kept], strata)
         best = largest_score(
             losses[kept],
             looks,
-            slabs_of(query_ids[kept], strata),
+            slabs_of(unit_ids[kept], strata),
             mean_loss=mean_loss,
             num_permutations=num_permutations,
             generator=np.random.default_rng([seed, len(found)]),
@@ -292,6 +301,7 @@ def slices_of(
     part_name: str,
     *,
     metric: str = "recall@10",
+    units: str = "queries",
     max_conditions: int = 2,
     min_pairs: int | None = None,
     num_permutations: int = 200,
@@ -299,12 +309,19 @@ def slices_of(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Findings:
-    """`find_slices` among the pairs of an evaluated part, by its groups and `attributes_of`."""
+    """`find_slices` among the pairs of an evaluated part, by its groups and `attributes_of`.
+
+    Args:
+        units: what is exchanged when losses are permuted, "queries" or "labels".
+    """
     check_belongs(outcome, dataset.parts[part_name], part_name)
+    if units not in ("queries", "labels"):
+        raise ValueError(f"units must be 'queries' or 'labels', got {units!r}")
     return find_slices(
         pair_losses(outcome, metric),
         outcome.query_ids,
         attributes_of(dataset, part_name),
+        unit_ids=outcome.query_ids if units == "queries" else outcome.label_ids,
         max_conditions=max_conditions,
         min_pairs=min_pairs,
         num_permutations=num_permutations,

@@ -77,12 +77,14 @@ def certificate_section(study: Study) -> Html:
         *_meaning(study, curves["queries"][0].certificate),
         legend(study.run_names),
         element(
-            "div", {"class": "panels"}, *(_chart(study, units, curves[units]) for units in CHARTS)
+            "div",
+            {"class": "panels pair"},
+            *(_chart(study, units, curves[units]) for units in CHARTS),
         ),
         note(
             "Thick: the bound. Thin: the worst share of these very queries, an estimate without a "
-            "guarantee. Marks: known groups that hold at least 1 %. Between a mark and the line is "
-            "room for a worse group that nobody has named."
+            "guarantee. Marks: known groups that hold at least 1 % and are large enough to judge. "
+            "Between a mark and the line is room for a worse group that nobody has named."
         ),
         *_worst_known(study, curves),
         _table(study, curves),
@@ -143,13 +145,20 @@ def _worst_known(study: Study, curves: dict[str, list[Curve]]) -> list[Html]:
                     "li",
                     {},
                     element("bdi", {}, name),
-                    f": the worst known group is {worst.column} ",
+                    f": by this loss the worst known group is {worst.column} ",
                     element("bdi", {}, worst.name),
                     f", {_percent(worst.share)} of the queries, with a loss of {worst.loss:.3f}; "
-                    f"the bound for that size is {_at_most(bound)}.",
+                    f"{_bound_words(bound)}.",
                 )
             )
     return [element("ul", {"class": "runs"}, *lines)] if lines else []
+
+
+def _bound_words(bound: float) -> str:
+    shown = _at_most(bound)
+    if shown == "1.000":  # the largest loss there is
+        return "for a group of that size nothing below 1 is guaranteed"
+    return f"the bound for that size is {shown}"
 
 
 def _table(study: Study, curves: dict[str, list[Curve]]) -> Html:
@@ -162,17 +171,17 @@ def _table(study: Study, curves: dict[str, list[Curve]]) -> Html:
             rows.append(data_row(element("bdi", {}, study.run_names[curve.run]), *cells))
     head = head_row("Share held, at least", *(_percent(fraction) for fraction in TABLE_FRACTIONS))
     caption = (
-        f"Highest expected loss of a subpopulation, and below it in small print the estimate "
-        f"without a guarantee. {_cap_words(curves)}"
+        "Highest expected loss of a subpopulation; in small print the estimate without a guarantee"
     )
-    return table(caption, [head], rows)
+    return fragment(table(caption, [head], rows), note(_cap_words(curves)))
 
 
 def _cap_words(curves: dict[str, list[Curve]]) -> str:
     found = curves["labels"][0].certificate
     return (
         f"In the last two blocks the {number(found.num_units)} labels are what is drawn "
-        f"independently, and one with more than {found.cap:g} queries counts as {found.cap:g}."
+        f"independently, and one with more than {found.cap:g} queries counts as {found.cap:g}. "
+        f"Labels that share queries are not quite independent (see docs/certificate.md)."
     )
 
 
@@ -207,6 +216,8 @@ def _known_groups(study: Study, run: int, units: str) -> list[KnownGroup]:
         masses = np.bincount(groups, weights=weights[is_member], minlength=size)
         sums = np.bincount(groups, weights=(weights * losses)[is_member], minlength=size)
         for group in np.flatnonzero(masses >= SMALLEST * weights.sum()):
+            if not study.row(name, column.group_names[group])[run].is_judged:
+                continue
             share, loss = masses[group] / weights.sum(), sums[group] / masses[group]
             found.append(KnownGroup(name, column.group_names[group], float(share), float(loss)))
     return found

@@ -130,7 +130,8 @@ def _header(study: Study, title: str) -> Html:
         element("ul", {"class": "runs"}, *(element("li", {}, line) for line in figures)),
         note(
             "In brackets: 95 % intervals over queries, for each run alone. They do not say how "
-            "much another seed would change; run several seeds to know that."
+            "much another seed would change; run several seeds to know that.",
+            *_finer(study),
         ),
         element("ul", {"class": "runs"}, *runs),
         note(
@@ -163,6 +164,14 @@ def _contents(sections: Sequence[Html]) -> Html:
 def _footer(study: Study) -> Html:
     said = f"Made by evenhand {__version__}. {study.dataset.attribution}"
     return element("footer", {}, element("p", {}, said))
+
+
+def _finer(study: Study) -> list[Html | str]:
+    """Intervals of single runs are blunt, and the verdict must not look like the last word."""
+    if len(study.results) < 2:
+        return []
+    command = element("code", {}, "evenhand compare")
+    return [" Runs whose intervals overlap may still differ: ", command, " pairs their queries."]
 
 
 # --- how it was made ------------------------------------------------------------------------------

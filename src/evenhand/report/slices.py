@@ -58,6 +58,8 @@ def slices_section(study: Study) -> Html:
 
 
 def _nobody(found: Findings) -> str:
+    if not found.num_looks:
+        return f"No slice holds the {number(found.min_pairs)} pairs that are needed to judge it."
     return (
         f"No slice is worse than chance explains: {number(found.num_looks)} slices of at least "
         f"{number(found.min_pairs)} pairs were looked at, all with one or two conditions."
@@ -71,9 +73,9 @@ def _told(study: Study, found: Findings) -> Html:
     return paragraph(
         "The subpopulations that explain most failures of ",
         element("bdi", {}, study.run_names[0]),
-        f", found among {number(found.num_looks)}: all groups, features of the query and the "
-        f"label, and every two of them together. They hold {percent(covered)} % of the pairs and "
-        f"{percent(_failed(found) / max(1.0, failures))} % of its failures, "
+        f", found among {number(found.num_looks)} slices: all groups, features of the query and "
+        f"the label, and every two of them together. They hold {percent(covered)} % of the pairs "
+        f"and {percent(_failed(found) / max(1.0, failures))} % of its failures, "
         f"{number(round(explained))} more than as many average pairs.",
     )
 
@@ -104,7 +106,7 @@ def _chart(study: Study, runs: list[Findings]) -> Html:
         words = user_text(" and ".join(first.conditions))
         rows.append(_row(study, words, scores, number(round(first.excess)), chance(first.p_value)))
     caption = f"{study.metric} in per cent, in the slices that explain most failures"
-    return table(caption, [head], rows, css_class="dots")
+    return table(caption, [head], rows, css_class="dots slices")
 
 
 def _score(study: Study, s: Slice) -> Score:

@@ -27,6 +27,7 @@ from evenhand.tables import summary_title
 
 NUM_WORST, NUM_BEST = 25, 5  # drawn of a long column
 NUM_NAMED = 3  # members named in the main table
+NUM_LISTS = 3  # runs whose members are named there; with more, the full lists are below
 NUM_SMALL_NAMED = 24
 
 
@@ -122,6 +123,8 @@ def _members(study: Study, scores: Sequence[Score]) -> list[Html]:
         return []
     if len({frozenset(members) for members in lists}) == 1:
         return [element("small", {}, _named(lists[0]))]
+    if len(lists) > NUM_LISTS:
+        return [element("small", {}, "each run's own: see below")]
     return [
         element("small", {}, element("bdi", {}, name), ": ", _named(members))
         for name, members in zip(study.run_names, lists, strict=True)

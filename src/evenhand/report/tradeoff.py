@@ -98,7 +98,10 @@ def write_tradeoff(
 
 
 def _verdict(trials: Sequence[Trial], chosen: Trial, criterion: str, average: str) -> str:
-    said = f"Trial {chosen.number} is chosen, with k' = {chosen.num_hard_examples:,}: {criterion} "
+    said = f"Trial {chosen.number} is chosen, with k' = {chosen.num_hard_examples:,}"
+    if trials[0].role == "SNM" and chosen.num_hard_examples == trials[0].num_hard_examples:
+        said += " (as in SNM)"
+    said += f": {criterion} "
     said += f"is {percent(chosen.criterion)} %, {average} is {percent(chosen.average)} %."
     baseline = trials[0]
     if chosen.number == baseline.number:
@@ -348,8 +351,7 @@ def _trials_table(
     feasible = {trial.number for trial in feasible_trials(trials, max_drop=max_drop)}
     front = {trial.number for trial in pareto_front(trials)}
     titles = ["trial", *settings[0], average, "criterion", "near best", "unbeaten", "seconds"]
-    titles += figures
-    head = element("tr", {}, *(element("th", {"scope": "col"}, title) for title in titles))
+    head = element("tr", {}, *(_title(title) for title in [*titles, *figures]))
     rows = []
     for trial in by_criterion(trials):
         is_chosen = trial.number == chosen.number
@@ -360,7 +362,7 @@ def _trials_table(
             element(
                 "tr",
                 {"class": None if trial.number in feasible else "grey"},
-                element("th", {"scope": "row"}, number, element("small", {}, said)),
+                element("th", {"scope": "row"}, number, _remark(said)),
                 *(_number(value) for value in settings[trial.number - 1].values()),
                 _number(percent(trial.average)),
                 _number(
@@ -374,6 +376,15 @@ def _trials_table(
         )
     caption = f"Figures of the validation part in per cent; the criterion is {criterion}"
     return table(caption, [head], rows, css_class="sortable")
+
+
+def _title(title: str) -> Html:
+    is_word = title in ("trial", "near best", "unbeaten")
+    return element("th", {"scope": "col", "class": None if is_word else "number"}, title)
+
+
+def _remark(said: str) -> Html:
+    return element("small", {}, said) if said else fragment()
 
 
 def _number(*children: Html | str) -> Html:

@@ -42,6 +42,7 @@ ANCHORS = (0.0, 0.5)
 ANCHOR_SHARE = 0.4  # of delta; the rest is the band's
 CLUSTER_ANCHORS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 NUM_DENSE = 40  # the band holds each of the largest losses, then ever fewer
+CHANCE_ROUNDING = 1e-14  # for each draw: log-gamma of n loses digits, and so the chance of a band
 RESOLUTION = 2.0**-14  # losses are rounded up to multiples, for the anchors: fewer to reckon with
 
 
@@ -83,9 +84,9 @@ def certificate(
         delta: how likely any of the bounds may fail.
         cluster_ids: (N,) losses with the same id may depend on each other; clusters are drawn
             independently. None: losses are.
-        cap: the most that a cluster counts, at least 1 and chosen before the losses are seen. A
-            loss in a cluster of m counts min(1, cap / m): with 1 all clusters count alike, with the
-            size of the largest all losses do.
+        cap: the most that a cluster counts, at least 1 and chosen before the losses and the sizes
+            of the clusters are seen. A loss in a cluster of m counts min(1, cap / m): with 1 all
+            clusters count alike, with the largest size there can be all losses do.
 
     Example:
         >>> losses = np.repeat([0.0, 0.5, 1.0], [900, 80, 20])
@@ -198,17 +199,20 @@ def tail_masses(num_draws: int, delta: float) -> tuple[IntArray, DoubleArray]:
     ranks = _band_ranks(num_draws)
 
     def masses_at(log_level: float) -> DoubleArray:
-        return np.asarray(betaincinv(ranks, num_draws - ranks + 1.0, -np.expm1(log_level)))
+        chance = min(1.0, -math.expm1(log_level) + 2.0**-52)  # rounded up: a wider band holds too
+        return np.asarray(betaincinv(ranks, num_draws - ranks + 1.0, chance))
 
     def gap(log_level: float) -> float:
         failing = 1 - all_hold_probability(ranks, masses_at(log_level), num_draws)
-        return math.log(max(failing, 1e-300) / delta)
+        return math.log(max(failing, 0.0) + CHANCE_ROUNDING * (num_draws + 10)) - math.log(delta)
 
-    lowest = math.log(delta / (len(ranks) + 1))  # the union bound, and rounding
     level = math.log(delta)
-    if gap(level) > 0:
+    lowest = level - math.log(len(ranks) + 1)  # the union bound, which holds in any case
+    if gap(lowest) >= 0:  # delta is so small that it is lost in rounding
+        level = lowest
+    elif gap(level) > 0:
         level = float(brentq(gap, lowest, level, xtol=1e-3))
-    while gap(level) > -1e-6:  # the root is known to a thousandth: step to its safe side
+    while level > lowest and gap(level) > -1e-6:  # the root is known to a thousandth: be safe
         level -= 1e-3
     masses = masses_at(level)
     ranks.flags.writeable = masses.flags.writeable = False

@@ -32,7 +32,12 @@ def choice_notes(folder: Path, search: Search, trials: Sequence[Trial]) -> list[
         f"best average ({len(feasible)} of {len(trials)}: {search.average} at most "
         f"{search.max_drop:g} below {max(trial.average for trial in feasible):.4f})"
     ]
-    if close:
+    if chosen.criterion == 0:
+        notes.append(
+            "note: it finds nothing by that criterion, so the average alone decided; give the "
+            "trials more --steps, or name another --criterion"
+        )
+    elif close:
         notes.append(
             f"within its interval, so hardly to be told from it: trial{'s' * (len(close) > 1)} "
             f"{', '.join(close)}"

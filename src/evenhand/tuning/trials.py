@@ -46,7 +46,7 @@ def run_trials(
     search, trials = open_search(folder)
     num_trials = len(search.planned)
     if trials:
-        console.print(f"{len(trials)} of {num_trials} trials are finished already")
+        console.print(f"{len(trials)} of {num_trials} trials finished already")
     began, num_finished = time.monotonic(), len(trials)
     for number in range(len(trials) + 1, num_trials + 1):
         trial = None

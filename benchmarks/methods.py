@@ -34,22 +34,13 @@ from evenhand.data.dataset import Dataset, Rows
 from evenhand.files import write_json
 from evenhand.pipeline import open_data
 from evenhand.training.loop import Places, train
-from places import about, compared, figures_of, pool, threads, trained_outcomes
+from places import SIZES, about, compared, figures_of, pool, threads, trained_outcomes
 
 RESULTS = Path(__file__).parent / "results"
 CRITERION = "recall@10"
 NUM_STEPS = 3000
 LEARNING_RATES = (0.012, 0.024, 0.048, 0.096)
-BASE: dict[str, dict[str, Any]] = {
-    "data": {"num_buckets": 2**14},
-    "model": {"embedding_dim": 128},
-    "mining": {
-        "batch_size": 1024,
-        "num_sampled_labels": 2048,
-        "num_hard_labels": 32,
-        "num_hard_examples": 256,
-    },
-}
+BASE: dict[str, dict[str, Any]] = {key: SIZES["demo"][key] for key in ("data", "model", "mining")}
 SOFTMAX = {"loss.name": "softmax", "model.scale": 16.0}
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sgd": ({}, SOFTMAX),

@@ -243,8 +243,8 @@ def _build_risk(config: Config, *, num_pairs: int, pair_groups: IntArray | None)
 def _ranked_range(losses: Tensor, count: int, last_count: int, last_dropped: int) -> Tensor:
     """As k' shrinks from the whole batch, the number of dropped examples grows from none.
 
-    At first every example is hard, and a wrong label does not show. Dropped from the first step,
-    examples of rare labels are never learnt: 9 points less on the tail, with wrong labels 20.
+    At first every example is hard, and a wrong label does not show: what is dropped then is what
+    has not been learnt yet (docs/experiments.md).
     """
     shrunk = (len(losses) - count) / max(1, len(losses) - last_count)  # 0 at first, then 1
     return ranked_range_weights(

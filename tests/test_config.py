@@ -242,6 +242,10 @@ def test_a_fraction_of_the_batch_stands_for_the_number_of_hard_examples(fraction
     config = MiningConfig(batch_size=12, tail_fraction=fraction, num_hard_examples=7)
     assert config.num_counting == count
     assert dataclasses.replace(config, tail_fraction=0.0).num_counting == 7
+    # The number that it stands for may then be anything, such as a default for larger batches.
+    assert dataclasses.replace(config, num_hard_examples=512).num_counting == count
+    with pytest.raises(UserError, match=r"between 1 and mining\.batch_size \(12\), got 512"):
+        dataclasses.replace(config, tail_fraction=0.0, num_hard_examples=512)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,8 @@ class MiningConfig:
             raise UserError(
                 f"mining.tail_fraction must be between 0 and 1, got {self.tail_fraction}"
             )
-        if self.mines_examples and not 1 <= self.num_hard_examples <= self.batch_size:
+        is_a_number = self.mines_examples and not self.tail_fraction  # else it is not looked at
+        if is_a_number and not 1 <= self.num_hard_examples <= self.batch_size:
             raise UserError(
                 f"mining.num_hard_examples must be between 1 and mining.batch_size "
                 f"({self.batch_size}), got {self.num_hard_examples}"

@@ -38,8 +38,8 @@ format: $(TOOLS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## time of a step beside the obvious ways to write it
-	$(BIN)/python benchmarks/step.py
+bench: $(READY)  ## time and memory of a step beside the other ways to write it
+	$(BIN)/python benchmarks/cpu.py
 
 $(DRAWING): $(READY)
 	$(INSTALL) '.[places,docs]'

@@ -97,6 +97,47 @@ def test_padded_rows_end_in_minus_one(lists, data):
     assert padded.tolist() == [(lists[i] + [-1] * longest)[:longest] for i in chosen]
 
 
+def taken_oracle(rows, row_ids):
+    """Every entry by its place, as numpy finds it."""
+    starts = rows.offsets[row_ids]
+    lengths = rows.offsets[row_ids + 1] - starts
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return offsets, rows.ids[places], None if rows.values is None else rows.values[places]
+
+
+@pytest.mark.parametrize("has_values", [False, True])
+@pytest.mark.parametrize("id_dtype", [np.int32, np.int64])
+def test_many_rows_from_disk_or_memory_are_those_that_numpy_takes(tmp_path, has_values, id_dtype):
+    generator = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(generator.integers(0, 90, 3000))])
+    ids = generator.integers(0, 10**9, offsets[-1]).astype(id_dtype)
+    values = generator.random(offsets[-1], dtype=np.float32) if has_values else None
+    np.save(tmp_path / "ids.npy", ids)
+    for held in (ids, np.load(tmp_path / "ids.npy", mmap_mode="r")):
+        rows = Rows(offsets, held, values)
+        row_ids = generator.integers(0, 3000, 500)
+        taken = taken_rows(rows, row_ids)
+        for array, expected in zip(taken, taken_oracle(rows, row_ids), strict=True):
+            assert (array is None) == (expected is None)
+            if array is not None:
+                assert array.dtype == expected.dtype
+                assert np.array_equal(array, expected)
+        padded = padded_rows(rows, row_ids)
+        assert [row[row >= 0].tolist() for row in padded] == [rows.row(i).tolist() for i in row_ids]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "num_values"), [([0, 4, 3], 3), ([0, 2, 9], 3), ([-1, 2, 3], 3), ([0, 1, 3], 2)]
+)
+def test_rows_that_reach_beyond_their_ids_are_refused(offsets, num_values):
+    values = np.ones(num_values, dtype=np.float32)
+    rows = Rows(np.array(offsets), np.arange(3, dtype=np.int32), values)
+    for function in (taken_rows, padded_rows):
+        with pytest.raises(UserError, match=r"row \d is said to go from .* damaged; make it again"):
+            function(rows, np.array([0, 1]))
+
+
 @given(lists_of_ids)
 def test_pairs_are_each_query_with_each_of_its_positives(lists):
     query_ids, label_ids = pairs_of(rows_of(lists))

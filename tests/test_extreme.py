@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import lzma
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from evenhand.data import (
     read_extreme,
     save_dataset,
 )
-from evenhand.data.extreme_lines import Block, Header, careful_block, quick_block
+from evenhand.data.extreme_lines import Block, Header, careful_block, parsed_blocks, quick_block
 from evenhand.data.files import line_blocks
 from evenhand.errors import UserError
 
@@ -44,7 +45,17 @@ def rows_as_lists(rows):
 
 
 def block_as_lists(block: Block):
-    return [array.tolist() for array in block]
+    return [np.asarray(field).tolist() for field in block]
+
+
+def quick(text: bytes) -> Block | None:
+    """The quick parser's answer to a whole text, or None where it stopped before the end."""
+    block, end = quick_block(text, 0, HEADER)
+    return block if end == len(text) else None
+
+
+def careful(text: bytes) -> Block:
+    return careful_block(text, HEADER, path=Path("a.txt"), first_line=2)
 
 
 def assert_refused(path: Path, *words: str) -> None:
@@ -89,6 +100,33 @@ def test_repeated_labels_are_found_in_long_files_as_by_a_loop(tmp_path):
     expected = [list(dict.fromkeys(labels)) for labels in lists]
     assert rows_as_lists(file.positives) == expected
     assert file.num_repeated_labels == 1200 - sum(map(len, expected))
+
+
+def test_a_line_of_very_many_labels_is_read_like_any_other(tmp_path):
+    labels = np.random.default_rng(0).integers(0, 5000, 6000).tolist()
+    file = read_extreme(
+        written(tmp_path / "a.txt", f"1 5 5000\n{','.join(map(str, labels))} 1:1\n")
+    )
+    assert rows_as_lists(file.positives) == [list(dict.fromkeys(labels))]
+    assert file.num_repeated_labels == 6000 - len(set(labels))
+
+
+def test_many_blocks_are_read_as_one(tmp_path, monkeypatch):
+    """The arrays grow many times; every row is where it belongs."""
+    monkeypatch.setattr(line_blocks, "__kwdefaults__", {"block_bytes": 50})
+    generator = np.random.default_rng(0)
+    lists = [generator.integers(0, 999, size).tolist() for size in generator.integers(0, 9, 400)]
+    lines = [f"{row % 4} " + " ".join(f"{i}:{i}.5" for i in ids) for row, ids in enumerate(lists)]
+    text = "\n".join(["400 999 4", *lines])
+    file = read_extreme(written(tmp_path / "a.txt", text))
+    assert rows_as_lists(file.features) == lists
+    assert file.features.values.tolist() == [i + 0.5 for ids in lists for i in ids]
+    assert rows_as_lists(file.positives) == [[row % 4] for row in range(400)]
+
+
+def test_half_a_line_is_not_parsed():
+    with pytest.raises(ValueError, match="must be whole lines, but ends with '1 2:3'"):
+        quick_block(b"1 2:3", 0, HEADER)
 
 
 def test_a_feature_named_twice_is_kept_twice(tmp_path):
@@ -146,19 +184,23 @@ def text_of(rows) -> bytes:
 
 @given(documents)
 def test_both_parsers_read_what_was_written(rows):
+    distinct = [list(dict.fromkeys(labels)) for labels, _ in rows]
     expected = [
-        [len(labels) for labels, _ in rows],
-        [label for labels, _ in rows for label in labels],
+        [len(labels) for labels in distinct],
+        [label for labels in distinct for label in labels],
         [len(features) for _, features in rows],
         [feature for _, features in rows for feature, _ in features],
         [float(np.float32(float(value))) for _, features in rows for _, value in features],
+        sum(len(labels) for labels, _ in rows) - sum(map(len, distinct)),
     ]
-    careful = careful_block(text_of(rows), HEADER, path=Path("a.txt"), first_line=2)
-    assert block_as_lists(careful) == expected
-    quick = quick_block(text_of(rows), HEADER)
-    assert quick is not None
-    assert block_as_lists(quick) == expected
-    assert [array.dtype for array in quick] == [array.dtype for array in careful]
+    text = text_of(rows)
+    assert block_as_lists(careful(text)) == expected
+    blocks = list(parsed_blocks(text, HEADER, path=Path("a.txt"), first_line=2))
+    assert block_as_lists(joined(blocks)) == expected
+    for block in blocks:
+        assert [np.asarray(field).dtype for field in block] == [
+            np.dtype(kind) for kind in ("i8", "i4", "i8", "i4", "f4", "i8")
+        ]
 
 
 @given(documents, st.data())
@@ -169,10 +211,10 @@ def test_on_damaged_text_the_quick_parser_gives_up_or_agrees_with_the_careful_on
         new = data.draw(st.sampled_from(b"0159 ,:.-+eEnaif_\n\t\r\x00\xff"))
         text[position : position + data.draw(st.integers(0, 1))] = bytes([new])
     block = bytes(text) + b"\n"
-    quick = quick_block(block, HEADER)
-    if quick is not None:
-        careful = careful_block(block, HEADER, path=Path("a.txt"), first_line=2)
-        assert block_as_lists(quick) == block_as_lists(careful)
+    answer, end = quick_block(block, 0, HEADER)
+    if end:
+        assert block[end - 1 : end] == b"\n"
+        assert block_as_lists(answer) == block_as_lists(careful(block[:end]))
 
 
 @given(st.binary(max_size=60))
@@ -190,21 +232,81 @@ def test_on_damaged_text_the_quick_parser_gives_up_or_agrees_with_the_careful_on
 @example(b"1 2:0x1")
 def test_any_bytes_are_read_or_refused_in_one_sentence(line):
     block = line + b"\n"
-    careful, refusal = careful_or_refusal(block)
-    quick = quick_block(block, HEADER)
+    answer, refusal = answer_or_refusal(lambda: careful(block))
+    both, refusal_of_both = answer_or_refusal(
+        lambda: joined(parsed_blocks(block, HEADER, path=Path("a.txt"), first_line=2))
+    )
+    assert refusal_of_both == refusal
     if refusal is not None:
         assert refusal.startswith("a.txt, line ")
         assert "\n" not in refusal
-        assert quick is None
+        assert quick(block) is None
     else:
-        assert quick is None or block_as_lists(quick) == block_as_lists(careful)
+        assert block_as_lists(both) == block_as_lists(answer)
 
 
-def careful_or_refusal(block: bytes) -> tuple[Block | None, str | None]:
+def joined(blocks: Iterable[Block]) -> Block:
+    *arrays, repeated = zip(*blocks, strict=True)
+    return Block(*map(np.concatenate, arrays), sum(repeated))
+
+
+def answer_or_refusal(parse_fn: Callable[[], Block]) -> tuple[Block | None, str | None]:
     try:
-        return careful_block(block, HEADER, path=Path("a.txt"), first_line=2), None
+        return parse_fn(), None
     except UserError as error:
         return None, str(error)
+
+
+number_texts = st.from_regex(r"[+-]?([0-9]{1,25}\.?[0-9]{0,25}|\.[0-9]{1,25})", fullmatch=True)
+
+
+@given(number_texts, st.one_of(st.none(), st.integers(-400, 400)))
+@example("16777217", None)  # in the middle between two 32-bit numbers
+@example("16777219", None)
+@example("1677721700000000000000000000", -20)
+@example("16777217.00000000000000000000000000001", None)
+@example("16777216.99999999999999999999999999999", None)
+@example("1.00000005960464477539062500", None)
+@example("0.0000000596046447753906250000000000001", None)
+@example("9007199254740993", None)
+@example("3.4028234663852886e38", None)  # the largest
+@example("3.4028234663852887e38", None)
+@example("1e-45", None)
+@example("7.006492321624085e-46", None)  # between 0 and the smallest
+@example("-0.0", None)
+@example("0", -300)
+@example("0." + "0" * 300 + "1", 301)
+def test_a_value_is_the_float_of_its_text_or_not_quick(number, exponent):
+    text = number if exponent is None else f"{number}e{exponent}"
+    block = quick(f"1 2:{text}\n".encode())
+    expected = float(text)
+    if block is not None:
+        assert abs(expected) <= float(np.finfo(np.float32).max)
+        assert block.values.tobytes() == np.float32(expected).tobytes()
+
+
+@given(st.floats(-1e30, 1e30, allow_subnormal=False), st.sampled_from(["r", ".6f", ".17g", ".9e"]))
+def test_values_as_programs_write_them_are_quick(value, form):
+    text = repr(value) if form == "r" else format(value, form)
+    if abs(value) < 1e-250:
+        return
+    block = quick(f"1 2:{text}\n".encode())
+    assert block is not None
+    assert block.values.tobytes() == np.float32(float(text)).tobytes()
+
+
+def test_one_odd_line_among_many_is_parsed_carefully_and_alone(monkeypatch):
+    texts = []
+    monkeypatch.setattr(
+        "evenhand.data.extreme_lines.careful_block",
+        lambda text, header, *, path, first_line: (
+            texts.append((first_line, text)) or careful_block(text, header, path=path, first_line=1)
+        ),
+    )
+    lines = [b"1 2:3\n", b"1 2:16777217.00000000000000000001\n", b" 3:1\n", b"2 3:1e-400\n"]
+    blocks = parsed_blocks(b"".join(lines), HEADER, path=Path("a.txt"), first_line=7)
+    assert joined(blocks).values.tolist() == [3.0, 16777216.0, 1.0, 0.0]
+    assert texts == [(8, lines[1]), (10, lines[3])]
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -294,6 +396,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 
 def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("evenhand.data.files.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(line_blocks, "__kwdefaults__", {"block_bytes": 100})
     assert_refused(written(tmp_path / "a.txt", "1 5 4\n" + "1" * 5000), "line 2", "longer than")
 
 
@@ -423,9 +526,8 @@ def test_bibtex_loads_as_its_readme_says_and_is_the_same_after_saving(tmp_path):
 def test_both_parsers_read_bibtex_alike():
     text = lzma.decompress((DATA / "bibtex" / "test.txt.xz").read_bytes()).partition(b"\n")[2]
     header = Header(2515, 1836, 159)
-    quick, careful = (
-        quick_block(text, header),
-        careful_block(text, header, path=Path("test.txt"), first_line=2),
+    block, end = quick_block(text, 0, header)
+    assert end == len(text)
+    assert block_as_lists(block) == block_as_lists(
+        careful_block(text, header, path=Path("test.txt"), first_line=2)
     )
-    assert quick is not None
-    assert all(np.array_equal(one, other) for one, other in zip(quick, careful, strict=True))

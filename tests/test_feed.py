@@ -1,11 +1,21 @@
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from evenhand.data.dataset import Part, Rows
+from evenhand.errors import UserError
+from evenhand.kernels.permutation import permuted
 from evenhand.models.encoders import Bags
 from evenhand.sampling import InBatchSampler
-from evenhand.training.feed import PairFeed
+from evenhand.training import feed as feed_module
+from evenhand.training.feed import PairFeed, features_of
 
 CPU = torch.device("cpu")
 POSITIVES = [[4], [1, 3, 0], [], [2, 4], [5], [0, 1], [3]]  # 10 pairs of 7 queries
@@ -32,13 +42,13 @@ def dense_part():
     return Part(features, rows_from(POSITIVES))
 
 
-def feed_of(part=None, *, batch_size=3, masks_all_positives=False, seed=0):
+def feed_of(part=None, *, batch_size=3, masks_all_positives=False, seed=0, device=CPU):
     return PairFeed(
         dense_part() if part is None else part,
         batch_size=batch_size,
         masks_all_positives=masks_all_positives,
         generator=torch.Generator().manual_seed(seed),
-        device=CPU,
+        device=device,
     )
 
 
@@ -165,6 +175,124 @@ def test_a_state_does_not_change_as_the_feed_goes_on():
     copies = {key: value.clone() for key, value in state.items()}
     batches_of(feed, 9)
     assert all(torch.equal(state[key], copies[key]) for key in state)
+
+
+# Made ahead
+
+
+def order_of(feed, key):
+    """Every pair of an epoch in its order."""
+    pair_ids = permuted(torch.arange(len(PAIRS)).view(1, -1), key, len(PAIRS))[0].numpy()
+    query_ids, label_ids = feed.pairs.query_ids[pair_ids], feed.pairs.label_ids[pair_ids]
+    return list(zip(query_ids.tolist(), label_ids.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10])
+def test_batches_are_the_next_few_of_the_order_of_a_key_that_the_generator_drew(batch_size):
+    feed, generator = feed_of(batch_size=batch_size, seed=5), torch.Generator().manual_seed(5)
+    for _ in range(3):
+        order = order_of(feed, torch.randint(2**63 - 1, (1, 1), generator=generator))
+        for start in range(0, len(order) - batch_size + 1, batch_size):
+            assert pairs_in(feed.next_batch()) == order[start : start + batch_size]
+
+
+def test_the_next_batches_are_made_while_nobody_waits():
+    feed = feed_of()
+    feed.next_batch()
+    futures = [future for _, future in feed.ahead]
+    assert len(futures) == feed_module.NUM_AHEAD
+    made = [future.result(timeout=20) for future in futures]
+    for first, second in zip(made, batches_of(feed, len(made)), strict=True):
+        assert_same(first, second)
+
+
+def test_what_was_made_ahead_is_thrown_away_by_load():
+    feed = feed_of(masks_all_positives=True)
+    state = feed.state()
+    expected = batches_of(feed, 5)
+    feed.load(state)
+    for first, second in zip(batches_of(feed, 5), expected, strict=True):
+        assert_same(first, second)
+
+
+def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatch):
+    sound = feed_of()
+    expected = batches_of(sound, 4)
+    sound.close()
+    calls = []
+
+    def failing(*arguments, **settings):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise UserError("the disk is gone")
+        return features_of(*arguments, **settings)
+
+    monkeypatch.setattr(feed_module, "features_of", failing)
+    feed = feed_of()
+    for batch in expected[:2]:
+        assert_same(feed.next_batch(), batch)
+    state = feed.state()
+    for _ in range(2):
+        with pytest.raises(UserError, match="the disk is gone"):
+            feed.next_batch()
+    feed.load(state)
+    assert_same(feed.next_batch(), expected[2])
+
+
+def num_threads():
+    return sum("evenhand feed" in thread.name for thread in threading.enumerate())
+
+
+def wait_for_no_thread():
+    deadline = time.monotonic() + 20
+    while num_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert num_threads() == 0
+
+
+def test_a_feed_has_one_thread_from_its_first_batch_until_nobody_holds_it():
+    gc.collect()
+    wait_for_no_thread()
+    feeds = [feed_of() for _ in range(3)]
+    assert num_threads() == 0
+    for feed in feeds:
+        batches_of(feed, 9)
+    assert num_threads() == 3
+    feeds[0].close()
+    assert num_threads() == 2
+    del feed, feeds
+    wait_for_no_thread()  # without gc: nothing holds a feed in a circle
+
+
+def test_a_process_ends_though_batches_were_made_ahead():
+    code = "import test_feed; feed = test_feed.feed_of(); feed.next_batch(); raise SystemExit(3)"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=60
+    )
+    assert (answer.returncode, answer.stderr) == (3, b"")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("has_values", [False, True])
+def test_on_a_gpu_the_batches_are_the_same(has_values):
+    parts = (dense_part(), sparse_part(has_values=has_values))
+    for part in parts:
+        on_cpu = feed_of(part, masks_all_positives=True)
+        on_gpu = feed_of(part, masks_all_positives=True, device=torch.device("cuda"))
+        for _ in range(12):
+            expected, actual = on_cpu.next_batch(), on_gpu.next_batch()
+            for name, field in expected._asdict().items():
+                fields = [field] if not isinstance(field, Bags) else list(field)
+                moved = getattr(actual, name)
+                moved = [moved] if not isinstance(moved, Bags) else list(moved)
+                for one, other in zip(fields, moved, strict=True):
+                    assert (one is None) == (other is None)
+                    if one is not None:
+                        assert other.is_cuda
+                        assert torch.equal(one, other.cpu())
+        _, future = on_gpu.ahead[0]
+        assert future.result().label_ids.is_pinned()
 
 
 @pytest.mark.parametrize("batch_size", [-1, 0, 11])

@@ -150,10 +150,10 @@ def test_the_optimizer_and_the_bias_are_those_of_the_settings(dataset):
 def test_a_seed_fixes_weights_order_and_samples_and_each_differs(dataset):
     first, again, other = (built(dataset, training__seed=seed).training for seed in (0, 0, 1))
     assert first.model.label_table.equal(again.model.label_table)
-    assert first.feed.order.equal(again.feed.order)
+    assert first.feed.place.key.equal(again.feed.place.key)
     assert first.generator.get_state().equal(again.generator.get_state())
     assert not first.model.label_table.equal(other.model.label_table)
-    assert not first.feed.order.equal(other.feed.order)
+    assert not first.feed.place.key.equal(other.feed.place.key)
     assert not first.generator.get_state().equal(other.generator.get_state())
     assert first.feed.generator.initial_seed() != first.generator.initial_seed()
 

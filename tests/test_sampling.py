@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from evenhand.kernels import draws as draws_kernel
 from evenhand.sampling import (
     Distinct,
     FrequencySampler,
@@ -279,17 +278,6 @@ def test_a_uniform_sample_for_each_is_any_subset_of_its_negatives_alike(positive
     negatives = [label for label in range(8) if label not in positives]
     assert_every_subset_is_as_likely(sample.ids[::2], negatives)
     assert_every_subset_is_as_likely(sample.ids[1::2], [0, 1, 2, 3, 7])
-
-
-def test_repeats_are_drawn_again_in_the_order_of_drawing(monkeypatch):
-    draws = iter([[9, 9, 2], [2, 9, 9], [7, 1, 2]])
-    monkeypatch.setattr(
-        draws_kernel,
-        "random_integers",
-        lambda rows, columns, generator: torch.tensor([next(draws)]),
-    )
-    sample = UniformSampler(10).sample(torch.tensor([[0]]), 4, generator=seeded())
-    assert sample.ids.tolist() == [9, 2, 7, 1]
 
 
 def test_all_labels_and_all_labels_but_the_positive_can_be_drawn():

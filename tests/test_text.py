@@ -45,6 +45,52 @@ def test_features_are_the_hashes_of_the_ngrams_of_each_text_alone(texts, min_len
         assert rows.row(index).tolist() == expected
 
 
+def numpy_oracle(texts, min_length, max_length, num_buckets):
+    """Counts and buckets; an array operation takes one step for every character of every text."""
+    marked = [f"\x02{normalized(text)}\x03" for text in texts]
+    lengths = np.array([len(text) for text in marked])
+    utf32 = "".join(marked).encode("utf-32-le", "surrogatepass")
+    points = np.frombuffer(utf32, dtype="<u4").astype(np.uint64)  # (C,)
+    text_ids = np.repeat(np.arange(len(marked)), lengths)  # (C,) which text a character is of
+    rows, ids, hashes = [], [], np.zeros(len(points), dtype=np.uint64)
+    for length in range(1, max_length + 1):
+        last = points[length - 1 :]
+        hashes = hashes[: len(last)] * np.uint64(0x9E3779B97F4A7C15) + last + np.uint64(length)
+        inside = text_ids[: len(hashes)] == text_ids[length - 1 :]  # not across two texts
+        if length == 1:
+            inside &= points > 3
+        if length >= min_length:
+            rows.append(text_ids[: len(hashes)][inside])
+            ids.append(numpy_mixed(hashes[inside]) % np.uint64(num_buckets))
+    rows, ids = np.concatenate(rows), np.concatenate(ids)
+    order = np.argsort(rows, kind="stable")
+    return np.bincount(rows, minlength=len(marked)), ids[order]
+
+
+def numpy_mixed(hashes):
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))
+
+
+@pytest.mark.parametrize(
+    ("min_length", "max_length", "num_buckets"), [(1, 4, 2**18), (2, 2, 1), (3, 7, 2**31 - 1)]
+)
+def test_thousands_of_texts_have_the_features_that_numpy_gives(min_length, max_length, num_buckets):
+    generator = np.random.default_rng(0)
+    points = [*range(1, 128), *range(0x400, 0x460), *range(0x4E00, 0x4F00), 0xD800, 0x1F600]
+    texts = [
+        "".join(map(chr, generator.choice(points, size)))
+        for size in generator.integers(0, 30, 2000)
+    ]
+    rows = NgramFeaturizer(
+        min_length=min_length, max_length=max_length, num_buckets=num_buckets
+    ).featurize(texts)
+    counts, ids = numpy_oracle(texts, min_length, max_length, num_buckets)
+    assert np.array_equal(rows.lengths(), counts)
+    assert np.array_equal(rows.ids, ids)
+
+
 def test_the_hash_is_the_one_every_saved_model_was_trained_with():
     rows = NgramFeaturizer().featurize(["Köln"])
     # Fixed for ever: where these numbers change, every saved model is wrong.

@@ -25,7 +25,6 @@ from evenhand.risk import (
     StochasticMaximum,
     chi_square_weights,
     kl_weights,
-    mean_weights,
     nonzero_weights,
     ranked_range_weights,
     top_weights,
@@ -39,7 +38,14 @@ from evenhand.sampling import (
     UniformSampler,
 )
 from evenhand.training.feed import PairFeed
-from evenhand.training.loop import Optimizers, Plan, StepRisk, Training, hardest_of_batch
+from evenhand.training.loop import (
+    Optimizers,
+    Plan,
+    StepRisk,
+    Training,
+    hardest_of_batch,
+    whole_batch,
+)
 from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
 from evenhand.training.step import Batch
 
@@ -213,9 +219,9 @@ def _pair_groups(config: Config, dataset: Dataset) -> IntArray | None:
 
 def _build_risk(config: Config, *, num_pairs: int, pair_groups: IntArray | None) -> StepRisk:
     method, risk = config.mining.method, config.risk
+    if method in ("sgd", "snm"):
+        return StepRisk(whole_batch)
     without_memory: dict[str, RiskFn] = {
-        "sgd": mean_weights,
-        "snm": mean_weights,
         "snm-nonzero": nonzero_weights,
         "max": partial(top_weights, num_hard_examples=1),
     }

@@ -33,6 +33,7 @@ from evenhand.search import ExactIndex
 from evenhand.training.checkpoint import load_latest_checkpoint
 from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, rewind_metrics, train
+from evenhand.training.recorded import recorded_step
 
 DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
 
@@ -138,6 +139,7 @@ def train_run(
             sampler=built.sampler,
             loss_fn=built.loss_fn,
             places=Places(folder / "metrics.jsonl", folder / "checkpoints"),
+            step_fn=recorded_step(training, built.plan, built.sampler, built.loss_fn),
             validate_fn=_validator(config, dataset) if has_validation else None,
             save_best_fn=lambda model: save_model(folder, model),
             progress_fn=advance,

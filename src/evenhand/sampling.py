@@ -29,17 +29,17 @@ from torch.nn.functional import pad
 
 from evenhand.kernels.draws import (
     BEYOND,
-    distinct_draws,
     drawn_ranks,
     inclusion,
     is_among,
     is_first_occurrence,
     log_draw_counts,
     looked_up,
-    permuted_labels,
+    random_integers,
     sorted_distinct,
     without_repeats,
 )
+from evenhand.kernels.permutation import permuted, row_keys
 
 _MOST_LABELS = 2**40  # a random integer modulo this is uniform to one part in 2**22
 
@@ -139,6 +139,8 @@ def _answer(source: LabelSource, request: SampleRequest, generator: Generator) -
 class UniformSampler:
     """A uniform random subset of the labels, without repeats: the paper's sample.
 
+    The first M of an order of the labels that a random key decides (`kernels.permutation`).
+
     A sample for each example is uniform over the labels that are not its positives; where fewer
     than M of those remain, all of them, and the slots left over are -1. Time and memory grow with
     M and P, never with the number of labels.
@@ -160,23 +162,26 @@ class UniformSampler:
         self.num_labels = num_labels
 
     def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
-        num_draws, excluded_ids = request.num_sampled_labels, request.excluded_ids
+        num_draws = request.num_sampled_labels
         limit = self.num_labels if request.is_shared else self.num_labels - 1
         if num_draws > limit:
             raise ValueError(
                 f"num_sampled_labels must be between 1 and {limit} (the number of labels"
                 f"{'' if request.is_shared else ' but the positive'}), got {num_draws}"
             )
-        fewest_left = self.num_labels - excluded_ids.shape[1]
-        if fewest_left < 2 * num_draws:
-            return permuted_labels(self.num_labels, excluded_ids, generator)[:, :num_draws]
         excluded, num_left = self._remaining(request)
-        places = distinct_draws(num_left, num_draws, fewest=fewest_left, generator=generator)
+        key = random_integers(1, 1, generator).to(excluded.device)
+        keys = row_keys(key, len(excluded))  # an order each
+        slots = torch.arange(num_draws, device=excluded.device)
+        is_empty = slots >= num_left  # (R, M): more were asked for than there are
+        slots = torch.where(is_empty, 0, slots)
+        places = permuted(slots, keys, self.num_labels, sizes=num_left)  # (R, M)
         # A label y that is not excluded is the (y - #{p_j < y})-th such label, counted from 0. Back
         # from its place u: y = u + #{j: p_j - j <= u}, for excluded p_0 < p_1 < ... A bijection, so
         # a uniform subset of places is a uniform subset of labels.
         thresholds = excluded - torch.arange(excluded.shape[1], device=excluded.device)  # (R, P)
-        return places + torch.searchsorted(thresholds, places, right=True)  # (R, M)
+        ids = places + torch.searchsorted(thresholds, places, right=True)
+        return ids.masked_fill(is_empty, -1)
 
     def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
         _, num_left = self._remaining(request)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.errors import UserError
+from evenhand.kernels.compiled import compiled
 
 IntArray = NDArray[np.integer[Any]]
 FloatArray = NDArray[np.float32]
@@ -138,25 +139,63 @@ def pairs_of(positives: Rows) -> Pairs:
 
 def padded_rows(rows: Rows, row_ids: IntArray, *, width: int | None = None) -> NDArray[np.int64]:
     """Chosen rows side by side, padded with -1: (B,) -> (B, P), P the longest row or `width`."""
-    starts = rows.offsets[row_ids]
-    lengths = rows.offsets[row_ids + 1] - starts
-    width = int(lengths.max(initial=1)) if width is None else width
-    columns = np.arange(max(width, 1))
-    is_id = columns < lengths[:, None]  # (B, P)
-    positions = np.where(is_id, starts[:, None] + columns, 0)
-    if not len(rows.ids):
-        return np.full(is_id.shape, -1, dtype=np.int64)
-    return np.where(is_id, rows.ids[positions], -1).astype(np.int64)
+    starts, lengths = _spans(rows, row_ids)
+    width = max(1, int(lengths.max(initial=1)) if width is None else width)
+    padded = np.full((len(starts), width), -1, dtype=np.int64)
+    places = width * np.arange(len(starts))
+    _copy_rows(_read_only(rows.ids), starts, np.minimum(lengths, width), padded.ravel(), places)
+    return padded
 
 
 def taken_rows(rows: Rows, row_ids: IntArray) -> Rows:
     """The chosen rows, in that order, as rows of their own."""
-    starts = rows.offsets[row_ids]
-    lengths = rows.offsets[row_ids + 1] - starts
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    positions = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-    values = None if rows.values is None else rows.values[positions]
-    return Rows(offsets, rows.ids[positions], values)
+    starts, lengths = _spans(rows, row_ids)
+    offsets = np.zeros(len(starts) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    ids = np.empty(offsets[-1], dtype=rows.ids.dtype)
+    _copy_rows(_read_only(rows.ids), starts, lengths, ids, offsets)
+    if rows.values is None:
+        return Rows(offsets, ids)
+    values = np.empty(offsets[-1], dtype=rows.values.dtype)
+    _copy_rows(_read_only(rows.values), starts, lengths, values, offsets)
+    return Rows(offsets, ids, values)
+
+
+def _spans(rows: Rows, row_ids: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the chosen rows start, and their lengths: (B,) and (B,)."""
+    starts, ends = rows.offsets[row_ids], rows.offsets[row_ids + 1]
+    num_entries = min(len(rows.ids), len(rows.ids if rows.values is None else rows.values))
+    is_inside = (starts >= 0) & (starts <= ends) & (ends <= num_entries)
+    if not is_inside.all():  # compiled code would read whatever lies there
+        row = int(row_ids[~is_inside][0])
+        raise UserError(
+            f"row {row} is said to go from {rows.offsets[row]} to {rows.offsets[row + 1]} of "
+            f"{num_entries} entries: the data set is damaged; make it again"
+        )
+    return np.asarray(starts, dtype=np.int64), np.asarray(ends - starts, dtype=np.int64)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A view, so that arrays in memory and on disk are of one type, compiled once."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+@compiled
+def _copy_rows(
+    source: NDArray[Any],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    target: NDArray[Any],
+    places: NDArray[np.int64],
+) -> None:
+    """Copies the row that starts at starts[i] to places[i], for each i."""
+    for row in range(len(starts)):
+        # Unsigned: with no code for places counted from the end, this is a copy of whole words.
+        start, place = np.uint64(starts[row]), np.uint64(places[row])
+        for column in range(np.uint64(lengths[row])):
+            target[place + column] = source[start + column]
 
 
 def count_unseen_labels(dataset: Dataset, part_name: str) -> int:

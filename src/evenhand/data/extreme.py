@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from evenhand.data.dataset import Dataset, Part, Rows, Strings, taken_rows
-from evenhand.data.extreme_lines import Block, Header, careful_block, quick_block
+from evenhand.data.extreme_lines import Header, parsed_blocks
 from evenhand.data.files import line_blocks, lines_of, shown
 from evenhand.data.parts import GroupValues, check_fractions, part_of, shared_groups
 from evenhand.errors import UserError
@@ -27,6 +27,8 @@ ProgressFn = Callable[[Path, int, int], None]  # the file, rows read, rows it ha
 HEADER = re.compile(rb"([0-9]{1,18}) +([0-9]{1,18}) +([0-9]{1,18}) *")
 COUNTED = "documents, features and labels"
 MAX_IDS = 2**31 - 1  # ids are 32 bits wide on disk
+GROWTH_MARGIN = 1.05  # the later rows may be longer
+LEAST_GROWTH, MOST_GROWTH = 1.25, 64.0  # a header may lie
 
 
 class ExtremeFile(NamedTuple):
@@ -86,34 +88,68 @@ def load_extreme(
 
 
 def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
-    """Reads one file, a few megabytes at a time, in numpy where its lines are regular."""
-    header, rows, blocks = None, 0, []
+    """Reads one file, a few megabytes at a time, into arrays that grow as it goes."""
+    header, num_rows, num_repeated = None, 0, 0
+    grown = [_Grown(dtype) for dtype in (np.int64, np.int32, np.int64, np.int32, np.float32)]
     for line_number, text in line_blocks(path):
         if header is None:
             first_line, _, text = text.partition(b"\n")
             header, line_number = _header(first_line, path), 2
-        if not text:
-            continue
-        block = quick_block(text, header)
-        if block is None:
-            block = careful_block(text, header, path=path, first_line=line_number)
-        blocks.append(block)
-        rows += len(block.label_counts)
-        if rows > header.num_rows:
+        for block in parsed_blocks(text, header, path=path, first_line=line_number):
+            num_rows += len(block.label_counts)
+            num_repeated += block.num_repeated_labels
+            growth = GROWTH_MARGIN * header.num_rows / max(num_rows, 1)  # to the end of the file
+            for array, more in zip(grown, block[:5], strict=True):
+                array.append(more, growth)
+        if num_rows > header.num_rows:
             raise UserError(
                 f"{path}, line {header.num_rows + 2}: is one document more than the header's "
                 f"{header.num_rows}; mend the first number of the header or remove the line"
             )
-        if progress_fn is not None:
-            progress_fn(path, rows, header.num_rows)
+        if progress_fn is not None and text:
+            progress_fn(path, num_rows, header.num_rows)
     if header is None:
         raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
-    if rows < header.num_rows:
+    if num_rows < header.num_rows:
         raise UserError(
-            f"{path}, line {rows + 1}: is the last, but the header promises {header.num_rows} "
-            f"documents and there are {rows}; fetch the file again or mend the header"
+            f"{path}, line {num_rows + 1}: is the last, but the header promises {header.num_rows} "
+            f"documents and there are {num_rows}; fetch the file again or mend the header"
         )
-    return _joined(blocks, header)
+    label_counts, label_ids, feature_counts, feature_ids, values = (
+        array.filled() for array in grown
+    )
+    return ExtremeFile(
+        Rows(_offsets(feature_counts), feature_ids, values),
+        Rows(_offsets(label_counts), label_ids),
+        header.num_features,
+        header.num_labels,
+        num_repeated,
+    )
+
+
+class _Grown:
+    """An array with room at its end, which costs no memory before it is written to.
+
+    A list of blocks joined at the end would all be held twice for a moment.
+    """
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self.array: NDArray[Any] = np.empty(0, dtype=dtype)
+        self.length = 0
+
+    def append(self, more: NDArray[Any], growth: float) -> None:
+        """Appends a few more of `growth` times as many as there then are, it is thought."""
+        end = self.length + len(more)
+        if end > len(self.array):
+            factor = min(max(growth, LEAST_GROWTH), MOST_GROWTH)
+            larger = np.empty(int(factor * end), dtype=self.array.dtype)
+            larger[: self.length] = self.array[: self.length]
+            self.array = larger
+        self.array[self.length : end] = more
+        self.length = end
+
+    def filled(self) -> NDArray[Any]:
+        return self.array[: self.length]
 
 
 def _header(line: bytes, path: Path) -> Header:
@@ -131,31 +167,6 @@ def _header(line: bytes, path: Path) -> Header:
                 f"got {count}; the order is {COUNTED}"
             )
     return header
-
-
-def _joined(blocks: list[Block], header: Header) -> ExtremeFile:
-    label_counts, label_ids, feature_counts, feature_ids, values = map(
-        np.concatenate, zip(*blocks, strict=True)
-    )
-    is_first = _is_first_of_row(label_ids, label_counts)
-    kept_before = np.concatenate([[0], np.cumsum(is_first)])  # (pairs + 1,)
-    return ExtremeFile(
-        Rows(_offsets(feature_counts), feature_ids, values),
-        Rows(kept_before[_offsets(label_counts)], label_ids[is_first]),
-        header.num_features,
-        header.num_labels,
-        int((~is_first).sum()),
-    )
-
-
-def _is_first_of_row(label_ids: IntArray, label_counts: IntArray) -> NDArray[np.bool_]:
-    """Whether a label is named for the first time in its row: (pairs,)."""
-    row_ids = np.repeat(np.arange(len(label_counts)), label_counts)
-    order = np.argsort(label_ids, kind="stable")  # equal labels stay in the order of the rows
-    is_repeated = (np.diff(row_ids[order]) == 0) & (np.diff(label_ids[order]) == 0)
-    is_first = np.ones(len(label_ids), dtype=np.bool_)
-    is_first[order[1:][is_repeated]] = False
-    return is_first
 
 
 def _offsets(counts: IntArray) -> NDArray[np.int64]:

@@ -3,13 +3,14 @@
     12,7 0:0.5 31:1.25      labels 12 and 7, two features
      0:0.5                  starts with a space: no label
 
-`quick_block` parses a block of such lines in numpy and returns None at anything it does not
-know. `careful_block` goes line by line, is the definition of the format, and names the file,
-the line and the value it cannot accept. Where the first answers, both answer the same.
+`careful_block` is the definition of the format, and names the file, the line and the value it
+cannot accept. `quick_block` is compiled, goes byte by byte and stops before a line with anything
+it does not know; as far as it goes, both answer the same. `parsed_blocks` takes turns with them.
 """
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from evenhand.data.files import shown
 from evenhand.errors import UserError
+from evenhand.kernels.compiled import compiled
 
 WHOLE_NUMBER = re.compile(rb"[0-9]+")
 DECIMAL_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -38,11 +40,25 @@ class Header(NamedTuple):
 class Block(NamedTuple):
     """Some rows: how many ids each has, and the ids of all of them one after the other."""
 
-    label_counts: IntArray  # (R,)
-    label_ids: IntArray  # (sum of label_counts,) int32
-    feature_counts: IntArray  # (R,)
+    label_counts: IntArray  # (R,) int64
+    label_ids: IntArray  # (sum of label_counts,) int32, distinct in a row
+    feature_counts: IntArray  # (R,) int64
     feature_ids: IntArray  # (sum of feature_counts,) int32
     values: NDArray[np.float32]  # (sum of feature_counts,)
+    num_repeated_labels: int  # dropped: labels named before in the same line
+
+
+def parsed_blocks(text: bytes, header: Header, *, path: Path, first_line: int) -> Iterator[Block]:
+    """The rows of whole lines, or a `UserError` at the first line that is wrong."""
+    start, line_number = 0, first_line
+    while start < len(text):
+        block, start = quick_block(text, start, header)
+        yield block
+        line_number += len(block.label_counts)
+        if start < len(text):
+            end = text.index(b"\n", start) + 1
+            yield careful_block(text[start:end], header, path=path, first_line=line_number)
+            start, line_number = end, line_number + 1
 
 
 # --- line by line -------------------------------------------------------------------------------
@@ -54,12 +70,15 @@ def careful_block(block: bytes, header: Header, *, path: Path, first_line: int) 
         _careful_row(line, header, f"{path}, line {line_number}")
         for line_number, line in enumerate(block[:-1].split(b"\n"), start=first_line)
     ]
+    distinct = [list(dict.fromkeys(labels)) for labels, _, _ in rows]
+    num_distinct = [len(labels) for labels in distinct]
     return Block(
-        np.array([len(labels) for labels, _, _ in rows], dtype=np.int64),
-        np.array([label for labels, _, _ in rows for label in labels], dtype=np.int32),
+        np.array(num_distinct, dtype=np.int64),
+        np.array([label for labels in distinct for label in labels], dtype=np.int32),
         np.array([len(features) for _, features, _ in rows], dtype=np.int64),
         np.array([feature for _, features, _ in rows for feature in features], dtype=np.int32),
         np.array([value for _, _, values in rows for value in values], dtype=np.float32),
+        sum(len(labels) for labels, _, _ in rows) - sum(num_distinct),
     )
 
 
@@ -113,128 +132,193 @@ def _careful_value(text: bytes, where: str) -> float:
     return value
 
 
-# --- many lines at once -------------------------------------------------------------------------
+# --- byte by byte -------------------------------------------------------------------------------
 
-# A token is what stands between two separators; the two of them tell its role.
-NEWLINE, SPACE, COMMA, COLON, DOT, ODD = range(6)
-KIND_OF_BYTE = np.full(256, ODD, dtype=np.uint8)
-KIND_OF_BYTE[list(b"\n ,:.")] = NEWLINE, SPACE, COMMA, COLON, DOT
-
-WRONG, LABEL, NOTHING, FEATURE, WHOLE, FRACTION = range(6)
-ROLES = np.full((5, 5), WRONG, dtype=np.uint8)  # [separator before, separator after]
-ROLES[[[NEWLINE], [COMMA]], [NEWLINE, SPACE, COMMA]] = LABEL
-ROLES[SPACE, [NEWLINE, SPACE]] = NOTHING
-ROLES[SPACE, COLON] = FEATURE
-ROLES[COLON, [NEWLINE, SPACE, DOT]] = WHOLE
-ROLES[DOT, [NEWLINE, SPACE]] = FRACTION
-
-ID_DIGITS = 9  # more than fit below 2**31
-EXACT_DIGITS = 15  # integers and powers of ten below 2**53: their quotient is rounded once
-POWERS = 10 ** np.arange(EXACT_DIGITS + 1, dtype=np.int64)
-PADDING = b"\n" * 16  # so that 16 bytes before any token are inside the buffer
+NEWLINE, SPACE, COMMA, COLON, DOT, PLUS, MINUS = b"\n ,:.+-"
+UPPER_E, LOWER_E = b"Ee"
+MANY_LABELS = 1000  # of one line: each is compared with those before it, so not for more than this
+ENOUGH = 10**17  # a mantissa this large takes no more digits: it stays below 2**63
+MAX_POWER = 280  # 10**-280 times a mantissa that is not 0 is far from the smallest numbers
+POWERS = np.array([float(f"1e{power}") for power in range(MAX_POWER + 1)])
+EXACT_POWER = 22  # powers of ten up to this one are floats without rounding, ...
+EXACT_MANTISSA = 2**53  # ... and so are mantissas up to this one: their quotient is rounded once
+ERROR = 2.0**-50  # of any other product: mantissa, power and product are each off by 2**-53
 
 
-def quick_block(block: bytes, header: Header) -> Block | None:
-    """The same rows as `careful_block`, or None if that one should have a look."""
-    text = np.frombuffer(PADDING + block, dtype=np.uint8)
-    ends = np.flatnonzero(text - np.uint8(48) > 9)[len(PADDING) - 1 :]  # not a digit
-    kinds = KIND_OF_BYTE[text[ends]]
-    is_odd = kinds == ODD  # signs and exponents, unless they are rubbish
-    odd_positions = ends[is_odd]
-    if len(odd_positions):
-        ends, kinds = ends[~is_odd], kinds[~is_odd]
-    starts, ends = ends[:-1] + 1, ends[1:]  # (T,) tokens
-    roles = ROLES.ravel()[kinds[:-1] * np.uint8(5) + kinds[1:]]
-    lengths = ends - starts
-
-    labels = np.flatnonzero((roles == LABEL) & (lengths > 0))
-    features = np.flatnonzero(roles == FEATURE)
-    wholes = np.flatnonzero(roles == WHOLE)
-    row_ends = np.flatnonzero(kinds[1:] == NEWLINE)
-    odd_tokens = np.unique(np.searchsorted(ends, odd_positions))
-    if not _is_regular(roles, lengths, kinds, odd_tokens):
-        return None
-    label_ids = _integers(text, ends[labels], lengths[labels])
-    feature_ids = _integers(text, ends[features], lengths[features])
-    values = _quick_values(text, starts, ends, kinds, wholes, odd_tokens)
-    if values is None or not (
-        label_ids.max(initial=0) < header.num_labels
-        and feature_ids.max(initial=0) < header.num_features
-    ):
-        return None
-    return Block(
-        np.diff(np.searchsorted(labels, row_ends, side="right"), prepend=0),
-        label_ids.astype(np.int32),
-        np.diff(np.searchsorted(features, row_ends, side="right"), prepend=0),
-        feature_ids.astype(np.int32),
+def quick_block(text: bytes, start: int, header: Header) -> tuple[Block, int]:
+    """The rows from a line's start up to the first line it does not know, and where that is."""
+    if not text.endswith(b"\n"):
+        raise ValueError(f"text must be whole lines, but ends with {shown(text[-9:])}")
+    most = len(text) - start  # bytes; an id takes 2 of them or more, a feature 4, a line 2
+    label_counts, feature_counts = np.empty((2, most // 2 + 1), dtype=np.int64)
+    label_ids = np.empty(most // 2 + 1, dtype=np.int32)
+    feature_ids = np.empty(most // 4 + 1, dtype=np.int32)
+    values = np.empty(most // 4 + 1, dtype=np.float32)
+    end, num_rows, num_labels, num_features, num_repeated = _quick_rows(
+        np.frombuffer(text, dtype=np.uint8),
+        start,
+        header.num_labels,
+        header.num_features,
+        label_counts,
+        label_ids,
+        feature_counts,
+        feature_ids,
         values,
     )
+    block = Block(
+        label_counts[:num_rows],
+        label_ids[:num_labels],
+        feature_counts[:num_rows],
+        feature_ids[:num_features],
+        values[:num_features],
+        num_repeated,
+    )
+    return block, end
 
 
-def _is_regular(
-    roles: NDArray[np.uint8], lengths: IntArray, kinds: NDArray[np.uint8], odd_tokens: IntArray
-) -> bool:
-    """Whether every token has a role and a length that suits it, and signs are in values alone."""
-    shortest = np.array([1, 1, 0, 1, 0, 0])[roles]
-    starts_without_label = (kinds[:-1] == NEWLINE) & (kinds[1:] == SPACE)
-    longest = np.array([0, ID_DIGITS, 0, ID_DIGITS, 2**31, 2**31])[roles]
-    is_suited = ((lengths >= shortest) | starts_without_label) & (lengths <= longest)
-    return bool(is_suited.all() and (roles[odd_tokens] >= WHOLE).all())
-
-
-def _quick_values(
+@compiled
+def _quick_rows(
     text: NDArray[np.uint8],
-    starts: IntArray,
-    ends: IntArray,
-    kinds: NDArray[np.uint8],
-    wholes: IntArray,
-    odd_tokens: IntArray,
-) -> NDArray[np.float32] | None:
-    """The feature values, digits / 10**places; None if one is not a finite number."""
-    has_fraction = kinds[1:][wholes] == DOT
-    last_tokens = wholes + has_fraction  # the token with the last digit of a value
-    places = np.where(has_fraction, ends[last_tokens] - starts[last_tokens], 0)
-    whole_digits = ends[wholes] - starts[wholes]
-    num_digits = whole_digits + places
-    is_hard = num_digits > EXACT_DIGITS
-    is_hard[np.searchsorted(last_tokens, odd_tokens)] = True
-    if (num_digits == 0).any():
-        return None
-    places = np.minimum(places, EXACT_DIGITS)
-    digits = _integers(text, ends[wholes], whole_digits) * POWERS[places]
-    digits += _integers(text, ends[last_tokens], places)
-    values = digits / POWERS[places]
-    for position in np.flatnonzero(is_hard):
-        number = text[starts[wholes[position]] : ends[last_tokens[position]]].tobytes()
-        if not DECIMAL_NUMBER.fullmatch(number):
-            return None
-        values[position] = float(number)
-    return values.astype(np.float32) if np.abs(values).max(initial=0) <= LARGEST_FLOAT32 else None
+    start: int,
+    label_limit: int,
+    feature_limit: int,
+    label_counts: IntArray,
+    label_ids: IntArray,
+    feature_counts: IntArray,
+    feature_ids: IntArray,
+    values: NDArray[np.float32],
+) -> tuple[int, int, int, int, int]:
+    num_rows = num_labels = num_features = num_repeated = 0  # of whole lines
+    while start < len(text):
+        at, labels_end, num_new_repeated = _labels(text, start, label_limit, label_ids, num_labels)
+        if at < 0:
+            break
+        at, features_end = _features(text, at, feature_limit, feature_ids, values, num_features)
+        if at < 0 or at == start:  # an empty line is no row
+            break
+        label_counts[num_rows] = labels_end - num_labels
+        feature_counts[num_rows] = features_end - num_features
+        num_labels, num_features = labels_end, features_end
+        num_repeated += num_new_repeated
+        num_rows += 1
+        start = at + 1
+    return start, num_rows, num_labels, num_features, num_repeated
 
 
-def _integers(text: NDArray[np.uint8], ends: IntArray, lengths: IntArray) -> NDArray[np.int64]:
-    """The numbers of at most 16 digits that end before `ends`: (T,)."""
-    numbers = _eight_digits(text, ends, lengths)
-    long = np.flatnonzero(lengths > 8)
-    if len(long):
-        numbers[long] += 10**8 * _eight_digits(text, ends[long] - 8, lengths[long] - 8)
-    return numbers
+@compiled
+def _labels(
+    text: NDArray[np.uint8], at: int, limit: int, ids: IntArray, count: int
+) -> tuple[int, int, int]:
+    """Adds a line's distinct labels: (where in the line they end or -1, count, repeated)."""
+    first, num_repeated = count, 0
+    if _byte(text, at) in (SPACE, NEWLINE):
+        return at, count, 0
+    while True:
+        label, at = _id(text, at, limit)
+        if label < 0 or count - first == MANY_LABELS:
+            return -1, count, 0
+        is_new = True
+        for place in range(first, count):
+            is_new &= ids[place] != label
+        if is_new:
+            ids[count] = label
+            count += 1
+        else:
+            num_repeated += 1
+        if _byte(text, at) != COMMA:
+            return at, count, num_repeated
+        at += 1
 
 
-def _eight_digits(text: NDArray[np.uint8], ends: IntArray, lengths: IntArray) -> NDArray[np.int64]:
-    """The numbers made of the last digits, 8 at most: all digits of a number at once in a word."""
-    words_at = np.ndarray(len(text) - 7, dtype="<u8", buffer=text.data, strides=(1,))
-    words = words_at[ends - 8]  # (T,) the last digit in the highest byte
-    num_other_bits = (64 - 8 * np.minimum(lengths, 8)).astype(np.uint64)
-    words >>= num_other_bits  # what stands before the number goes
-    words <<= num_other_bits
-    words &= np.uint64(0x0F0F0F0F0F0F0F0F)
-    words *= np.uint64(10 * 2**8 + 1)  # neighbours: 10 a + b, in every second byte
-    words >>= np.uint64(8)
-    words &= np.uint64(0x00FF00FF00FF00FF)
-    words *= np.uint64(100 * 2**16 + 1)
-    words >>= np.uint64(16)
-    words &= np.uint64(0x0000FFFF0000FFFF)
-    words *= np.uint64(10000 * 2**32 + 1)
-    words >>= np.uint64(32)
-    return words.astype(np.int64)
+@compiled
+def _features(
+    text: NDArray[np.uint8],
+    at: int,
+    limit: int,
+    ids: IntArray,
+    values: NDArray[np.float32],
+    count: int,
+) -> tuple[int, int]:
+    """Adds a line's features: (where its newline is or -1, count)."""
+    while _byte(text, at) == SPACE:
+        at += 1
+        if _byte(text, at) in (SPACE, NEWLINE):
+            continue
+        feature, at = _id(text, at, limit)
+        if feature < 0 or _byte(text, at) != COLON:
+            return -1, count
+        value, at = _value(text, at + 1)
+        if not abs(value) <= LARGEST_FLOAT32:  # also if it is not a number
+            return -1, count
+        ids[count], values[count] = feature, value
+        count += 1
+    return (at if _byte(text, at) == NEWLINE else -1), count
+
+
+@compiled
+def _id(text: NDArray[np.uint8], at: int, limit: int) -> tuple[int, int]:
+    """A whole number below the limit, or -1, and where it ends."""
+    number, start = 0, at
+    while _digit(text, at) <= 9:
+        number = 10 * number + _digit(text, at)
+        if number >= limit:
+            return -1, at
+        at += 1
+    return (number if at > start else -1), at
+
+
+@compiled
+def _value(text: NDArray[np.uint8], at: int) -> tuple[float, int]:
+    """A decimal number, or NaN where its 32-bit form is not certain, and where it ends."""
+    is_negative, at = _sign(text, at)
+    mantissa, power, start = 0, 0, at
+    while _digit(text, at) <= 9:
+        if mantissa < ENOUGH:
+            mantissa = 10 * mantissa + _digit(text, at)
+        else:
+            power += 1
+        at += 1
+    num_digits = at - start
+    if _byte(text, at) == DOT:
+        at += 1
+        start = at
+        while _digit(text, at) <= 9:
+            if mantissa < ENOUGH:
+                mantissa = 10 * mantissa + _digit(text, at)
+                power -= 1
+            at += 1
+        num_digits += at - start
+    if num_digits == 0:
+        return np.nan, at
+    if _byte(text, at) in (LOWER_E, UPPER_E):
+        is_below_one, at = _sign(text, at + 1)
+        exponent, at = _id(text, at, MAX_POWER)
+        if exponent < 0:
+            return np.nan, at
+        power += -exponent if is_below_one else exponent
+    if not -MAX_POWER <= power <= MAX_POWER:
+        return np.nan, at
+    value = mantissa / POWERS[-power] if power < 0 else mantissa * POWERS[power]
+    is_exact = mantissa <= EXACT_MANTISSA and -EXACT_POWER <= power <= EXACT_POWER
+    if is_exact or np.float32(value * (1 - ERROR)) == np.float32(value * (1 + ERROR)):
+        return (-value if is_negative else value), at
+    return np.nan, at
+
+
+@compiled
+def _sign(text: NDArray[np.uint8], at: int) -> tuple[bool, int]:
+    """Whether a minus stands here, and where the number goes on."""
+    byte = _byte(text, at)
+    return byte == MINUS, at + (byte in (MINUS, PLUS))
+
+
+@compiled
+def _digit(text: NDArray[np.uint8], at: int) -> int:
+    """The digit at a place, or more than 9."""
+    return np.uint8(_byte(text, at) - 48)  # type: ignore[return-value]
+
+
+@compiled
+def _byte(text: NDArray[np.uint8], at: int) -> int:
+    # Unsigned, so that no code is made for places counted from the end: a fifth of the time.
+    return text[np.uint64(at)]  # type: ignore[no-any-return]

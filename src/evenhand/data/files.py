@@ -1,4 +1,4 @@
-"""Text files, plain or compressed (.gz, .bz2, .xz by ending), read a few megabytes at a time.
+"""Text files, plain or compressed (.gz, .bz2, .xz by ending), read a block at a time.
 
 Whatever can be wrong with a file is a `UserError` that names it: absent, cut short, not UTF-8.
 """
@@ -7,16 +7,19 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from evenhand.errors import UserError
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-BLOCK_BYTES = 2**21
+BLOCK_BYTES = 2**19  # with what is parsed of it, this fits the cache of a core
 MAX_LINE_BYTES = 2**26  # a longer line is not text but the wrong file
 SHOWN_CHARACTERS = 40
+NEWLINE = ord("\n")
 
 
 def plain_suffix(path: Path) -> str:
@@ -36,22 +39,23 @@ def line_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple
 
     Every line ends with \n, also the last one and those that ended with \r\n.
     """
-    line_number, rest = 1, b""
+    line_number = 1
     with _opened(path) as file:
-        while chunk := _read(file, path, block_bytes, line_number):
-            text = rest + chunk
-            end = text.rfind(b"\n") + 1
-            rest = text[end:]
-            if end:
-                yield line_number, text[:end].replace(b"\r\n", b"\n")
-                line_number += text.count(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
-                raise UserError(
-                    f"{path}, line {line_number}: is longer than {MAX_LINE_BYTES} bytes; "
-                    f"is this a text file?"
-                )
-    if rest:
-        yield line_number, rest.removesuffix(b"\r") + b"\n"
+        while block := _read(file.read, block_bytes, path, line_number):
+            if not block.endswith(b"\n"):
+                rest = _read(file.readline, MAX_LINE_BYTES, path, line_number)
+                block += rest
+                if len(rest) == MAX_LINE_BYTES:
+                    raise UserError(
+                        f"{path}, line {line_number + block.count(NEWLINE)}: is longer than "
+                        f"{MAX_LINE_BYTES} bytes; is this a text file?"
+                    )
+            if b"\r" in block:  # looked for first: to replace nothing takes 50 times as long
+                block = block.removesuffix(b"\r").replace(b"\r\n", b"\n")
+            if not block.endswith(b"\n"):
+                block += b"\n"
+            yield line_number, block
+            line_number += int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8) == NEWLINE))
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -77,9 +81,9 @@ def _opened(path: Path) -> IO[bytes]:
         raise UserError(f"{path} cannot be opened ({error.strerror or error})") from error
 
 
-def _read(file: IO[bytes], path: Path, num_bytes: int, line_number: int) -> bytes:
+def _read(read_fn: Callable[[int], bytes], num_bytes: int, path: Path, line_number: int) -> bytes:
     try:
-        return file.read(num_bytes)
+        return read_fn(num_bytes)
     except EOFError as error:
         raise UserError(
             f"{path}: the archive is cut short, in or after line {line_number}; "

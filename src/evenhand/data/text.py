@@ -1,4 +1,4 @@
-"""Text to features: hashed character n-grams, many strings at once, in numpy alone."""
+"""Text to features: hashed character n-grams, many strings at once."""
 
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from evenhand.data.dataset import Rows
 from evenhand.errors import UserError
+from evenhand.kernels.compiled import compiled
 
 BLOCK_TEXTS = 2**16  # texts hashed at once: bounds the memory, not the result
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def normalized(text: str) -> str:
@@ -70,23 +72,9 @@ class NgramFeaturizer:
         marked = [f"\x02{normalized(text)}\x03" for text in texts]
         lengths = np.fromiter(map(len, marked), dtype=np.int64, count=len(marked))
         utf32 = "".join(marked).encode("utf-32-le", "surrogatepass")  # half a pair is no crime
-        points = np.frombuffer(utf32, dtype="<u4").astype(np.uint64)  # (C,)
-        text_ids = np.repeat(np.arange(len(marked)), lengths)  # (C,) which text a character is of
-        rows, ids = [], []
-        hashes = np.zeros(len(points), dtype=np.uint64)
-        for length in range(1, self.max_length + 1):
-            hashes = _extended(hashes, points, length)  # (C - length + 1,)
-            if length < self.min_length:
-                continue
-            inside = text_ids[: len(hashes)] == text_ids[length - 1 :]  # not across two texts
-            if length == 1:  # the marks alone say nothing
-                inside &= points > 3
-            rows.append(text_ids[: len(hashes)][inside])
-            ids.append(_mixed(hashes[inside]) % np.uint64(self.num_buckets))
-        all_rows, all_ids = np.concatenate(rows), np.concatenate(ids)
-        order = np.argsort(all_rows, kind="stable")
-        counts = np.bincount(all_rows, minlength=len(marked))
-        return counts, all_ids[order].astype(np.int32)
+        points = np.frombuffer(utf32, dtype="<u4")  # (C,)
+        counts, ids = _buckets(points, lengths, self.min_length, self.max_length, self.num_buckets)
+        return counts, ids
 
 
 def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
@@ -102,16 +90,38 @@ def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
     return NgramFeaturizer(**lengths)
 
 
-def _extended(
-    hashes: NDArray[np.uint64], points: NDArray[np.uint64], length: int
-) -> NDArray[np.uint64]:
-    """Hashes of all n-grams of one length from those one shorter (arithmetic modulo 2**64)."""
-    last = points[length - 1 :]
-    return hashes[: len(last)] * np.uint64(0x9E3779B97F4A7C15) + last + np.uint64(length)
+@compiled
+def _buckets(
+    points: NDArray[np.uint32],
+    lengths: NDArray[np.int64],
+    min_length: int,
+    max_length: int,
+    num_buckets: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Of texts one after the other, by their code points (C,) and lengths (N,): see `_hashed`."""
+    counts = np.zeros(len(lengths), np.int64)
+    ids = np.empty(len(points) * (max_length - min_length + 1), np.int32)
+    hashes = np.empty(lengths.max(), np.uint64)  # of the n-grams from each place of a text
+    text_start = num_ids = 0
+    for text, text_length in enumerate(lengths):
+        ids_before = num_ids
+        hashes[:text_length] = 0
+        for length in range(1, max_length + 1):
+            for place in range(text_length - length + 1):
+                point = points[text_start + place + length - 1]
+                hashes[place] = hashes[place] * GOLDEN + np.uint64(point) + np.uint64(length)
+                is_mark_alone = length == 1 and point <= 3  # which says nothing
+                if length >= min_length and not is_mark_alone:
+                    ids[num_ids] = _mixed(hashes[place]) % np.uint64(num_buckets)
+                    num_ids += 1
+        counts[text] = num_ids - ids_before
+        text_start += text_length
+    return counts, ids[:num_ids]
 
 
-def _mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+@compiled
+def _mixed(word: np.uint64) -> np.uint64:
     """Spreads every bit over the word (the finaliser of splitmix64)."""
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return hashes ^ (hashes >> np.uint64(31))
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))

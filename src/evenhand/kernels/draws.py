@@ -1,4 +1,4 @@
-"""Random draws of labels for the samplers: with repeats from spans of a line, or distinct.
+"""Random draws of labels for the samplers, with repeats, from spans of a line.
 
 Every function here works row by row: R rows, each with its own excluded ids, padded with -1.
 """
@@ -54,37 +54,6 @@ def _excluded_spans(distribution: SpanDistribution, excluded: Tensor) -> tuple[T
     is_absent = excluded == BEYOND
     starts, widths = distribution.spans(excluded.masked_fill(is_absent, 0))
     return starts.masked_fill(is_absent, torch.inf), widths.masked_fill(is_absent, 0)
-
-
-def distinct_draws(
-    num_choices: Tensor, num_draws: int, *, fewest: int, generator: Generator
-) -> Tensor:
-    """(R, M) integers from 0 to num_choices - 1, (R, 1), no integer twice in a row.
-
-    Draws one after the other and drops what it has seen: each integer kept is uniform over those
-    not seen yet, which is a uniform ordered subset. The order of drawing must decide which M stay;
-    the M smallest, say, would not be uniform.
-    """
-    # About M * M / (2 * fewest) draws are repeats: twice that, and 16, is nearly always enough.
-    num_more = num_draws + num_draws * num_draws // fewest + 16
-    draws = num_choices.new_empty(len(num_choices), 0)
-    while True:
-        more = random_integers(len(num_choices), num_more, generator).to(draws.device)
-        draws = torch.cat([draws, more % num_choices], dim=1)  # (R, N)
-        is_new = is_first_occurrence(draws)
-        is_kept = is_new & (is_new.cumsum(1) <= num_draws)
-        if (is_kept.sum(1) == num_draws).all():
-            return draws[is_kept].view(-1, num_draws)  # (R * M,) -> (R, M)
-
-
-def permuted_labels(num_labels: int, excluded_ids: Tensor, generator: Generator) -> Tensor:
-    """(R, L) all labels in random order for each row, its excluded ones last and written -1."""
-    keys = random_integers(len(excluded_ids), num_labels + 1, generator).to(excluded_ids.device)
-    # -1 falls into an extra column, which is excluded in every row.
-    columns = excluded_ids.masked_fill(excluded_ids < 0, num_labels)
-    columns = pad(columns, (0, 1), value=num_labels)  # (R, P + 1)
-    keys, order = keys.scatter(1, columns, BEYOND).sort(dim=1, stable=True)
-    return order.masked_fill(keys == BEYOND, -1)[:, :num_labels]
 
 
 def random_integers(num_rows: int, num_columns: int, generator: Generator) -> Tensor:

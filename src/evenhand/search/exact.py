@@ -1,6 +1,11 @@
-"""Exact search: every label is scored, a block at a time, in memory that does not grow with L."""
+"""Exact search: every label is scored, a block at a time, in memory that does not grow with L.
+
+On a CPU each thread takes its queries all the way, product and selection by turns, so that scores
+are selected from while they are in its cache. Other devices and precisions use torch alone.
+"""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -11,6 +16,9 @@ from torch import Tensor
 SCORES_AT_ONCE = 2**24
 INTERLEAVED = 8  # columns that share a maximum; see `_largest`
 GATHER_FLOATS = 2**24  # label vectors copied at once by `scores_of`
+SCORES_OF_THREAD = 2**20  # 4 MiB, a thread's share of a usual third-level cache
+ROWS_OF_THREAD = 1024  # queries that share a block of labels: with fewer the product is slower
+FEWEST_ROWS = 32  # of a thread; with fewer queries the product alone uses all threads
 
 
 class SearchResult(NamedTuple):
@@ -21,8 +29,8 @@ class SearchResult(NamedTuple):
 class ExactIndex:
     """Finds the labels of the highest score, query . label (+ bias), by scoring them all.
 
-    At most SCORES_AT_ONCE scores (or block_size, if more) exist at any time. Vectors stay on the
-    device and in the precision they come in.
+    At most SCORES_AT_ONCE scores (or block_size, if more) exist at any time, on a CPU at most
+    SCORES_OF_THREAD a thread. Vectors stay on the device and in the precision they come in.
 
     Example:
         >>> index = ExactIndex(torch.eye(3), label_bias=torch.tensor([0.0, 0.0, 0.5]))
@@ -65,12 +73,12 @@ class ExactIndex:
         num_results = min(num_results, len(self))
         label_ids = queries.new_empty(len(queries), num_results, dtype=torch.long)
         scores = queries.new_empty(len(queries), num_results)
-        num_rows = max(1, SCORES_AT_ONCE // max(1, self.block_size))
-        buffer = queries.new_empty(min(num_rows, len(queries)) * self.block_size)
-        for start in range(0, len(queries), num_rows):
-            rows = slice(start, start + num_rows)
-            label_ids[rows], scores[rows] = self._search_block(queries[rows], num_results, buffer)
-        return SearchResult(label_ids, scores)
+        found = SearchResult(label_ids, scores)
+        if queries.device.type == "cpu" and queries.dtype == torch.float32:
+            self._search_in_threads(queries.detach(), found)
+        else:
+            self._search_in_blocks(queries, found)
+        return found
 
     @torch.no_grad()
     def scores_of(self, queries: Tensor, label_ids: Tensor) -> Tensor:
@@ -87,6 +95,56 @@ class ExactIndex:
             if self.label_bias is not None:
                 scores[rows] += self.label_bias[ids]
         return scores.masked_fill(label_ids < 0, -torch.inf)
+
+    def _search_in_threads(self, queries: Tensor, found: SearchResult) -> None:
+        """Fills `found`; each thread takes some of the queries, product and all."""
+        all_threads = torch.get_num_threads()
+        num_threads = max(1, min(all_threads, len(queries) // FEWEST_ROWS))
+        num_tasks = num_threads * math.ceil(len(queries) / (num_threads * ROWS_OF_THREAD))
+        num_rows = math.ceil(len(queries) / max(1, num_tasks))
+        tasks = [slice(start, start + num_rows) for start in range(0, len(queries), num_rows or 1)]
+        if num_threads == 1:
+            for rows in tasks:
+                self._search_rows(queries, rows, found)
+            return
+        # One thread for each product: the idle threads of a shared one would wait in a busy loop
+        # and slow the selection down.
+        try:
+            with ThreadPoolExecutor(
+                num_threads, initializer=torch.set_num_threads, initargs=(1,)
+            ) as pool:
+                list(pool.map(lambda rows: self._search_rows(queries, rows, found), tasks))
+        finally:
+            torch.set_num_threads(all_threads)  # what threads yet to come start with
+
+    def _search_rows(self, queries: Tensor, rows: slice, found: SearchResult) -> None:
+        from evenhand.search.selection import BestSoFar  # here, because numba takes a while
+
+        queries = queries[rows]
+        num_columns = min(self.block_size, max(1, SCORES_OF_THREAD // len(queries)))
+        buffer = queries.new_empty(len(queries) * num_columns)
+        best = BestSoFar(len(queries), found.scores.shape[1])
+        for start in range(0, len(self), num_columns):
+            columns = slice(start, start + num_columns)
+            vectors = self.label_vectors[columns].detach()  # (b, D)
+            scores = buffer[: len(queries) * len(vectors)].view(len(queries), len(vectors))
+            if self.label_bias is None:
+                torch.mm(queries, vectors.T, out=scores)
+            else:
+                torch.addmm(self.label_bias[columns].detach(), queries, vectors.T, out=scores)
+            best.add(scores.numpy(), first_label=start)
+        label_ids, best_scores = best.ranked()
+        found.label_ids[rows] = torch.from_numpy(label_ids)
+        found.scores[rows] = torch.from_numpy(best_scores)
+
+    def _search_in_blocks(self, queries: Tensor, found: SearchResult) -> None:
+        """Fills `found` with torch alone: for every device and precision, and the tests' oracle."""
+        num_rows = max(1, SCORES_AT_ONCE // max(1, self.block_size))
+        buffer = queries.new_empty(min(num_rows, len(queries)) * self.block_size)
+        for start in range(0, len(queries), num_rows):
+            rows = slice(start, start + num_rows)
+            best = self._search_block(queries[rows], found.scores.shape[1], buffer)
+            found.label_ids[rows], found.scores[rows] = best
 
     def _search_block(self, queries: Tensor, num_results: int, buffer: Tensor) -> SearchResult:
         """One block of queries against all labels, merging the best of each block of labels."""

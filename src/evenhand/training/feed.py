@@ -1,6 +1,15 @@
-"""Batches of (query, positive) pairs, shuffled anew every epoch, from a place that can be saved."""
+"""Batches of (query, positive) pairs, shuffled anew every epoch, from a place that can be saved.
 
-from typing import Any
+The next few batches are made by a thread while a step runs, so that a step finds its own ready.
+What a batch holds follows from its place alone: an epoch has a key, the key an order of all pairs,
+and a batch is the next few of them. So a batch made ahead is the one that would be made on demand,
+and it can be thrown away.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -8,8 +17,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Part, Rows, padded_rows, pairs_of, taken_rows
+from evenhand.kernels.permutation import permuted
 from evenhand.models.encoders import Bags, Features
 from evenhand.training.step import Batch
+
+NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
+CPU = torch.device("cpu")
+
+T = TypeVar("T", Batch, Bags)
+
+
+class Place(NamedTuple):
+    """Between two batches."""
+
+    epoch_state: Tensor  # of the generator, before it drew the key
+    key: Tensor  # (1, 1) of the epoch's order
+    position: int  # pairs of the epoch that were handed out
 
 
 class PairFeed:
@@ -27,6 +50,7 @@ class PairFeed:
     ) -> None:
         """
         Args:
+            generator: the feed's own; it runs ahead of the batches that were handed out.
             pair_groups: (N_pairs,) from 0, for the risks of known memberships.
         """
         self.part = part
@@ -41,29 +65,76 @@ class PairFeed:
         self.generator = generator
         self.device = device
         self.pair_groups = None if pair_groups is None else pair_groups.astype(np.int64)
-        self._begin_epoch()
+        # Its thread starts with the first batch, and ends when the feed is no longer held.
+        self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evenhand feed")
+        self.ahead: deque[tuple[Place, Future[Batch]]] = deque()  # each with the place behind it
+        self.place = _new_epoch(self.generator)
 
     def next_batch(self) -> Batch:
-        if self.position + self.batch_size > len(self.order):
-            self._begin_epoch()
-        pair_ids = self.order[self.position : self.position + self.batch_size].numpy()
-        self.position += self.batch_size
-        query_ids, label_ids = self.pairs.query_ids[pair_ids], self.pairs.label_ids[pair_ids]
-        positives = torch.from_numpy(label_ids).unsqueeze(1)  # (B, 1), the paper's mask
-        if self.masks_all_positives:
-            positives = torch.from_numpy(self._all_positives(query_ids, label_ids))  # (B, P)
-        return Batch(
-            features=features_of(self.part, query_ids, device=self.device),
-            label_ids=torch.from_numpy(label_ids).to(self.device),
-            positive_ids=positives.to(self.device),
-            pair_ids=torch.from_numpy(pair_ids).to(self.device),
-            group_ids=self._groups_of(pair_ids),
-        )
+        while len(self.ahead) <= NUM_AHEAD:
+            self._prepare()
+        place, batch = self.ahead[0]
+        ready = batch.result()  # an error of the thread is raised here
+        self.ahead.popleft()
+        self.place = place
+        return _mapped(ready, lambda tensor: tensor.to(self.device, non_blocking=True))
 
-    def _groups_of(self, pair_ids: IntArray) -> Tensor | None:
-        if self.pair_groups is None:
-            return None
-        return torch.from_numpy(self.pair_groups[pair_ids]).to(self.device)
+    def state(self) -> dict[str, Tensor]:
+        """Where the batches that were handed out end."""
+        return {
+            "epoch_state": self.place.epoch_state,
+            "position": torch.tensor(self.place.position),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        for _, batch in self.ahead:
+            batch.cancel()
+        self.ahead.clear()
+        self.generator.set_state(state["epoch_state"])
+        self.place = _new_epoch(self.generator)._replace(position=int(state["position"]))
+
+    def places_ahead(self, count: int) -> list[Place]:
+        """The place behind each of the next batches, for those who make them elsewhere."""
+        generator = torch.Generator()
+        generator.set_state(self.place.epoch_state)
+        place = _new_epoch(generator)._replace(position=self.place.position)
+        places = []
+        for _ in range(count):
+            if place.position + self.batch_size > len(self.pairs.query_ids):
+                place = _new_epoch(generator)
+            place = place._replace(position=place.position + self.batch_size)
+            places.append(place)
+        return places
+
+    def close(self) -> None:
+        """Ends the thread now; there are no batches after this."""
+        self.executor.shutdown(cancel_futures=True)
+        self.ahead.clear()
+
+    def _prepare(self) -> None:
+        place = self.ahead[-1][0] if self.ahead else self.place
+        if place.position + self.batch_size > len(self.pairs.query_ids):
+            place = _new_epoch(self.generator)
+        place_behind = place._replace(position=place.position + self.batch_size)
+        self.ahead.append((place_behind, self.executor.submit(self._batch_at, place)))
+
+    def _batch_at(self, place: Place) -> Batch:
+        """The batch of a place, in memory from which a GPU can copy while it computes."""
+        places = torch.arange(place.position, place.position + self.batch_size).unsqueeze(0)
+        pair_ids = permuted(places, place.key, len(self.pairs.query_ids))[0].numpy()  # (B,)
+        query_ids, label_ids = self.pairs.query_ids[pair_ids], self.pairs.label_ids[pair_ids]
+        positives = label_ids[:, None]  # (B, 1), the paper's mask
+        if self.masks_all_positives:
+            positives = self._all_positives(query_ids, label_ids)  # (B, P)
+        groups = None if self.pair_groups is None else self.pair_groups[pair_ids]
+        batch = Batch(
+            features=features_of(self.part, query_ids, device=CPU),
+            label_ids=torch.from_numpy(label_ids),
+            positive_ids=torch.from_numpy(positives),
+            pair_ids=torch.from_numpy(pair_ids),
+            group_ids=None if groups is None else torch.from_numpy(groups),
+        )
+        return _mapped(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
 
     def _all_positives(
         self, query_ids: NDArray[np.int64], label_ids: NDArray[np.int64]
@@ -75,19 +146,22 @@ class PairFeed:
         positives[:, 0] = label_ids
         return positives
 
-    def _begin_epoch(self) -> None:
-        # An epoch's order follows from the generator as it stood at its start, so that is kept.
-        self.epoch_state = self.generator.get_state()
-        self.order: Tensor = torch.randperm(len(self.pairs.query_ids), generator=self.generator)
-        self.position = 0
 
-    def state(self) -> dict[str, Tensor]:
-        return {"epoch_state": self.epoch_state, "position": torch.tensor(self.position)}
+def _new_epoch(generator: torch.Generator) -> Place:
+    state = generator.get_state()
+    key = torch.randint(2**63 - 1, (1, 1), generator=generator)
+    return Place(state, key, position=0)
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        self.generator.set_state(state["epoch_state"])
-        self._begin_epoch()
-        self.position = int(state["position"])
+
+def _mapped(tensors: T, function: Callable[[Tensor], Tensor]) -> T:
+    """The batch, or the bags in it, with a function applied to every tensor."""
+    fields: dict[str, Any] = {}
+    for name, field in tensors._asdict().items():
+        if isinstance(field, Tensor):
+            fields[name] = function(field)
+        elif isinstance(field, Bags):
+            fields[name] = _mapped(field, function)
+    return tensors._replace(**fields)
 
 
 def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.device) -> Features:

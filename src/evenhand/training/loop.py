@@ -15,7 +15,7 @@ from evenhand.files import sync, write_text
 from evenhand.losses import LossFn
 from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
-from evenhand.risk import Memory, top_weights
+from evenhand.risk import Memory, mean_weights, top_weights
 from evenhand.sampling import LabelSampler
 from evenhand.training.checkpoint import Checkpoint, save_checkpoint
 from evenhand.training.feed import PairFeed
@@ -87,6 +87,10 @@ class StepRisk(NamedTuple):
 
 def hardest_of_batch(losses: Tensor, batch: Batch, num_hard_examples: int) -> Tensor:
     return top_weights(losses, num_hard_examples=num_hard_examples)
+
+
+def whole_batch(losses: Tensor, batch: Batch, num_hard_examples: int) -> Tensor:
+    return mean_weights(losses)
 
 
 @dataclasses.dataclass
@@ -176,6 +180,7 @@ def train(
     sampler: LabelSampler,
     loss_fn: LossFn,
     places: Places,
+    step_fn: Callable[[], Tensor] | None = None,
     validate_fn: Callable[[Retriever], tuple[float, dict[str, float]]] | None = None,
     save_best_fn: Callable[[Retriever], None] | None = None,
     progress_fn: Callable[[int, dict[str, float]], None] | None = None,
@@ -184,6 +189,7 @@ def train(
     """Trains until the plan is done, patience ends or a stop is asked for.
 
     Args:
+        step_fn: takes the next step instead of `train_step` (see `recorded`).
         validate_fn: the value to select by, and every validation figure to be logged.
         save_best_fn: called with the model whenever that value is the best so far.
         progress_fn: called after each step with the step and the last logged figures.
@@ -209,14 +215,17 @@ def train(
             num_hard_examples=plan.num_hard_examples,
             anneal_fraction=plan.anneal_fraction,
         )
-        stats = train_step(
-            training,
-            plan,
-            sampler=sampler,
-            loss_fn=loss_fn,
-            learning_rate=learning_rate,
-            num_hard_examples=num_hard_examples,
-        )
+        if step_fn is not None:
+            stats = step_fn()
+        else:
+            stats = train_step(
+                training,
+                plan,
+                sampler=sampler,
+                loss_fn=loss_fn,
+                learning_rate=learning_rate,
+                num_hard_examples=num_hard_examples,
+            )
         training.step += 1
         training.recent.append(stats)
         is_last = training.step == plan.num_steps

@@ -1,0 +1,72 @@
+"""Batches drawn on the device, from a data set that lies there: no host is waited for.
+
+An epoch's order is a keyed permutation of all pairs, as in `training.feed`: the batch at a
+position is the next B of it.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evenhand.kernels.gpu.clock import Clock
+from evenhand.kernels.gpu.permutation import permuted
+from evenhand.kernels.permutation import num_bits
+
+ROWS = 16  # of a program
+
+
+class DevicePairs(NamedTuple):
+    """All (query, positive) pairs of a training part, and the positives of every query."""
+
+    query_ids: Tensor  # (N,) int64
+    label_ids: Tensor  # (N,) int64
+    positive_offsets: Tensor  # (Q + 1,) int64
+    positive_ids: Tensor  # (N,) int64
+    epoch_keys: Tensor  # (S,) int64: the key of the epoch that each step is in,
+    positions: Tensor  # (S,) int64: and the pairs of it that came before
+
+
+def draw_batch(
+    pairs: DevicePairs, clock: Clock, *, masks_all_positives: bool, out_pairs: Tensor,
+    out_queries: Tensor, out_labels: Tensor, out_positives: Tensor,
+) -> None:  # fmt: skip
+    """The pairs of this step: which they are (B,), their queries, labels and positives (B, P)."""
+    batch_size, width = out_positives.shape
+    num_pairs = len(pairs.query_ids)
+    _draw_batch[(triton.cdiv(batch_size, ROWS),)](
+        *pairs, clock.step, out_pairs, out_queries, out_labels, out_positives, num_pairs,
+        batch_size, width, BITS=num_bits(num_pairs), MASKS_ALL=masks_all_positives, ROWS=ROWS,
+        WIDTH=triton.next_power_of_2(width), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _draw_batch(
+    query_ids, label_ids, positive_offsets, positive_ids, epoch_keys, positions, step_at,
+    out_pairs, out_queries, out_labels, out_positives, num_pairs, batch_size, width,
+    BITS: tl.constexpr, MASKS_ALL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    step = tl.load(step_at)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < batch_size
+    places = (tl.load(positions + step) + rows) % num_pairs
+    pairs = permuted(places, tl.load(epoch_keys + step), num_pairs, BITS)
+    queries = tl.load(query_ids + pairs, mask=is_row, other=0)
+    labels = tl.load(label_ids + pairs, mask=is_row, other=0)
+    tl.store(out_pairs + rows, pairs, mask=is_row)
+    tl.store(out_queries + rows, queries, mask=is_row)
+    tl.store(out_labels + rows, labels, mask=is_row)
+    lanes = tl.arange(0, WIDTH)
+    targets = rows[:, None] * width + lanes[None, :]
+    is_target = is_row[:, None] & (lanes < width)[None, :]
+    if MASKS_ALL:
+        starts = tl.load(positive_offsets + queries, mask=is_row, other=0)
+        ends = tl.load(positive_offsets + queries + 1, mask=is_row, other=0)
+        sources = starts[:, None] + lanes[None, :]
+        is_positive = is_target & (sources < ends[:, None])
+        positives = tl.load(positive_ids + sources, mask=is_positive, other=-1)
+        tl.store(out_positives + targets, positives, mask=is_target)
+    else:
+        tl.store(out_positives + targets, labels[:, None] + 0 * lanes[None, :], mask=is_target)

@@ -1,0 +1,241 @@
+"""Labels drawn for each example: their scores and gradients, and never a (B, M, D) tensor.
+
+Slot m of example b holds place m of an order of all labels but b's positives; the order is b's
+own, so nothing is stored of which labels were drawn. Scores are either picked from the product of
+the batch with all labels, or, where there are many more labels than slots, computed from rows
+that are read where they are needed.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evenhand.kernels.gpu.losses import KernelLoss, coefficient
+from evenhand.kernels.gpu.permutation import permuted, row_key
+from evenhand.kernels.gpu.rows import through_unit
+from evenhand.kernels.gpu.rows_of_batch import ROWS, unit_rows
+from evenhand.kernels.gpu.selection import Kept, is_selected
+from evenhand.kernels.permutation import num_bits
+
+TILE = 32  # label rows read at once
+
+
+def is_product_cheaper(num_labels: int, num_sampled: int) -> bool:
+    """Whether to score every label: a product runs many times faster than a gather."""
+    return num_labels <= 8 * num_sampled
+
+
+def unit_table(table: Tensor, *, out: Tensor) -> None:
+    """Every row of the table as a unit."""
+    num_labels, width = table.shape
+    _unit_table[(triton.cdiv(num_labels, ROWS),)](
+        table, out, num_labels, width, ROWS=ROWS, BLOCK=triton.next_power_of_2(width)
+    )
+
+
+def pick_scores(all_scores: Tensor, positive_ids: Tensor, *, key: Tensor, out: Tensor) -> None:
+    """(B, K) scores of all labels -> (B, M) of those drawn for each example."""
+    batch_size, num_sampled = out.shape
+    _pick_scores[(batch_size, triton.cdiv(num_sampled, 1024))](
+        all_scores, positive_ids, key, out, all_scores.shape[1], num_sampled,
+        positive_ids.shape[1], BITS=num_bits(all_scores.shape[1]), BLOCK=1024,
+    )  # fmt: skip
+
+
+def score_rows(
+    table: Tensor, queries: Tensor, positive_ids: Tensor, *, key: Tensor, is_cosine: bool,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """(B, M) scores of the labels drawn for each example, read row by row."""
+    num_labels, width = table.shape
+    batch_size, num_sampled = out.shape
+    _score_rows[(batch_size, triton.cdiv(num_sampled, TILE))](
+        table, queries, positive_ids, key, out, num_labels, num_sampled, positive_ids.shape[1],
+        width, BITS=num_bits(num_labels), IS_COSINE=is_cosine, TILE=TILE,
+        WIDTH=triton.next_power_of_2(width),
+    )  # fmt: skip
+
+
+def each_gradients(
+    table: Tensor, scores: Tensor, vectors: Tensor, label_ids: Tensor, positive_ids: Tensor, *,
+    key: Tensor, kept: Kept, num_hard_labels: int, loss: KernelLoss, scale: float,
+    is_cosine: bool, scratch: Tensor, out: Tensor, out_row_ids: Tensor, out_sources: Tensor,
+    out_values: Tensor,
+) -> None:  # fmt: skip
+    """Gradients by the survivors' vectors, and the entries of those by the labels.
+
+    Args:
+        out: (B, D), row i of the i-th survivor.
+        out_row_ids, out_sources, out_values: (B * (1 + k),) label, example and coefficient of
+            every kept label and positive; label -1: none.
+    """
+    num_labels, width = table.shape
+    batch_size, num_sampled = scores.shape
+    block = triton.next_power_of_2(num_sampled)
+    _each_gradients[(batch_size,)](
+        table, scores, vectors, label_ids, positive_ids, key, kept.thresholds, kept.last_ties,
+        kept.row_values, kept.positive_slopes, kept.weights, kept.survivors,
+        kept.num_survivors, scratch, out, out_row_ids, out_sources, out_values, scale,
+        num_labels, num_sampled, num_hard_labels, positive_ids.shape[1], width,
+        BITS=num_bits(num_labels), IS_COSINE=is_cosine, KIND=loss.kind, MARGIN=loss.margin,
+        POWER=loss.power, BLOCK=block, WIDTH=triton.next_power_of_2(width), TILE=16,
+        KEPT=triton.next_power_of_2(num_hard_labels + 1), num_warps=4 if block <= 8192 else 8,
+    )  # fmt: skip
+
+
+def drawn_ids(positive_ids: Tensor, *, key: Tensor, num_labels: int, num_sampled: int) -> Tensor:
+    """(B, M) the labels that stand in the slots; for those who want to see them."""
+    out = positive_ids.new_empty(len(positive_ids), num_sampled)
+    _drawn_ids[(len(positive_ids), triton.cdiv(num_sampled, 1024))](
+        positive_ids, key, out, num_labels, num_sampled, positive_ids.shape[1],
+        BITS=num_bits(num_labels), BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def labels_at(places, positive_ids, row, step_key, num_labels, num_positives, BITS: tl.constexpr):
+    """The labels at these places of the order of a row, which is of all labels but its positives.
+
+    The u-th label that is no positive is the least y with y = u + (positives up to y).
+    """
+    own = positive_ids + row * num_positives
+    num_excluded = tl.zeros((), tl.int32)
+    for place in range(num_positives):
+        num_excluded += (tl.load(own + place) >= 0).to(tl.int32)
+    key = row_key(step_key, row)
+    counted = permuted(places, key, num_labels - num_excluded, BITS)
+    labels = counted
+    is_moving = num_excluded > 0
+    while is_moving:
+        num_passed = tl.zeros_like(labels)
+        for place in range(num_excluded):  # padding comes last
+            num_passed += (tl.load(own + place) <= labels).to(tl.int64)
+        is_moving = tl.max((counted + num_passed != labels).to(tl.int32)) > 0
+        labels = counted + num_passed
+    return labels
+
+
+@triton.jit
+def _unit_table(table, out, num_labels, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < num_labels
+    units, _ = unit_rows(table, rows, is_row, width, True, BLOCK)
+    columns = tl.arange(0, BLOCK)
+    places = rows[:, None] * width + columns[None, :]
+    is_inside = is_row[:, None] & (columns < width)[None, :]
+    tl.store(out + places, units.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _drawn_ids(
+    positive_ids, key_at, out, num_labels, num_sampled, num_positives, BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(key_at)
+    labels = labels_at(
+        slots.to(tl.int64) % num_sampled, positive_ids, row, key, num_labels, num_positives, BITS
+    )
+    tl.store(out + row * num_sampled + slots, labels, mask=slots < num_sampled)
+
+
+@triton.jit
+def _pick_scores(
+    all_scores, positive_ids, key_at, out, num_labels, num_sampled, num_positives,
+    BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_slot = slots < num_sampled
+    key = tl.load(key_at)
+    labels = labels_at(
+        slots.to(tl.int64) % num_sampled, positive_ids, row, key, num_labels, num_positives, BITS
+    )
+    scores = tl.load(all_scores + row * num_labels + labels, mask=is_slot, other=0.0)
+    tl.store(out + row * num_sampled + slots, scores, mask=is_slot)
+
+
+@triton.jit
+def _score_rows(
+    table, queries, positive_ids, key_at, out, num_labels, num_sampled, num_positives, width,
+    BITS: tl.constexpr, IS_COSINE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slots = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_slot = slots < num_sampled
+    key = tl.load(key_at)
+    labels = labels_at(
+        slots.to(tl.int64) % num_sampled, positive_ids, row, key, num_labels, num_positives, BITS
+    )
+    units, _ = unit_rows(table, labels, is_slot, width, IS_COSINE, WIDTH)
+    dims = tl.arange(0, WIDTH)
+    query = tl.load(queries + row * width + dims, mask=dims < width, other=0.0).to(tl.float32)
+    scores = tl.sum(units * query[None, :], axis=1)
+    tl.store(out + row * num_sampled + slots, scores, mask=is_slot)
+
+
+@triton.jit
+def _each_gradients(
+    table, scores, vectors, label_ids, positive_ids, key_at, thresholds, last_ties, row_values,
+    positive_slopes, weights, survivors, num_survivors, scratch, out, out_row_ids, out_sources,
+    out_values, scale, num_labels, num_sampled, num_hard_labels, num_positives, width,
+    BITS: tl.constexpr, IS_COSINE: tl.constexpr, KIND: tl.constexpr, MARGIN: tl.constexpr,
+    POWER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    KEPT: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0)
+    places = tl.arange(0, KEPT)
+    is_place = places < num_hard_labels + 1
+    entries = index.to(tl.int64) * (num_hard_labels + 1)
+    tl.store(out_row_ids + entries + places, tl.full((KEPT,), -1, tl.int64), mask=is_place)
+    if index < tl.load(num_survivors):
+        tl.debug_barrier()
+        row = tl.load(survivors + index).to(tl.int64)
+        row_value, weight = tl.load(row_values + row), tl.load(weights + row)
+        row_scores = scores + row * num_sampled
+        own_scratch = scratch + index.to(tl.int64) * num_hard_labels
+
+        columns = tl.arange(0, BLOCK)
+        is_slot = columns < num_sampled
+        values = tl.load(row_scores + columns, mask=is_slot, other=-float("inf")).to(tl.float32)
+        threshold, last_tie = tl.load(thresholds + row), tl.load(last_ties + row)
+        is_kept = is_selected(values, columns, threshold, last_tie)
+        tl.store(own_scratch + tl.cumsum(is_kept.to(tl.int32), axis=0) - 1, columns, mask=is_kept)
+        num_kept = tl.sum(is_kept.to(tl.int32))
+        tl.debug_barrier()  # the list is read by other threads than wrote it
+
+        # Entry 0 is the positive, the others are the kept labels.
+        is_entry = (places >= 1) & (places <= num_kept)
+        slots = tl.load(own_scratch + places - 1, mask=is_entry, other=0)
+        kept_scores = tl.load(row_scores + slots, mask=is_entry, other=0.0).to(tl.float32)
+        slopes = coefficient(kept_scores, row_value, KIND, MARGIN, POWER)
+        slopes = tl.where(is_entry, slopes, 0.0)
+        slopes = tl.where(places == 0, tl.load(positive_slopes + row), slopes) * weight
+        labels = labels_at(
+            slots.to(tl.int64), positive_ids, row, tl.load(key_at), num_labels, num_positives,
+            BITS,
+        )  # fmt: skip
+        labels = tl.where(places == 0, tl.load(label_ids + row), labels)
+        is_touching = (slopes != 0.0) & (is_entry | (places == 0))
+        tl.store(out_row_ids + entries + places, tl.where(is_touching, labels, -1), mask=is_place)
+        tl.store(out_sources + entries + places, row.to(tl.int32) + 0 * places, mask=is_place)
+        tl.store(out_values + entries + places, slopes, mask=is_place)
+        tl.debug_barrier()
+
+        dims = tl.arange(0, WIDTH)
+        is_dim = dims < width
+        gradient = tl.zeros((WIDTH,), tl.float32)
+        for start in range(0, num_kept + 1, TILE):
+            tile_places = start + tl.arange(0, TILE)
+            is_inside = tile_places < num_kept + 1
+            ids = tl.load(out_row_ids + entries + tile_places, mask=is_inside, other=-1)
+            coefficients = tl.load(out_values + entries + tile_places, mask=ids >= 0, other=0.0)
+            units, _ = unit_rows(table, ids, ids >= 0, width, IS_COSINE, WIDTH)
+            gradient += tl.sum(coefficients[:, None] * units, axis=0)
+        gradient = gradient * scale
+        if IS_COSINE:
+            vector = tl.load(vectors + row * width + dims, mask=is_dim, other=0.0)
+            gradient = through_unit(gradient, vector.to(tl.float32))
+        tl.store(out + index.to(tl.int64) * width + dims, gradient, mask=is_dim)

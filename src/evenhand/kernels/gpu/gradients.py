@@ -1,0 +1,227 @@
+"""From what mining kept to the gradients of the surviving queries and of the touched labels.
+
+Whether a score was kept follows from its row's threshold, and its coefficient from its row's
+value: so each survivor's coefficients C (k', M + B) are written in one pass over its scores, and
+two matrix products do the rest:
+
+    gradient of the survivors' query vectors  C V
+    gradient of the touched label vectors     C' Q
+
+C is sparse, but a matrix product over its zeros takes less time on a GPU than a gather of its
+entries, takes as long however popular a label is, and adds in an order that never changes. How
+many survivors there are is read on the device: annealing k' changes the work, not the kernels.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evenhand.kernels.gpu.losses import KernelLoss, coefficient
+from evenhand.kernels.gpu.rows import row_block, through_unit
+from evenhand.kernels.gpu.selection import Kept, is_selected
+
+QUERY_TILE = {"ROWS": 64, "CHUNK": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
+LABEL_TILE = {"COLUMNS": 64, "CHUNK": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
+
+
+def num_splits(num_sampled: int) -> int:
+    """Parts of the sample that the queries' gradient is summed over apart: fills the device."""
+    return max(1, min(8, num_sampled // 512))
+
+
+def write_coefficients(
+    scores: Tensor, queries: Tensor, label_slots: Tensor, *, kept: Kept, loss: KernelLoss,
+    out: Tensor, out_queries: Tensor, out_touched: Tensor,
+) -> None:  # fmt: skip
+    """The survivors' coefficients by column and their queries, one after another.
+
+    Args:
+        queries: (B, D) with the scale.
+        label_slots: (B,) int32, the column of each example's own label.
+        out: (B, M + B) of which the rows of survivors are written.
+        out_queries: (B, D) likewise.
+        out_touched: (M + B,) int32, 0 before; 1 where a survivor has a coefficient.
+    """
+    batch_size, num_sampled = scores.shape
+    width = queries.shape[1]
+    _write_coefficients[(batch_size,)](
+        scores, queries, label_slots, kept.thresholds, kept.last_ties, kept.row_values,
+        kept.positive_slopes, kept.weights, kept.survivors, kept.num_survivors, out,
+        out_queries, out_touched, num_sampled, out.shape[1], width, KIND=loss.kind,
+        MARGIN=loss.margin, POWER=loss.power, BLOCK=1024, WIDTH=row_block(width), num_warps=4,
+    )  # fmt: skip
+
+
+def query_gradients(
+    coefficients: Tensor, units: Tensor, positive_units: Tensor, vectors: Tensor,
+    label_slots: Tensor, *, kept: Kept, scale: float, is_cosine: bool, partials: Tensor,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """Gradients by the encoder's vectors of the survivors: row i of `out` is the i-th survivor's.
+
+    Args:
+        units, positive_units: (M, D), (B, D) of the sampled labels and of the examples' own.
+        vectors: (B, D) as the encoder gave them.
+        partials: (num_splits, B, D) float32.
+    """
+    num_sampled, width = units.shape
+    batch_size = len(vectors)
+    most = 64 if units.dtype == torch.float32 else QUERY_TILE["CHUNK"]
+    rows, chunk = QUERY_TILE["ROWS"], min(most, row_block(width))
+    grid = triton.cdiv(batch_size, rows), triton.cdiv(width, chunk), len(partials)
+    _query_products[grid](
+        coefficients, units, kept.num_survivors, partials, batch_size, num_sampled,
+        coefficients.shape[1], width, PRECISION=precision_of(units),
+        PART=triton.cdiv(num_sampled, len(partials)), **QUERY_TILE | {"CHUNK": chunk},
+    )  # fmt: skip
+    _query_gradients[(batch_size,)](
+        partials, positive_units, vectors, label_slots, kept.positive_slopes, kept.weights,
+        kept.survivors, kept.num_survivors, out, scale, batch_size, num_sampled, width,
+        IS_COSINE=is_cosine, SPLITS=len(partials), WIDTH=row_block(width),
+        num_warps=max(1, row_block(width) // 128),
+    )  # fmt: skip
+
+
+def label_gradients(coefficients: Tensor, queries: Tensor, *, kept: Kept, out: Tensor) -> None:
+    """Gradients by the units of the M sampled labels and of the B labels of the batch.
+
+    Args:
+        queries: (B, D) of the survivors, one after another.
+        out: (M + B, D) float32.
+    """
+    width = queries.shape[1]
+    tile = LABEL_TILE | {"CHUNK": min(LABEL_TILE["CHUNK"], row_block(width))}
+    if queries.dtype == torch.float32:  # twice the bytes, and each product in three parts
+        tile |= {"CHUNK": min(64, row_block(width)), "num_stages": 2}
+    grid = triton.cdiv(len(out), tile["COLUMNS"]), triton.cdiv(width, tile["CHUNK"])
+    _label_products[grid](
+        coefficients, queries, kept.num_survivors, out, len(out), width,
+        PRECISION=precision_of(queries), **tile,
+    )  # fmt: skip
+
+
+def precision_of(vectors: Tensor) -> str:
+    """How a product of float32 numbers is made; of others there is one way."""
+    return "tf32x3" if vectors.dtype == torch.float32 else "tf32"
+
+
+@triton.jit
+def _write_coefficients(
+    scores, queries, label_slots, thresholds, last_ties, row_values, positive_slopes, weights,
+    survivors, num_survivors, out, out_queries, out_touched, num_sampled, num_columns, width,
+    KIND: tl.constexpr, MARGIN: tl.constexpr, POWER: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64)
+    if index < tl.load(num_survivors):
+        row = tl.load(survivors + index).to(tl.int64)
+        threshold, last_tie = tl.load(thresholds + row), tl.load(last_ties + row)
+        row_value, weight = tl.load(row_values + row), tl.load(weights + row)
+        own_slope, own_slot = tl.load(positive_slopes + row), tl.load(label_slots + row)
+        for start in range(0, num_columns, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            values = tl.load(
+                scores + row * num_sampled + columns,
+                mask=columns < num_sampled,
+                other=-float("inf"),
+            ).to(tl.float32)
+            is_kept = is_selected(values, columns, threshold, last_tie)
+            safe = tl.where(is_kept, values, 0.0)
+            slopes = tl.where(is_kept, coefficient(safe, row_value, KIND, MARGIN, POWER), 0.0)
+            slopes = tl.where(columns == own_slot, own_slope, slopes) * weight
+            tl.store(
+                out + index * num_columns + columns,
+                slopes.to(out.dtype.element_ty),
+                mask=columns < num_columns,
+            )
+            tl.store(out_touched + columns, columns * 0 + 1, mask=slopes != 0.0)
+        dims = tl.arange(0, WIDTH)
+        query = tl.load(queries + row * width + dims, mask=dims < width)
+        tl.store(out_queries + index * width + dims, query, mask=dims < width)
+
+
+@triton.jit
+def _query_products(
+    coefficients, units, num_survivors, partials, batch_size, num_sampled, num_columns, width,
+    PRECISION: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
+    count = tl.load(num_survivors)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if tl.program_id(0) * ROWS < count:
+        dims = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+        part = tl.program_id(2)
+        first, end = part * PART, tl.minimum((part + 1) * PART, num_sampled)
+        is_row, is_dim = (rows < count)[:, None], (dims < width)[None, :]
+        left = coefficients + rows[:, None].to(tl.int64) * num_columns
+        sums = tl.zeros((ROWS, CHUNK), tl.float32)
+        for start in range(first, end, DEPTH):
+            columns = start + tl.arange(0, DEPTH)
+            is_column = columns < end
+            slopes = tl.load(
+                left + columns[None, :], mask=is_row & is_column[None, :], other=0.0
+            )  # (ROWS, DEPTH)
+            labels = tl.load(
+                units + columns[:, None] * width + dims[None, :],
+                mask=is_column[:, None] & is_dim,
+                other=0.0,
+            )  # (DEPTH, CHUNK)
+            sums = tl.dot(slopes, labels, sums, input_precision=PRECISION)
+        places = (part.to(tl.int64) * batch_size + rows[:, None]) * width + dims[None, :]
+        tl.store(partials + places, sums, mask=is_row & is_dim)
+
+
+@triton.jit
+def _query_gradients(
+    partials, positive_units, vectors, label_slots, positive_slopes, weights, survivors,
+    num_survivors, out, scale, batch_size, num_sampled, width, IS_COSINE: tl.constexpr,
+    SPLITS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64)
+    if index < tl.load(num_survivors):
+        row = tl.load(survivors + index).to(tl.int64)
+        dims = tl.arange(0, WIDTH)
+        is_dim = dims < width
+        # A label that is in the sample as well has its coefficient there, and its unit too.
+        is_apart = tl.load(label_slots + row) >= num_sampled
+        slope = tl.load(positive_slopes + row) * tl.load(weights + row)
+        slope = tl.where(is_apart, slope, 0.0)
+        unit = tl.load(positive_units + row * width + dims, mask=is_dim, other=0.0)
+        gradient = slope * unit.to(tl.float32)
+        for part in tl.static_range(SPLITS):
+            places = (part * batch_size + index) * width + dims
+            gradient += tl.load(partials + places, mask=is_dim, other=0.0)
+        gradient = gradient * scale
+        if IS_COSINE:
+            vector = tl.load(vectors + row * width + dims, mask=is_dim, other=0.0)
+            gradient = through_unit(gradient, vector.to(tl.float32))
+        tl.store(out + index * width + dims, gradient, mask=is_dim)
+
+
+@triton.jit
+def _label_products(
+    coefficients, queries, num_survivors, out, num_columns, width,
+    PRECISION: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    dims = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    is_column, is_dim = columns < num_columns, dims < width
+    count = tl.load(num_survivors)
+    sums = tl.zeros((COLUMNS, CHUNK), tl.float32)
+    for start in range(0, count, DEPTH):
+        rows = start + tl.arange(0, DEPTH)
+        is_row = (rows < count)[:, None]
+        slopes = tl.load(
+            coefficients + rows[:, None].to(tl.int64) * num_columns + columns[None, :],
+            mask=is_row & is_column[None, :],
+            other=0.0,
+        )  # (DEPTH, COLUMNS)
+        tile = tl.load(
+            queries + rows[:, None].to(tl.int64) * width + dims[None, :],
+            mask=is_row & is_dim[None, :],
+            other=0.0,
+        )  # (DEPTH, CHUNK)
+        sums = tl.dot(tl.trans(slopes), tile, sums, input_precision=PRECISION)
+    places = columns[:, None].to(tl.int64) * width + dims[None, :]
+    tl.store(out + places, sums, mask=is_column[:, None] & is_dim[None, :])

@@ -1,0 +1,86 @@
+"""The keyed permutation of `kernels.permutation`, inside a kernel: bit for bit the same."""
+
+import triton
+import triton.language as tl
+
+from evenhand.kernels import permutation
+
+NUM_ROUNDS = tl.constexpr(permutation.NUM_ROUNDS)
+GOLDEN = tl.constexpr(permutation.GOLDEN)
+WORD = tl.constexpr(permutation.WORD)
+
+
+@triton.jit
+def permuted(places, key, size, BITS: tl.constexpr):
+    """What stands at these places (int64) of the order of 0 .. size - 1 that belongs to `key`."""
+    numbers = network(places, key, BITS, False)
+    while tl.max((numbers >= size).to(tl.int32)) > 0:
+        numbers = tl.where(numbers >= size, network(numbers, key, BITS, False), numbers)
+    return numbers
+
+
+@triton.jit
+def places_of(values, key, size, BITS: tl.constexpr):
+    """At which places these stand; a value that is not in 0 .. size - 1 gives one that is."""
+    values = tl.minimum(tl.maximum(values, 0), size - 1)
+    numbers = network(values, key, BITS, True)
+    while tl.max((numbers >= size).to(tl.int32)) > 0:
+        numbers = tl.where(numbers >= size, network(numbers, key, BITS, True), numbers)
+    return numbers
+
+
+@triton.jit
+def row_key(key, row):
+    """A key for each row of a batch, from the key of the step."""
+    low = mixed(mixed(key.to(tl.uint32)) ^ row.to(tl.uint32))
+    high = mixed(low ^ (key >> 32).to(tl.uint32))
+    return (high.to(tl.int64) << 32) | low.to(tl.int64)
+
+
+@triton.jit
+def network(numbers, key, BITS: tl.constexpr, IS_INVERSE: tl.constexpr):
+    RIGHT_BITS: tl.constexpr = BITS // 2
+    LEFT_MASK: tl.constexpr = (1 << (BITS - RIGHT_BITS)) - 1
+    RIGHT_MASK: tl.constexpr = (1 << RIGHT_BITS) - 1
+    left = (numbers >> RIGHT_BITS).to(tl.uint32)
+    right = (numbers & RIGHT_MASK).to(tl.uint32)
+    low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    for turn in tl.static_range(NUM_ROUNDS):
+        left, right = one_round(
+            left,
+            right,
+            low,
+            high,
+            NUM_ROUNDS - 1 - turn if IS_INVERSE else turn,
+            LEFT_MASK,
+            RIGHT_MASK,
+        )
+    return (left.to(tl.int64) << RIGHT_BITS) | right.to(tl.int64)
+
+
+@triton.jit
+def one_round(
+    left,
+    right,
+    low,
+    high,
+    NUMBER: tl.constexpr,
+    LEFT_MASK: tl.constexpr,
+    RIGHT_MASK: tl.constexpr,
+):
+    ADDED: tl.constexpr = (GOLDEN * NUMBER) & WORD
+    round_key = mixed(mixed((low + ADDED).to(tl.uint32)) ^ high)
+    if NUMBER % 2 == 1:
+        right = right ^ (mixed(left ^ round_key) & RIGHT_MASK)
+    else:
+        left = left ^ (mixed(right ^ round_key) & LEFT_MASK)
+    return left, right
+
+
+@triton.jit
+def mixed(words):
+    words = words ^ (words >> 16)
+    words = (words * 0x7FEB352D).to(tl.uint32)
+    words = words ^ (words >> 15)
+    words = (words * 0x846CA68B).to(tl.uint32)
+    return words ^ (words >> 16)

@@ -1,0 +1,141 @@
+"""What a step reads of the tables: rows of the sampled labels and of the batch's own, as units.
+
+Touched rows alone are normalised. The sample needs no list of what was drawn: place m of a keyed
+order of all labels is slot m, and the inverse order tells the slot of any label. So a positive's
+slot costs a few integer operations, and a label is never twice among the slots.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evenhand.kernels.gpu.permutation import permuted, places_of
+from evenhand.kernels.permutation import num_bits
+
+SMALLEST_NORM = tl.constexpr(1e-12)
+ROWS = 4  # of a program
+
+
+def gather_sample(
+    table: Tensor, *, key: Tensor, num_sampled: int, out_ids: Tensor, out_units: Tensor,
+    out_touched: Tensor, is_cosine: bool,
+) -> None:  # fmt: skip
+    """Draws M distinct labels by the key: their ids and their (unit) rows, (M,) and (M, D).
+
+    Also sets `out_touched` (M,) to 0, for the kernel that marks columns.
+    """
+    num_labels, width = table.shape
+    _gather_sample[(triton.cdiv(num_sampled, ROWS),)](
+        table, key, out_ids, out_units, out_touched, num_labels, num_sampled, width,
+        BITS=num_bits(num_labels), IS_COSINE=is_cosine, ROWS=ROWS,
+        BLOCK=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+
+
+def gather_positives(
+    table: Tensor, vectors: Tensor, label_ids: Tensor, positive_ids: Tensor, *, key: Tensor,
+    num_sampled: int, scale: float, is_cosine: bool, out_queries: Tensor, out_units: Tensor,
+    out_scores: Tensor, out_slots: Tensor, out_num_slots: Tensor, out_label_slots: Tensor,
+    out_ids: Tensor, out_touched: Tensor,
+) -> None:  # fmt: skip
+    """The batch's side: queries, positive rows and scores, and where the positives lie.
+
+    Args:
+        vectors: (B, D) the encoder's, not normalised.
+        out_queries: (B, D) unit vectors times the scale.
+        out_units: (B, D) the rows of the labels, as units.
+        out_slots: (B, P) int32, the slots of the sample that hold a positive of the example,
+        out_num_slots: (B,) int32: and how many of them there are.
+        out_label_slots: (B,) int32, the column of each example's label among the M + B columns
+            that the update goes over: its slot in the sample, or M + the first example with it.
+        out_ids: (B,) the label of column M + b, or -1 where another column has it.
+        out_touched: (B,) set to 0.
+    """
+    num_labels, width = table.shape
+    batch_size, num_positives = positive_ids.shape
+    _gather_positives[(triton.cdiv(batch_size, ROWS),)](
+        table, vectors, label_ids, positive_ids, key, out_queries, out_units, out_scores,
+        out_slots, out_num_slots, out_label_slots, out_ids, out_touched, scale, num_labels,
+        num_sampled, batch_size, num_positives, width, BITS=num_bits(num_labels),
+        IS_COSINE=is_cosine, ROWS=ROWS, BLOCK=triton.next_power_of_2(width), CHUNK=1024,
+        POSITIVES=triton.next_power_of_2(num_positives), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gather_sample(
+    table, key_at, out_ids, out_units, out_touched, num_labels, num_sampled, width,
+    BITS: tl.constexpr, IS_COSINE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    slots = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_slot = slots < num_sampled
+    key = tl.load(key_at)
+    ids = permuted(slots.to(tl.int64), key, num_labels, BITS)
+    units, _ = unit_rows(table, ids, is_slot, width, IS_COSINE, BLOCK)
+    columns = tl.arange(0, BLOCK)
+    places = slots.to(tl.int64)[:, None] * width + columns[None, :]
+    is_inside = is_slot[:, None] & (columns < width)[None, :]
+    tl.store(out_units + places, units.to(out_units.dtype.element_ty), mask=is_inside)
+    tl.store(out_ids + slots, ids, mask=is_slot)
+    tl.store(out_touched + slots, slots * 0, mask=is_slot)
+
+
+@triton.jit
+def _gather_positives(
+    table, vectors, label_ids, positive_ids, key_at, out_queries, out_units, out_scores,
+    out_slots, out_num_slots, out_label_slots, out_ids, out_touched, scale, num_labels,
+    num_sampled, batch_size, num_positives, width, BITS: tl.constexpr,
+    IS_COSINE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, POSITIVES: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < batch_size
+    key = tl.load(key_at)
+    labels = tl.load(label_ids + rows, mask=is_row, other=0)
+    columns = tl.arange(0, BLOCK)
+    places = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    is_inside = is_row[:, None] & (columns < width)[None, :]
+
+    queries, _ = unit_rows(vectors, rows.to(tl.int64), is_row, width, IS_COSINE, BLOCK)
+    queries = queries * scale
+    units, _ = unit_rows(table, labels, is_row, width, IS_COSINE, BLOCK)
+    tl.store(out_queries + places, queries.to(out_queries.dtype.element_ty), mask=is_inside)
+    tl.store(out_units + places, units.to(out_units.dtype.element_ty), mask=is_inside)
+    tl.store(out_scores + rows, tl.sum(queries * units, axis=1), mask=is_row)
+
+    lanes = tl.arange(0, POSITIVES)
+    listed = rows[:, None] * num_positives + lanes[None, :]
+    is_listed = is_row[:, None] & (lanes < num_positives)[None, :]
+    positives = tl.load(positive_ids + listed, mask=is_listed, other=-1)  # (ROWS, POSITIVES)
+    slots = places_of(positives, key, num_labels, BITS)
+    is_drawn = (positives >= 0) & (slots < num_sampled)
+    counts = tl.cumsum(is_drawn.to(tl.int32), axis=1)
+    targets = rows[:, None] * num_positives + counts - 1
+    tl.store(out_slots + targets, slots.to(tl.int32), mask=is_drawn)
+    tl.store(out_num_slots + rows, tl.sum(is_drawn.to(tl.int32), axis=1), mask=is_row)
+
+    first = tl.full((ROWS,), 2147483647, tl.int32)  # the first example with the same label
+    for start in range(0, batch_size, CHUNK):
+        others = start + tl.arange(0, CHUNK)
+        other_labels = tl.load(label_ids + others, mask=others < batch_size, other=-1)
+        is_same = labels[:, None] == other_labels[None, :]
+        first = tl.minimum(first, tl.min(tl.where(is_same, others[None, :], 2147483647), axis=1))
+    own_slots = places_of(labels, key, num_labels, BITS)
+    is_sampled = own_slots < num_sampled
+    label_slots = tl.where(is_sampled, own_slots.to(tl.int32), num_sampled + first)
+    tl.store(out_label_slots + rows, label_slots, mask=is_row)
+    has_column = (first == rows) & (is_sampled == 0)
+    tl.store(out_ids + rows, tl.where(has_column, labels, -1), mask=is_row)
+    tl.store(out_touched + rows, rows * 0, mask=is_row)
+
+
+@triton.jit
+def unit_rows(table, ids, is_row, width, IS_COSINE: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a table (float32), of length 1 under the cosine, and what they were divided by."""
+    columns = tl.arange(0, BLOCK)
+    places = ids[:, None] * width + columns[None, :]
+    is_inside = is_row[:, None] & (columns < width)[None, :]
+    rows = tl.load(table + places, mask=is_inside, other=0.0).to(tl.float32)
+    norms = tl.full((rows.shape[0],), 1.0, tl.float32)
+    if IS_COSINE:
+        norms = tl.maximum(tl.sqrt(tl.sum(rows * rows, axis=1)), SMALLEST_NORM)
+    return rows / norms[:, None], norms

@@ -1,0 +1,246 @@
+"""The hardest labels of each row, and the hardest examples of a batch, without sorting either.
+
+The k-th largest of a row is found by halving the interval between its smallest and its largest
+score until exactly k scores are above: about ten passes over a row that stays in registers. Two
+scores that no number lies between are a tie; then the first columns are kept. What is left of a
+row is its loss and three numbers that say what was kept (see `gradients`), no list.
+"""
+
+import os
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evenhand.kernels.gpu.clock import Clock
+from evenhand.kernels.gpu.losses import KernelLoss, row_loss
+
+LARGEST_ROW = 32768  # columns that the registers of one program hold
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+class Kept(NamedTuple):
+    """What mining leaves of a batch, example by example."""
+
+    losses: Tensor  # (B,)
+    thresholds: Tensor  # (B,) a label is kept if its score is above,
+    last_ties: Tensor  # (B,) int32: or equal, in a column no further right than this
+    row_values: Tensor  # (B,) see `losses`
+    positive_slopes: Tensor  # (B,) of the loss by the positive score
+    weights: Tensor  # (B,) of the risk
+    survivors: Tensor  # (B,) int32: the examples with a weight, ascending,
+    num_survivors: Tensor  # (1,) int32: and how many there are
+
+    @staticmethod
+    def empty(batch_size: int, device: torch.device) -> "Kept":
+        numbers = [torch.zeros(batch_size, device=device) for _ in range(5)]
+        last_ties, survivors, num_survivors = (
+            torch.zeros(size, dtype=torch.int32, device=device)
+            for size in (batch_size, batch_size, 1)
+        )
+        losses, thresholds, row_values, slopes, weights = numbers
+        return Kept(
+            losses, thresholds, last_ties, row_values, slopes, weights, survivors, num_survivors
+        )
+
+
+def select_labels(
+    scores: Tensor, positive_slots: Tensor, num_slots: Tensor, positive_scores: Tensor, *,
+    num_hard_labels: int, loss: KernelLoss, out: Kept,
+) -> None:  # fmt: skip
+    """Keeps each row's hardest labels: its loss, and what is needed to find the kept ones again.
+
+    Args:
+        scores: (B, M); the slots of positives are overwritten with -inf.
+        positive_slots: (B, P) int32, of which the first `num_slots` (B,) count.
+    """
+    batch_size, num_sampled = scores.shape
+    block = triton.next_power_of_2(num_sampled)
+    _select_labels[(batch_size,)](
+        scores, positive_slots, num_slots, positive_scores, out.losses, out.thresholds,
+        out.last_ties, out.row_values, out.positive_slopes, num_sampled,
+        positive_slots.shape[1], num_hard_labels, KIND=loss.kind, MARGIN=loss.margin, POWER=loss.power, BLOCK=block,
+        num_warps=min(16, max(1, block // 1024)),
+    )  # fmt: skip
+
+
+def select_examples(*, clock: Clock, out: Kept, out_stats: Tensor) -> None:
+    """Weighs the k' largest losses 1/k' each, and lists those examples.
+
+    Args:
+        out_stats: (S, 2) the objective, and the share of examples without any loss.
+    """
+    block = triton.next_power_of_2(len(out.losses))
+    _select_examples[(1,)](
+        out.losses, clock.step, clock.num_hard_examples, out.weights, out.survivors,
+        out.num_survivors, out_stats, len(out.losses), BLOCK=block,
+        num_warps=min(16, max(1, block // 128)),
+    )  # fmt: skip
+
+
+def list_examples(*, clock: Clock, out: Kept, out_stats: Tensor) -> None:
+    """As `select_examples`, for `weights` that another risk has given."""
+    block = triton.next_power_of_2(len(out.losses))
+    _list_examples[(1,)](
+        out.losses, out.weights, clock.step, out.survivors, out.num_survivors, out_stats,
+        len(out.losses), BLOCK=block, num_warps=min(16, max(1, block // 128)),
+    )  # fmt: skip
+
+
+@triton.jit
+def _select_labels(
+    scores, positive_slots, num_slots, positive_scores, out_losses, out_thresholds,
+    out_last_ties,
+    out_row_values, out_positive_slopes, num_sampled, num_positives, num_hard_labels,
+    KIND: tl.constexpr, MARGIN: tl.constexpr, POWER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    row_scores = scores + row.to(tl.int64) * num_sampled
+    is_slot = columns < num_sampled
+    values = tl.load(row_scores + columns, mask=is_slot, other=float("inf")).to(tl.float32)
+    lowest = tl.min(values)
+    values = tl.where(is_slot, values, -float("inf"))
+    num_masked = tl.load(num_slots + row)
+    for place in range(num_masked):
+        slot = tl.load(positive_slots + row * num_positives + place)
+        values = tl.where(columns == slot, -float("inf"), values)
+        # Later kernels read the row again, and must not find the positive there.
+        tl.store(row_scores + slot, -float("inf"))
+
+    num_labels = num_sampled - num_masked
+    count = tl.minimum(num_hard_labels, num_labels)
+    threshold, last_tie = kth_largest(values, columns, count, num_labels, lowest, BLOCK)
+    is_kept = is_selected(values, columns, threshold, last_tie)
+    # A vector that is not finite makes this score so, and with it the loss.
+    positive_score = tl.load(positive_scores + row)
+    loss, row_value, positive_slope = row_loss(
+        positive_score, values, is_kept, count, KIND, MARGIN, POWER
+    )
+    tl.store(out_losses + row, loss)
+    tl.store(out_thresholds + row, threshold)
+    tl.store(out_last_ties + row, last_tie)
+    tl.store(out_row_values + row, row_value)
+    tl.store(out_positive_slopes + row, positive_slope)
+
+
+@triton.jit
+def _select_examples(
+    losses, step_at, count_at, out_weights, out_survivors, out_num_survivors, out_stats,
+    batch_size, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.arange(0, BLOCK)
+    is_row = rows < batch_size
+    step = tl.load(step_at)
+    count = tl.load(count_at)
+    values = tl.load(losses + rows, mask=is_row, other=-float("inf"))
+    is_bad = values != values
+    num_bad = tl.sum(is_bad.to(tl.int32))
+    values = tl.where(is_bad, -float("inf"), values)
+    is_good = values > -float("inf")
+    lowest = tl.min(tl.where(is_good, values, float("inf")))
+    num_good = tl.sum(is_good.to(tl.int32))
+    count = tl.minimum(count, num_good)
+    threshold, last_tie = kth_largest(values, rows, count, num_good, lowest, BLOCK)
+    is_kept = is_selected(values, rows, threshold, last_tie)
+    weights = tl.where(is_kept, 1.0 / count.to(tl.float32), 0.0)
+    tl.store(out_weights + rows, weights, mask=is_row)
+    _list(
+        values, weights, is_kept, num_bad, step, out_survivors, out_num_survivors, out_stats,
+        batch_size, rows,
+    )  # fmt: skip
+
+
+@triton.jit
+def _list_examples(
+    losses, weights_at, step_at, out_survivors, out_num_survivors, out_stats, batch_size,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.arange(0, BLOCK)
+    is_row = rows < batch_size
+    values = tl.load(losses + rows, mask=is_row, other=-float("inf"))
+    weights = tl.load(weights_at + rows, mask=is_row, other=0.0)
+    num_bad = tl.sum(((values != values) | (weights != weights)).to(tl.int32))
+    _list(
+        values, weights, weights != 0.0, num_bad, tl.load(step_at), out_survivors,
+        out_num_survivors, out_stats, batch_size, rows,
+    )  # fmt: skip
+
+
+@triton.jit
+def _list(
+    values, weights, is_kept, num_bad, step, out_survivors, out_num_survivors, out_stats,
+    batch_size, rows,
+):  # fmt: skip
+    kept = is_kept.to(tl.int32)
+    tl.store(out_survivors + tl.cumsum(kept, axis=0) - 1, rows, mask=is_kept)
+    tl.store(out_num_survivors, tl.sum(kept))
+    objective = tl.sum(weights * tl.where(is_kept, values, 0.0))
+    num_zero = tl.sum(((values <= 0.0) & (rows < batch_size)).to(tl.int32)).to(tl.float32)
+    tl.store(out_stats + 2 * step, tl.where(num_bad > 0, float("nan"), objective))
+    tl.store(out_stats + 2 * step + 1, num_zero / batch_size)
+
+
+@triton.jit
+def is_selected(values, columns, threshold, last_tie):
+    """Above the threshold, or equal to it and no further right than the last tie."""
+    return (values > threshold) | ((values == threshold) & (columns <= last_tie))
+
+
+@triton.jit
+def kth_largest(values, columns, count, num_values, lowest, BLOCK: tl.constexpr):
+    """A threshold and a last tie that select `count` of the `num_values` that are not -inf.
+
+    Args:
+        lowest: a number that none of them is below.
+    """
+    low = lowest - 1.0 - tl.abs(lowest)  # all are above it, and fewer than `count` above `high`
+    high = tl.max(values)
+    threshold = low
+    is_open = num_values > count
+    is_tied = is_open
+    while is_open:
+        middle = 0.5 * low + 0.5 * high
+        is_between = (middle > low) & (middle < high)
+        num_above = _num_above(values, middle)
+        is_enough = is_between & (num_above >= count)
+        low = tl.where(is_enough, middle, low)
+        high = tl.where(is_between & (num_above < count), middle, high)
+        threshold = middle
+        is_tied = (num_above != count) | (is_between == 0)
+        is_open = is_between & is_tied
+    last_tie = tl.full((), -1, tl.int32)
+    if is_tied:  # no number lies between: `high` is the k-th largest, and others equal it
+        threshold = high
+        num_free = count - _num_above(values, high)
+        left = tl.full((), 0, tl.int32)
+        right = tl.full((), BLOCK - 1, tl.int32)
+        while left < right:
+            middle_column = (left + right) // 2
+            num_ties = tl.sum(((values == high) & (columns <= middle_column)).to(tl.int32))
+            right = tl.where(num_ties >= num_free, middle_column, right)
+            left = tl.where(num_ties >= num_free, left, middle_column + 1)
+        last_tie = left
+    return threshold, last_tie
+
+
+@triton.jit
+def _num_above(values, threshold):
+    """How many values are above the threshold: the innermost pass of a step.
+
+    A comparison runs at half the rate of a multiplication. The difference, times 2**60 and cut to
+    the interval from 0 to 1, is 1 or 0 (unless two scores differ by less than 1e-18).
+    """
+    if INTERPRETED:
+        return tl.sum((values > threshold).to(tl.int32))
+    flags = tl.inline_asm_elementwise(
+        "fma.rn.sat.f32 $0, $1, 0f5D800000, $2;",
+        "=f,f,f",
+        [values, tl.zeros_like(values) - threshold * 1152921504606846976.0],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    return tl.sum(flags).to(tl.int32)

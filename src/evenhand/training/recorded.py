@@ -1,0 +1,345 @@
+"""The training step of a GPU: one recorded graph that is replayed, step after step.
+
+Launching some twenty small kernels one by one takes ten times as long as running them. Here the
+data set lies on the device, every step's learning rate, k', sample and batch are planned there,
+and the host only says "again". The tables, their optimisers' state and the random numbers are
+those of `Training`: batches and samples are the same as in `train_step`, and a checkpoint taken
+by one continues by the other.
+
+Risks other than the k' hardest are functions of the host: then two graphs are replayed, and the
+risk weighs the losses between them.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evenhand.data.dataset import IntArray, Rows
+from evenhand.kernels.draws import random_integers
+from evenhand.kernels.permutation import row_keys
+from evenhand.losses import LossFn
+from evenhand.models.encoders import BagEncoder, Bags
+from evenhand.sampling import LabelSampler, UniformSampler
+from evenhand.training.loop import Plan, Training, hardest_of_batch, whole_batch
+from evenhand.training.optimizers import RowAdam, RowOptimizer
+from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
+from evenhand.training.step import Batch
+
+if TYPE_CHECKING:  # these modules need triton, which a machine without a GPU need not have
+    from evenhand.kernels.gpu.batches import DevicePairs
+    from evenhand.kernels.gpu.rows import RowTable
+
+BLOCK = 2**23  # numbers moved to the device at once
+MOST_POSITIVES = 1024  # of one query: its list of positives is as wide for every other
+MOST_MEMORY_SHARE = 0.5  # of the device's free memory that the data set may take
+
+
+def why_not_recorded(
+    training: Training, plan: Plan, sampler: LabelSampler, loss_fn: LossFn
+) -> str | None:
+    """What keeps this training from being recorded; None: nothing does."""
+    model, feed = training.model, training.feed
+    if feed.device.type != "cuda":
+        return "it does not run on a CUDA device"
+    try:
+        from evenhand.kernels.gpu.losses import kernel_loss
+        from evenhand.kernels.gpu.rows import LARGEST_WIDTH
+        from evenhand.kernels.gpu.selection import LARGEST_ROW
+    except ImportError:
+        return "triton is not installed"
+    if not isinstance(model.encoder, BagEncoder):
+        return "the encoder is not a bag of features"
+    if not isinstance(sampler, UniformSampler):
+        return "the sampler is not uniform"
+    if kernel_loss(loss_fn) is None:
+        return "the loss has no kernel"
+    if model.label_bias is not None or plan.is_log_q_corrected or plan.max_gradient_norm:
+        return "a label bias, a log Q correction or a clipped gradient has no kernel"
+    if model.label_table.shape[1] > LARGEST_WIDTH:
+        return f"vectors are wider than {LARGEST_WIDTH}"
+    if max(plan.num_sampled_labels, feed.batch_size) > LARGEST_ROW:
+        return f"more than {LARGEST_ROW} labels or examples are compared at once"
+    lengths = np.diff(feed.part.positives.offsets)
+    if feed.masks_all_positives and lengths.max(initial=0) > MOST_POSITIVES:
+        return f"a query has more than {MOST_POSITIVES} positives"
+    free, _ = torch.cuda.mem_get_info(feed.device)
+    if _num_bytes(feed.part.features, feed.part.positives) > MOST_MEMORY_SHARE * free:
+        return "the data set does not fit the device's memory"
+    return None
+
+
+def recorded_step(
+    training: Training, plan: Plan, sampler: LabelSampler, loss_fn: LossFn
+) -> "RecordedStep | None":
+    """The recorded step of a training from where it stands, or None where it has none."""
+    if why_not_recorded(training, plan, sampler, loss_fn) is not None:
+        return None
+    return RecordedStep(training, plan, loss_fn, precision=torch.bfloat16)
+
+
+class RecordedStep:
+    """`train_step` for what `why_not_recorded` has nothing against."""
+
+    def __init__(
+        self, training: Training, plan: Plan, loss_fn: LossFn, *, precision: torch.dtype
+    ) -> None:
+        from evenhand.kernels.gpu.bags import entry_capacity
+        from evenhand.kernels.gpu.clock import Clock
+        from evenhand.kernels.gpu.losses import kernel_loss
+        from evenhand.kernels.gpu.step import MiningStep
+
+        model, feed, device = training.model, training.feed, training.feed.device
+        loss = kernel_loss(loss_fn)
+        assert loss is not None
+        assert training.optimizers.feature_rows is not None
+        self.training = training
+        self.counts = _counts(training, plan)
+        self.clock = Clock.planned(
+            torch.tensor(_learning_rates(plan), device=device),
+            torch.tensor(self.counts, device=device),
+            _sample_keys(training, plan).to(device),
+        )
+        self.clock.step_number.fill_(training.step)
+        self.places = feed.places_ahead(plan.num_steps - training.step)
+        self.pairs = self._device_pairs(first_step=training.step)
+        features = feed.part.features
+        assert isinstance(features, Rows)
+        self.offsets = _moved(features.offsets, torch.int64, device)
+        self.feature_ids = _moved(features.ids, torch.int32, device)
+        values = features.values
+        self.feature_values = None if values is None else _moved(values, torch.float32, device)
+        self.step = MiningStep(
+            _row_table(training.optimizers.label_rows),
+            self.clock,
+            batch_size=feed.batch_size,
+            num_positives=_num_positives(training),
+            num_sampled_labels=plan.num_sampled_labels,
+            num_hard_labels=min(plan.num_hard_labels, plan.num_sampled_labels),
+            loss=loss,
+            scale=model.scale,
+            is_cosine=model.is_cosine,
+            draws_for_each=plan.draws_for_each,
+            precision=precision,
+        )
+        self.feature_rows = _row_table(training.optimizers.feature_rows)
+        self.documents = torch.zeros(feed.batch_size, dtype=torch.int64, device=device)
+        self.pair_ids = torch.zeros_like(self.documents)
+        most = max(self.counts) if self._has_kernel_risk() else feed.batch_size
+        num_entries = entry_capacity(self.offsets, most)
+        self.entry_ids = torch.zeros(num_entries, dtype=torch.int32, device=device)
+        self.entry_sources = torch.zeros_like(self.entry_ids)
+        self.entry_values = torch.zeros(num_entries, device=device)
+        groups = feed.pair_groups
+        self.pair_groups = None if groups is None else _moved(groups, torch.int64, device)
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.num_run = 0
+
+    def __call__(self) -> Tensor:
+        """Takes one step; (2,): the objective, and the share of examples without any loss."""
+        parts = [self._whole] if self._has_kernel_risk() else [self._begin, self._end]
+        is_cuda = self.documents.is_cuda
+        if is_cuda and self.num_run == 1:  # the first ran as it is, which compiled the kernels
+            self.graphs = [_recorded(part) for part in parts]
+        for index, part in enumerate(parts):
+            if index:
+                self._weigh()
+            if self.graphs:
+                self.graphs[index].replay()
+            else:
+                part()
+        self.num_run += 1
+        training = self.training
+        training.feed.place = self.places[self.num_run - 1]
+        random_integers(1, 1, training.generator)  # that of the sample
+        for optimizer in training.optimizers.row_optimizers().values():
+            if isinstance(optimizer, RowAdam):
+                optimizer.num_steps += 1
+        return self.step.stats[training.step]
+
+    def _whole(self) -> None:
+        self._draw()
+        self.step.mine()
+        self._update()
+
+    def _begin(self) -> None:
+        self._draw()
+        self.step.score()
+
+    def _end(self) -> None:
+        self.step.list_examples()
+        self._update()
+
+    def _draw(self) -> None:
+        from evenhand.kernels.gpu.bags import bag_vectors
+        from evenhand.kernels.gpu.batches import draw_batch
+
+        self.clock.tick()
+        draw_batch(
+            self.pairs,
+            self.clock,
+            masks_all_positives=self.training.feed.masks_all_positives,
+            out_pairs=self.pair_ids,
+            out_queries=self.documents,
+            out_labels=self.step.label_ids,
+            out_positives=self.step.positive_ids,
+        )
+        bag_vectors(
+            self.feature_rows.table,
+            self.offsets,
+            self.feature_ids,
+            self.feature_values,
+            self.documents,
+            out=self.step.vectors,
+        )
+
+    def _update(self) -> None:
+        from evenhand.kernels.gpu.bags import bag_entries
+        from evenhand.kernels.gpu.entries import update_by_entries
+
+        self.step.update()
+        bag_entries(
+            self.offsets,
+            self.feature_ids,
+            self.feature_values,
+            self.documents,
+            self.step.kept.survivors,
+            self.step.kept.num_survivors,
+            out_row_ids=self.entry_ids,
+            out_sources=self.entry_sources,
+            out_values=self.entry_values,
+        )
+        update_by_entries(
+            self.feature_rows,
+            self.entry_ids,
+            self.entry_sources,
+            self.entry_values,
+            self.step.query_gradients,
+            learning_rate=self.clock.learning_rate,
+            step_number=self.clock.step_number,
+        )
+        self.step.join()
+
+    def _weigh(self) -> None:
+        groups = None if self.pair_groups is None else self.pair_groups[self.pair_ids]
+        batch = Batch(
+            Bags(self.documents, self.documents),  # no risk looks at features
+            self.step.label_ids,
+            self.step.positive_ids,
+            self.pair_ids,
+            groups,
+        )
+        count = self.counts[self.training.step]
+        weights = self.training.risk.weigh_fn(self.step.kept.losses, batch, count)
+        self.step.kept.weights.copy_(weights)
+
+    def _has_kernel_risk(self) -> bool:
+        return self.training.risk.weigh_fn in (hardest_of_batch, whole_batch)
+
+    def _device_pairs(self, first_step: int) -> "DevicePairs":
+        from evenhand.kernels.gpu.batches import DevicePairs
+
+        feed = self.training.feed
+        # A step is planned by its own number, so those before the first are left empty.
+        keys = torch.zeros(first_step + len(self.places), dtype=torch.int64)
+        positions = torch.zeros_like(keys)
+        for step, place in enumerate(self.places, start=first_step):
+            keys[step] = place.key
+            positions[step] = place.position - feed.batch_size
+        positives = feed.part.positives
+
+        def moved(array: IntArray) -> Tensor:
+            return _moved(array, torch.int64, feed.device)
+
+        return DevicePairs(
+            query_ids=moved(feed.pairs.query_ids),
+            label_ids=moved(feed.pairs.label_ids),
+            positive_offsets=moved(positives.offsets),
+            positive_ids=moved(positives.ids),
+            epoch_keys=keys.to(feed.device),
+            positions=positions.to(feed.device),
+        )
+
+
+def _counts(training: Training, plan: Plan) -> list[int]:
+    """k' of every step; where another risk weighs the examples, as it is handed to it."""
+    batch_size = training.feed.batch_size
+    if training.risk.weigh_fn is whole_batch:
+        return [batch_size] * plan.num_steps
+    return [
+        num_hard_examples_at(
+            step,
+            num_steps=plan.num_steps,
+            batch_size=batch_size,
+            num_hard_examples=plan.num_hard_examples,
+            anneal_fraction=plan.anneal_fraction,
+        )
+        for step in range(plan.num_steps)
+    ]
+
+
+def _learning_rates(plan: Plan) -> list[float]:
+    return [
+        learning_rate_at(
+            step,
+            num_steps=plan.num_steps,
+            peak=plan.learning_rate,
+            warmup_steps=plan.warmup_steps,
+            shape=plan.learning_rate_shape,
+        )
+        for step in range(plan.num_steps)
+    ]
+
+
+def _sample_keys(training: Training, plan: Plan) -> Tensor:
+    """(S,) the key of each step's sample, as the generator will give them from here on."""
+    ahead = torch.Generator()
+    ahead.set_state(training.generator.get_state())
+    keys = torch.zeros(plan.num_steps, 1, dtype=torch.int64)
+    for step in range(training.step, plan.num_steps):
+        keys[step] = random_integers(1, 1, ahead)
+    # A sample for each example takes the keys of its rows from this one in the kernel.
+    return (keys if plan.draws_for_each else row_keys(keys, 1))[:, 0]
+
+
+def _row_table(optimizer: RowOptimizer) -> "RowTable":
+    """The table and its state as kernels take them: the same tensors, not copies."""
+    from evenhand.kernels.gpu.rows import RowTable
+
+    if isinstance(optimizer, RowAdam):
+        return RowTable(
+            optimizer.table.data, optimizer.second_moments, optimizer.momentum, optimizer.betas
+        )
+    return RowTable(optimizer.table.data, optimizer.sums)
+
+
+def _recorded(part: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        part()
+    return graph
+
+
+def _num_positives(training: Training) -> int:
+    feed = training.feed
+    if not feed.masks_all_positives:
+        return 1
+    return int(np.diff(feed.part.positives.offsets).max())
+
+
+def _num_bytes(features: object, positives: Rows) -> int:
+    assert isinstance(features, Rows)
+    arrays = [features.offsets, features.ids, features.values, positives.offsets, positives.ids]
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def _moved(array: NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An array on the device; a memory map is read there a few megabytes at a time."""
+    moved = torch.empty(array.shape, dtype=dtype, device=device)
+    for start in range(0, len(array), BLOCK):
+        block = np.ascontiguousarray(array[start : start + BLOCK])
+        moved[start : start + BLOCK] = torch.from_numpy(block)
+    return moved

@@ -1,0 +1,45 @@
+"""The speed benchmark runs at a tiny shape and writes the form that the figures read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "cpu.py"
+NUMBERS = ("labels", "batch_size", "sampled", "hard_labels", "hard_examples", "dim", "repeats")
+TIMES = ("milliseconds", "milliseconds_min", "ratio_to_product")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("speed") / "speed.json"
+    command = [sys.executable, str(BENCHMARK), "--quick", "--json", str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return json.loads(path.read_text())
+
+
+def test_every_way_has_a_row_of_the_same_form(rows):
+    names = [row["name"] for row in rows]
+    assert len(set(names)) == len(names) >= 8
+    assert names[0] == "score product alone"
+    assert [name for name in names if name.startswith("evenhand")] == [
+        "evenhand S2M step",
+        "evenhand SNM step",
+    ]
+    for row in rows:
+        assert row.keys() == rows[0].keys()
+        assert all(isinstance(row[key], int) and row[key] > 0 for key in NUMBERS)
+        assert all(row[key] > 0 for key in TIMES)
+        assert row["milliseconds_min"] <= row["milliseconds"]
+        assert row["peak_bytes"] is None or row["peak_bytes"] >= 0
+        assert "threads" in row["device"]
+        assert {"python", "torch", "numpy"} <= row["versions"].keys()
+
+
+def test_times_are_given_over_the_product_of_the_same_run(rows):
+    for row in rows:
+        assert row["ratio_to_product"] == pytest.approx(
+            row["milliseconds"] / rows[0]["milliseconds"], rel=0.05
+        )  # the milliseconds are rounded

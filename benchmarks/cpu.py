@@ -159,10 +159,12 @@ def _peak_bytes(case: Case) -> int | None:
     sender.close()
     try:
         peak: int = receiver.recv()
-    except EOFError as error:
+    except EOFError:
+        process.join()
         raise SystemExit(
-            f"{case.name} ran out of memory at {case.shape.words()}: lower --labels or --batch-size"
-        ) from error
+            f"{case.name} stopped with {process.exitcode} at {case.shape.words()}; "
+            "-9 is for want of memory: lower --labels or --batch-size"
+        ) from None
     process.join()
     return peak
 

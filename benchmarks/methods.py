@@ -292,7 +292,7 @@ def time_steps(options: argparse.Namespace, console: Console) -> None:
             began = time.monotonic()
             train(
                 built.training, built.plan, sampler=built.sampler, loss_fn=built.loss_fn,
-                places=places,
+                places=places, step_fn=built.step_fn(),
             )  # fmt: skip
             times[method].append(1000 * (time.monotonic() - began) / options.steps)
     median = {method: round(float(np.median(values)), 3) for method, values in times.items()}

@@ -128,7 +128,12 @@ def trained_outcomes(
         places = Places(Path(folder) / "metrics.jsonl", Path(folder) / "checkpoints")
         began = time.monotonic()
         train(
-            built.training, built.plan, sampler=built.sampler, loss_fn=built.loss_fn, places=places
+            built.training,
+            built.plan,
+            sampler=built.sampler,
+            loss_fn=built.loss_fn,
+            places=places,
+            step_fn=built.step_fn(),
         )
         seconds = time.monotonic() - began
     model = built.training.model

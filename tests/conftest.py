@@ -6,6 +6,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+# Without a GPU its kernels run in Triton's interpreter, which is chosen when they are defined.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Derandomised: the same examples in every run, so a failure is a change of the code.
 settings.register_profile(
     "evenhand",

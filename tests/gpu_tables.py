@@ -3,9 +3,6 @@
 Without CUDA the kernels run in Triton's interpreter, on tiny shapes; with it, as compiled.
 """
 
-import os
-import sys
-
 import pytest
 import torch
 
@@ -13,8 +10,6 @@ from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 
-if "triton" not in sys.modules and not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
 NO_TRITON = "triton is not installed: the kernels for CUDA need it"
 triton = pytest.importorskip("triton", reason=NO_TRITON)
 rows = pytest.importorskip("evenhand.kernels.gpu.rows", reason=NO_TRITON)

@@ -5,13 +5,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evenhand.kernels.cpu_permutation import walked
-from evenhand.kernels.permutation import num_bits, permuted, places_of
+from evenhand.kernels.permutation import num_bits, walked_in_torch
 
 
 @given(
     st.integers(1, 10**9),
     st.lists(st.integers(1, 3), min_size=1, max_size=4),
-    st.lists(st.integers(0, 2**62 - 1), min_size=4, max_size=4),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4),
     st.integers(0, 70),
     st.randoms(),
 )
@@ -25,19 +25,13 @@ def test_the_numbers_are_those_of_the_torch_form(size, divisors, keys, width, ra
     sizes = [max(1, size // divisor) for divisor in divisors]
     keys = keys[: len(sizes)]
     numbers = np.array([below(size) for size in sizes]).reshape(len(sizes), width)
-    largest = max(sizes)
-    columns = {"sizes": torch.tensor(sizes)[:, None]}
-    torch_keys = torch.tensor(keys)[:, None]
-
-    arrays = np.array(keys), np.array(sizes), num_bits(largest)
-    values = walked(numbers, *arrays, False)
-    expected = permuted(torch.tensor(numbers), torch_keys, largest, **columns)
-    assert values.dtype == np.int64
-    assert values.tolist() == expected.tolist()
-
-    places = walked(numbers, *arrays, True)
-    expected = places_of(torch.tensor(numbers), torch_keys, largest, **columns)
-    assert places.tolist() == expected.tolist()
+    bits = num_bits(max(sizes))
+    columns = [torch.tensor(values).unsqueeze(1) for values in (keys, sizes)]  # (R, 1)
+    for is_inverse in (False, True):
+        actual = walked(numbers, np.array(keys), np.array(sizes), bits, is_inverse)
+        expected = walked_in_torch(torch.tensor(numbers), *columns, bits, is_inverse=is_inverse)
+        assert actual.dtype == np.int64
+        assert actual.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 1000])

@@ -128,7 +128,7 @@ def test_many_rows_from_disk_or_memory_are_those_that_numpy_takes(tmp_path, has_
 
 
 @pytest.mark.parametrize(
-    ("offsets", "num_values"), [([0, 4, 3], 3), ([0, 2, 9], 3), ([-1, 2, 3], 3), ([0, 1, 3], 2)]
+    ("offsets", "num_values"), [([0, 3, 2], 3), ([0, 2, 9], 3), ([-1, 2, 3], 3), ([0, 1, 3], 2)]
 )
 def test_rows_that_reach_beyond_their_ids_are_refused(offsets, num_values):
     values = np.ones(num_values, dtype=np.float32)
@@ -136,6 +136,12 @@ def test_rows_that_reach_beyond_their_ids_are_refused(offsets, num_values):
     for function in (taken_rows, padded_rows):
         with pytest.raises(UserError, match=r"row \d is said to go from .* damaged; make it again"):
             function(rows, np.array([0, 1]))
+
+
+def test_padded_rows_are_cut_at_the_width():
+    rows = rows_of([[1, 2, 3], [], [4, 5, 6]])
+    padded = padded_rows(rows, np.arange(3), width=2)
+    assert padded.tolist() == [[1, 2], [-1, -1], [4, 5]]
 
 
 @given(lists_of_ids)

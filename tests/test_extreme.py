@@ -82,9 +82,10 @@ def test_a_file_is_read_plain_or_compressed(tmp_path, ending):
 def test_windows_line_ends_a_byte_order_mark_and_a_missing_last_newline_change_nothing(tmp_path):
     plain = read_extreme(written(tmp_path / "plain.txt", SMALL))
     odd_text = "\ufeff" + SMALL.rstrip("\n").replace("\n", "\r\n")
-    odd = read_extreme(written(tmp_path / "odd.txt", odd_text))
-    assert rows_as_lists(odd.positives) == rows_as_lists(plain.positives)
-    assert odd.features.values.tolist() == plain.features.values.tolist()
+    for end in ("", "\r", "\r\n"):
+        odd = read_extreme(written(tmp_path / "odd.txt", odd_text + end))
+        assert rows_as_lists(odd.positives) == rows_as_lists(plain.positives)
+        assert odd.features.values.tolist() == plain.features.values.tolist()
 
 
 def test_a_label_named_twice_in_a_line_counts_once_and_is_reported(tmp_path):
@@ -285,6 +286,20 @@ def test_a_value_is_the_float_of_its_text_or_not_quick(number, exponent):
         assert block.values.tobytes() == np.float32(expected).tobytes()
 
 
+def test_values_beside_the_middle_of_two_32_bit_numbers_are_rounded_as_python_rounds_them():
+    generator = np.random.default_rng(0)
+    bits = generator.integers(0x00800000, 0x7F000000, 3000, dtype=np.uint32)
+    lower = bits.view(np.float32).astype(np.float64)
+    middles = (lower + (bits + 1).view(np.float32)) / 2  # exact in 64 bits
+    beside = [middles, np.nextafter(middles, 0), np.nextafter(middles, np.inf)]
+    for form in ("%.17e", "%.16e", "%.15e", "%.25e"):
+        texts = [form % value for values in beside for value in values]
+        lines = "".join(f"1 2:{text}\n" for text in texts).encode()
+        blocks = parsed_blocks(lines, HEADER, path=Path("a.txt"), first_line=2)
+        expected = np.array([float(text) for text in texts]).astype(np.float32)
+        assert np.array_equal(joined(blocks).values, expected)
+
+
 @given(st.floats(-1e30, 1e30, allow_subnormal=False), st.sampled_from(["r", ".6f", ".17g", ".9e"]))
 def test_values_as_programs_write_them_are_quick(value, form):
     text = repr(value) if form == "r" else format(value, form)
@@ -335,6 +350,16 @@ def test_one_odd_line_among_many_is_parsed_carefully_and_alone(monkeypatch):
 )
 def test_a_wrong_line_is_refused_by_file_line_value_and_remedy(tmp_path, line, words):
     assert_refused(written(tmp_path / "a.txt", f"3 5 4\n0 1:1\n{line}\n0 1:1\n"), *words)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 20, 10**6])
+def test_a_wrong_line_has_its_number_whatever_the_block_it_is_in(
+    tmp_path, monkeypatch, block_bytes
+):
+    monkeypatch.setattr(line_blocks, "__kwdefaults__", {"block_bytes": block_bytes})
+    lines = ["0 1:1e-400", "0 1:1", "0 1:0.5 2:3"] * 5
+    text = "\n".join(["30 5 4", *lines, "0 1:x", *lines])
+    assert_refused(written(tmp_path / "a.txt", text), "line 17:", "feature value 'x'")
 
 
 def test_invalid_utf8_is_shown_escaped(tmp_path):

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from evenhand.kernels.rows import EPSILON, SMALLEST_NORM
 from evenhand.models.encoders import RowGradients
-from evenhand.models.retriever import SMALLEST_NORM
-from evenhand.training.optimizers import EPSILON
 from gpu_tables import (
     BETAS,
     DEVICES,

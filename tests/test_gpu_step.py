@@ -10,6 +10,7 @@ import torch
 
 from evenhand import losses, top_weights
 from evenhand.kernels import permutation
+from evenhand.kernels.gpu import permutation as gpu_permutation
 from evenhand.kernels.gpu.clock import Clock
 from evenhand.kernels.gpu.each import drawn_ids
 from evenhand.kernels.gpu.losses import kernel_loss
@@ -145,11 +146,22 @@ def _positives(labels, num_positives, num_labels, generator):
     return positives
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("for_each", [False, True], ids=["shared", "for each"])
-@pytest.mark.parametrize("loss", LOSSES)
+def cases(names, *, few):
+    """Every name, shared and for each example; for each, the slow interpreter takes a few."""
+    return [
+        pytest.param(*device.values, name, for_each, marks=device.marks, id=f"{name}-{kind}")
+        for device in DEVICES
+        for name in names
+        for for_each, kind in ((False, "shared"), (True, "for each"))
+        if device.values == ("cuda",) or not for_each or name in few
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "loss", "for_each"), cases(LOSSES, few=["softmax", "contrastive 1"])
+)
 def test_two_steps_equal_those_in_torch(device, loss, for_each):
-    pair = Pair(device, loss=loss, for_each=for_each, is_adam=loss == "softmax")
+    pair = Pair(device, loss=loss, for_each=for_each, is_adam=loss == "softmax", batch_size=4)
     for _ in range(2):
         pair.run_kernels()
         pair.assert_same(pair.run_torch())
@@ -172,9 +184,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("for_each", [False, True], ids=["shared", "for each"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("device", "name", "for_each"), cases(SHAPES, few=["many labels", "dot product"])
+)
 def test_every_shape_equals_torch(device, name, for_each):
     if name == "all labels sampled" and for_each:
         pytest.skip("an example's own positives cannot be drawn for it")
@@ -207,6 +219,7 @@ def test_a_sample_that_is_all_positives_leaves_the_positive_loss(device):
     pair.assert_same(pair.run_torch())
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_vector_that_is_not_finite_shows_in_the_objective(device):
     pair = Pair(device, is_cosine=False)
@@ -256,6 +269,21 @@ def test_the_sample_is_the_first_places_of_the_keyed_order(device):
     for row, ids in enumerate(each.drawn().tolist()):
         assert len(set(ids)) == 17
         assert not set(ids) & set(each.positives[row].tolist())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_order_is_that_of_the_other_forms(device):
+    keys = torch.tensor([[0], [7], [2**62 - 1], [-(2**63)]])
+    sizes = torch.tensor([[1], [50], [64], [10**6 + 1]])
+    places = torch.arange(37) % sizes  # (4, 37)
+    bits = permutation.num_bits(10**6 + 1)
+    for numbers, is_inverse in ((places, False), (places.flip(1), True)):
+        expected = permutation.walked_in_torch(numbers, keys, sizes, bits, is_inverse=is_inverse)
+        arguments = [x.to(device) for x in (numbers, keys, sizes)]
+        ours = gpu_permutation.walked(*arguments, bits, is_inverse=is_inverse)
+        assert ours.tolist() == expected.tolist()
+    rows = permutation.row_keys(torch.tensor([[2**61 + 5]]), 6)[:, 0]
+    assert len(set(rows.tolist())) == 6
 
 
 @pytest.mark.gpu

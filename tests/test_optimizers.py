@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenhand.kernels.rows import EPSILON
 from evenhand.models.encoders import RowGradients
-from evenhand.training.optimizers import EPSILON, RowAdagrad, RowAdam
+from evenhand.training.optimizers import RowAdagrad, RowAdam
 
 NUM_ROWS, WIDTH = 5, 3
 OPTIMIZERS = {

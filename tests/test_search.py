@@ -1,10 +1,17 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import metric_oracles as oracles
-from evenhand.search import ExactIndex, exact
+from evenhand.search import ExactIndex, SearchResult, exact
+from evenhand.search.selection import BestSoFar
+
+# float32 on a CPU is searched in threads with compiled loops, all else by torch in blocks.
+both_forms = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def vectors(*shape, seed=0, integers=False):
@@ -22,14 +29,15 @@ def vectors(*shape, seed=0, integers=False):
     num_results=st.integers(1, 12),
     block_size=st.integers(1, 210),
     has_bias=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 2**31),
 )
 def test_matches_a_full_sort_with_ties_by_id(
-    num_queries, num_labels, num_results, block_size, has_bias, seed
+    num_queries, num_labels, num_results, block_size, has_bias, dtype, seed
 ):
-    queries = vectors(num_queries, 2, seed=seed, integers=True)
-    labels = vectors(num_labels, 2, seed=seed + 1, integers=True)
-    bias = vectors(num_labels, seed=seed + 2, integers=True) if has_bias else None
+    queries = vectors(num_queries, 2, seed=seed, integers=True).to(dtype)
+    labels = vectors(num_labels, 2, seed=seed + 1, integers=True).to(dtype)
+    bias = vectors(num_labels, seed=seed + 2, integers=True).to(dtype) if has_bias else None
     scores = queries @ labels.T + (0 if bias is None else bias)
     found = ExactIndex(labels, label_bias=bias, block_size=block_size).search(queries, num_results)
     expected = [oracles.search(row, num_results) for row in scores.tolist()]
@@ -41,22 +49,51 @@ def test_matches_a_full_sort_with_ties_by_id(
 @pytest.mark.parametrize("block_size", [1000, 1777, 3000])
 def test_the_two_stages_find_the_same_as_one_top_k(block_size, monkeypatch):
     monkeypatch.setattr(exact, "SCORES_AT_ONCE", 7 * block_size)  # 7 queries or more, not 20
-    queries, labels = vectors(20, 8), vectors(3000, 8, seed=1)
+    queries, labels = vectors(20, 8).double(), vectors(3000, 8, seed=1).double()
     found = ExactIndex(labels, block_size=block_size).search(queries, 10)
     expected = (queries @ labels.T).topk(10)
     assert (found.label_ids == expected.indices).all()
     torch.testing.assert_close(found.scores, expected.values)
 
 
-def test_all_labels_alike_come_in_the_order_of_their_ids():
-    found = ExactIndex(torch.ones(5000, 3), block_size=1024).search(torch.zeros(4, 3), 20)
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_threads_find_the_same_as_blocks(num_threads, has_bias, monkeypatch):
+    """Queries of several tasks for a thread, blocks of a few labels, and a short last one."""
+    monkeypatch.setattr(exact, "FEWEST_ROWS", 8)
+    monkeypatch.setattr(exact, "ROWS_OF_THREAD", 10)
+    monkeypatch.setattr(exact, "SCORES_OF_THREAD", 10 * 333)
+    queries, labels = vectors(77, 8), vectors(3000, 8, seed=1)
+    bias = vectors(3000, seed=2).requires_grad_() if has_bias else None
+    index = ExactIndex(labels.requires_grad_(), label_bias=bias)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        found = index.search(queries.requires_grad_(), 70)
+        assert torch.get_num_threads() == num_threads
+        with ThreadPoolExecutor(1) as pool:  # and so for threads that start later
+            assert pool.submit(torch.get_num_threads).result() == num_threads
+    finally:
+        torch.set_num_threads(threads_before)
+    expected = SearchResult(torch.empty(77, 70, dtype=torch.long), torch.empty(77, 70))
+    with torch.no_grad():
+        index._search_in_blocks(queries, expected)
+    assert found.label_ids.equal(expected.label_ids)
+    torch.testing.assert_close(found.scores, expected.scores)
+
+
+@both_forms
+def test_all_labels_alike_come_in_the_order_of_their_ids(dtype):
+    labels, queries = torch.ones(5000, 3, dtype=dtype), torch.zeros(4, 3, dtype=dtype)
+    found = ExactIndex(labels, block_size=1024).search(queries, 20)
     assert (found.label_ids == torch.arange(20)).all()
 
 
-def test_a_score_that_is_not_a_number_does_not_break_the_search():
-    labels = torch.ones(2000, 1)
+@both_forms
+def test_a_score_that_is_not_a_number_does_not_break_the_search(dtype):
+    labels = torch.ones(2000, 1, dtype=dtype)
     labels[[5, 900]] = torch.nan
-    found = ExactIndex(labels).search(torch.ones(1, 1), 4)
+    found = ExactIndex(labels).search(torch.ones(1, 1, dtype=dtype), 4)
     assert sorted(found.label_ids[0].tolist()) == [0, 1, 5, 900]
 
 
@@ -79,7 +116,7 @@ def test_scores_of_chosen_labels_agree_with_the_search(monkeypatch):
     assert index.scores_of(queries, chosen[:, :0]).shape == (7, 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@both_forms
 def test_precision_is_that_of_the_vectors_and_nothing_is_changed(dtype):
     queries, labels = vectors(3, 4).to(dtype), vectors(9, 4, seed=1).to(dtype)
     before = queries.clone(), labels.clone()
@@ -95,3 +132,58 @@ def test_wrong_sizes_are_refused():
         ExactIndex(torch.ones(4, 2), block_size=0)
     with pytest.raises(ValueError, match="num_results must be at least 1, got 0"):
         ExactIndex(torch.ones(4, 2)).search(torch.ones(1, 2), 0)
+
+
+# --- the best of blocks ---------------------------------------------------------------------------
+
+
+def awkward_scores(generator, shape):
+    """Ties, zeros of both signs, infinities and NaN of both signs, or plain random numbers."""
+    few = np.array([-np.inf, -1, -0.0, 0.0, 1, 1, np.inf, np.nan, -np.nan], np.float32)
+    some = generator.choice(few[: generator.integers(1, len(few) + 1)], shape)
+    plain = generator.standard_normal(shape).astype(np.float32)
+    return np.where(generator.random(shape) < generator.choice([0, 0.5, 1]), some, plain)
+
+
+def ranked_in_loops(row):
+    """Label ids, best first: NaN before all, of equals the lowest."""
+    return sorted(range(len(row)), key=lambda i: (not np.isnan(row[i]), -row[i].item(), i))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    num_rows=st.integers(0, 3),
+    num_labels=st.integers(1, 700),
+    num_results=st.integers(1, 200),
+    width=st.integers(1, 700),
+    order=st.sampled_from(["as drawn", "ascending", "descending"]),
+    seed=st.integers(0, 2**31),
+)
+def test_the_best_of_blocks_are_those_of_a_full_sort(
+    num_rows, num_labels, num_results, width, order, seed
+):
+    scores = awkward_scores(np.random.default_rng(seed), (num_rows, num_labels))
+    if order != "as drawn":  # ascending: every block beats all that is held
+        scores = np.sort(scores, axis=1)[:, :: 1 if order == "ascending" else -1]
+    num_results = min(num_results, num_labels)
+    best = BestSoFar(num_rows, num_results)
+    for start in range(0, num_labels, width):
+        block = np.ascontiguousarray(scores[:, start : start + width])
+        best.add(block, first_label=start)
+    label_ids, found_scores = best.ranked()
+    expected = [ranked_in_loops(row)[:num_results] for row in scores]
+    assert label_ids.tolist() == expected
+    np.testing.assert_array_equal(found_scores, np.take_along_axis(scores, label_ids, axis=1))
+
+
+def test_labels_up_to_the_largest_are_told_apart():
+    best = BestSoFar(1, 2)
+    best.add(np.ones((1, 3), np.float32), first_label=2**32 - 3)
+    assert best.ranked()[0].tolist() == [[2**32 - 3, 2**32 - 2]]
+
+
+def test_fewer_labels_than_results_are_refused():
+    best = BestSoFar(1, 3)
+    best.add(np.ones((1, 2), np.float32), first_label=0)
+    with pytest.raises(ValueError, match="num_results is 3, but fewer labels were added"):
+        best.ranked()

@@ -47,6 +47,7 @@ from evenhand.training.loop import (
     whole_batch,
 )
 from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
+from evenhand.training.recorded import RecordedStep, why_not_recorded
 from evenhand.training.step import Batch
 
 
@@ -57,6 +58,21 @@ class Built(NamedTuple):
     plan: Plan
     sampler: LabelSampler
     loss_fn: LossFn
+    precision: str
+
+    def step_fn(self) -> RecordedStep | None:
+        """The recorded step of a GPU from where the training stands; None: `train_step` it is."""
+        parts = self.training, self.plan, self.sampler, self.loss_fn
+        reason = why_not_recorded(*parts)
+        if reason is None:
+            products = torch.float32 if self.precision == "float32" else torch.bfloat16
+            return RecordedStep(self.training, self.plan, self.loss_fn, precision=products)
+        if self.precision == "bfloat16":
+            raise UserError(
+                f"training.precision 'bfloat16' needs the recorded step of a GPU, and this run has "
+                f"none: {reason}; set it to 'mixed'"
+            )
+        return None
 
 
 def build_model(
@@ -95,6 +111,10 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         dataset.num_labels,
         is_sparse=isinstance(part.features, Rows),
     ).to(device)
+    if config.training.precision == "bfloat16":
+        for table in (model.label_table, getattr(model.encoder, "weight", None)):
+            if table is not None:
+                table.data = table.data.bfloat16()
     groups = _pair_groups(config, dataset)
     feed = PairFeed(
         part,
@@ -119,6 +139,7 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         _build_plan(config, dataset),
         _build_sampler(config, dataset, device),
         config.loss.build(),
+        config.training.precision,
     )
 
 

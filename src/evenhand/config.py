@@ -53,6 +53,8 @@ MARGIN_LOSSES = {
 }
 LOSSES = ("contrastive", "softmax", "bowl", "crammer-singer", "averaged")
 SAMPLERS = ("uniform", "frequency", "log-uniform", "in-batch", "mixed")
+# Tables and products: both float32; float32 and bfloat16; both bfloat16, rows rounded by chance.
+PRECISIONS = ("float32", "mixed", "bfloat16")
 OPTIMIZERS = ("row-adam", "row-adagrad")
 LEARNING_RATE_SHAPES = ("linear", "cosine", "constant")
 
@@ -234,6 +236,7 @@ class TrainingConfig:
     learning_rate_shape: str = "linear"
     warmup_steps: int = 0
     optimizer: str = "row-adam"
+    precision: str = "mixed"  # on a GPU; a CPU computes in float32 (see PRECISIONS)
     max_gradient_norm: float = 0.0  # 0: gradients are not clipped
     seed: int = 0
     log_every: int = 50
@@ -245,6 +248,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check_choice("training.learning_rate_shape", self.learning_rate_shape, LEARNING_RATE_SHAPES)
         check_choice("training.optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("training.precision", self.precision, PRECISIONS)
         check_positive("training", num_steps=self.num_steps, learning_rate=self.learning_rate)
         check_positive("training", log_every=self.log_every)
         for name in (

@@ -22,7 +22,7 @@ def hardest_labels(negative_scores: Tensor, num_hard_labels: int) -> Tensor:
         tensor([[1]])
     """
     _check_count("num_hard_labels", num_hard_labels, negative_scores.shape[-1], "sampled labels")
-    return largest(negative_scores, num_hard_labels)
+    return largest(negative_scores, num_hard_labels).positions
 
 
 @torch.no_grad()
@@ -53,10 +53,10 @@ def mask_positives(negative_scores: Tensor, sampled_ids: Tensor, positive_ids: T
         >>> mask_positives(scores, torch.tensor([7, 3, -1]), torch.tensor([[3]]))
         tensor([[0.1000,   -inf,   -inf]])
     """
-    sampled_ids = sampled_ids.expand_as(negative_scores)  # (M,) or (B, M) -> (B, M)
-    is_same = positive_ids.unsqueeze(2) == sampled_ids.unsqueeze(1)  # (B, P, M)
-    is_positive = is_same.any(dim=1)  # (B, P, M) -> (B, M)
-    return negative_scores.masked_fill(is_positive | (sampled_ids < 0), -torch.inf)
+    is_masked = (sampled_ids < 0).expand_as(negative_scores)  # (M,) or (B, M) -> (B, M)
+    for positives in positive_ids.unbind(dim=1):  # (B,), one by one: there is no (B, P, M)
+        is_masked = is_masked | (sampled_ids == positives.unsqueeze(1))
+    return negative_scores.masked_fill(is_masked, -torch.inf)
 
 
 def _check_count(name: str, value: int, limit: int, of_what: str) -> None:

@@ -1,5 +1,6 @@
 """From settings to a trained, evaluated run folder: what the commands have in common."""
 
+import copy
 import dataclasses
 import os
 import shlex
@@ -33,7 +34,6 @@ from evenhand.search import ExactIndex
 from evenhand.training.checkpoint import load_latest_checkpoint
 from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, rewind_metrics, train
-from evenhand.training.recorded import recorded_step
 
 DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
 
@@ -139,7 +139,7 @@ def train_run(
             sampler=built.sampler,
             loss_fn=built.loss_fn,
             places=Places(folder / "metrics.jsonl", folder / "checkpoints"),
-            step_fn=recorded_step(training, built.plan, built.sampler, built.loss_fn),
+            step_fn=built.step_fn(),
             validate_fn=_validator(config, dataset) if has_validation else None,
             save_best_fn=lambda model: save_model(folder, model),
             progress_fn=advance,
@@ -234,6 +234,8 @@ def evaluate_model(
     progress_fn: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Searches all labels for every query of a part."""
+    if model.label_table.dtype != torch.float32:
+        model = copy.deepcopy(model).float()
     part, device = dataset.parts[part_name], model.label_table.device
     index = ExactIndex(model.label_vectors(), label_bias=model.biases())
     return evaluate(

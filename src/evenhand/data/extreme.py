@@ -88,7 +88,7 @@ def load_extreme(
 
 
 def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
-    """Reads one file, a few megabytes at a time, into arrays that grow as it goes."""
+    """Reads one file, a block of lines at a time, into arrays that grow."""
     header, num_rows, num_repeated = None, 0, 0
     grown = [_Grown(dtype) for dtype in (np.int64, np.int32, np.int64, np.int32, np.float32)]
     for line_number, text in line_blocks(path):
@@ -138,7 +138,7 @@ class _Grown:
         self.length = 0
 
     def append(self, more: NDArray[Any], growth: float) -> None:
-        """Appends a few more of `growth` times as many as there then are, it is thought."""
+        """Appends, if need be after making room for `growth` times as many as there then are."""
         end = self.length + len(more)
         if end > len(self.array):
             factor = min(max(growth, LEAST_GROWTH), MOST_GROWTH)

@@ -73,8 +73,20 @@ class NgramFeaturizer:
         lengths = np.fromiter(map(len, marked), dtype=np.int64, count=len(marked))
         utf32 = "".join(marked).encode("utf-32-le", "surrogatepass")  # half a pair is no crime
         points = np.frombuffer(utf32, dtype="<u4")  # (C,)
-        counts, ids = _buckets(points, lengths, self.min_length, self.max_length, self.num_buckets)
-        return counts, ids
+        counts = np.empty(len(marked), dtype=np.int64)
+        num_lengths = self.max_length - self.min_length + 1
+        ids = np.empty(num_lengths * len(points), dtype=np.int32)
+        num_ids = _fill_buckets(
+            points,
+            lengths,
+            np.zeros(len(points), dtype=np.uint64),
+            self.min_length,
+            self.max_length,
+            self.num_buckets,
+            counts,
+            ids,
+        )
+        return counts, ids[:num_ids]
 
 
 def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
@@ -91,32 +103,37 @@ def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
 
 
 @compiled
-def _buckets(
+def _fill_buckets(
     points: NDArray[np.uint32],
     lengths: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
     min_length: int,
     max_length: int,
     num_buckets: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Of texts one after the other, by their code points (C,) and lengths (N,): see `_hashed`."""
-    counts = np.zeros(len(lengths), np.int64)
-    ids = np.empty(len(points) * (max_length - min_length + 1), np.int32)
-    hashes = np.empty(lengths.max(), np.uint64)  # of the n-grams from each place of a text
-    text_start = num_ids = 0
-    for text, text_length in enumerate(lengths):
-        ids_before = num_ids
-        hashes[:text_length] = 0
+    counts: NDArray[np.int64],
+    ids: NDArray[np.int32],
+) -> int:
+    """Fills in how many n-grams each text has and the bucket of each; returns how many in all.
+
+    Args:
+        points: (C,) code points of all texts, one text after the other.
+        lengths: (N,) of the texts.
+        hashes: (C,) zeros, to become those of the n-grams that start at each place.
+    """
+    start = num_ids = 0
+    for text in range(len(lengths)):
+        end, num_ids_before = start + lengths[text], num_ids
         for length in range(1, max_length + 1):
-            for place in range(text_length - length + 1):
-                point = points[text_start + place + length - 1]
+            for place in range(start, end - length + 1):
+                point = points[place + length - 1]
                 hashes[place] = hashes[place] * GOLDEN + np.uint64(point) + np.uint64(length)
                 is_mark_alone = length == 1 and point <= 3  # which says nothing
                 if length >= min_length and not is_mark_alone:
                     ids[num_ids] = _mixed(hashes[place]) % np.uint64(num_buckets)
                     num_ids += 1
-        counts[text] = num_ids - ids_before
-        text_start += text_length
-    return counts, ids[:num_ids]
+        counts[text] = num_ids - num_ids_before
+        start = end
+    return num_ids
 
 
 @compiled

@@ -52,7 +52,7 @@ def evaluate(
     *,
     num_results: int = 50,
     cutoffs: Sequence[int] = CUTOFFS,
-    batch_size: int = 1024,
+    batch_size: int = 4096,
     num_train_queries: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:

@@ -1,7 +1,7 @@
 """Loops that numba compiles when they are first called."""
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from numba import njit
 
@@ -15,7 +15,17 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     It is kept beside its source, or else in the user's cache folder. Where neither can be written,
     as in many containers, numba refuses to keep a function: then every process compiles its own.
     """
+    return _kept(function)
+
+
+def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:
+    """As `compiled`; sums may be added up in any order, which vector instructions need."""
+    return _kept(function, fastmath={"reassoc", "contract"})
+
+
+def _kept(function: Callable[P, R], **options: Any) -> Callable[P, R]:
     try:
-        return njit(cache=True, nogil=True)(function)
+        kept: Callable[P, R] = njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:
-        return njit(nogil=True)(function)
+        kept = njit(nogil=True, **options)(function)
+    return kept

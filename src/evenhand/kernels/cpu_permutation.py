@@ -5,9 +5,9 @@ pass over a row's halves, which stay in the cache, and a vector instruction does
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from evenhand.kernels.compiled import compiled
 from evenhand.kernels.permutation import GOLDEN, NUM_ROUNDS
 
 _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
@@ -37,7 +37,7 @@ def walked(
     return result
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _walk(
     numbers: NDArray[np.int64],
     keys: NDArray[np.int64],
@@ -80,7 +80,7 @@ def _walk(
             count = num_outside
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mixed(word: np.uint32) -> np.uint32:
     word = np.uint32(word ^ (word >> _16))
     word = np.uint32(word * _FIRST)

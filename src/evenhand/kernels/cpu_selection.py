@@ -6,12 +6,15 @@ which an exact selection is cheap. Numbers are compared as integers of the same 
 is the largest, as it is for `torch.topk`; of equal entries, those further left are taken.
 """
 
+from typing import Any
+
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from evenhand.kernels.compiled import compiled
+
 LARGEST_FOLD = 16
-_INFINITY, _HIGHEST = np.int32(0x7F800000), np.int32(2**31 - 1)
+_INFINITY, _HIGHEST, _LOWEST = np.int32(0x7F800000), np.int32(2**31 - 1), np.int32(-(2**31))
 
 
 def fold_of(width: int, count: int) -> int:
@@ -19,7 +22,7 @@ def fold_of(width: int, count: int) -> int:
     return max(1, min(LARGEST_FOLD, width // (4 * count)))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def select_rows(
     first: int,
     last: int,
@@ -32,24 +35,29 @@ def select_rows(
     count, width = positions.shape[1], scores.shape[1]
     distance = width // fold
     keys, maxima = np.empty(width, np.int32), np.empty(distance, np.int32)
-    found, found_keys = np.empty(width + 1, np.int64), np.empty(width + 1, np.int32)
+    columns = np.empty(distance + 1, np.int32)
+    found, found_keys = np.empty(width + 1, np.int32), np.empty(width + 1, np.int32)
     for row in range(first, last):
         line = scores[row]
-        for column in range(width):
-            keys[column] = _key(line[column])
-        maxima[:] = keys[:distance]
-        for start in range(distance, fold * distance, distance):
-            part = keys[start : start + distance]
+        for column in range(distance):
+            maxima[column] = _LOWEST
+        for start in range(0, fold * distance, distance):
+            part, part_keys = line[start : start + distance], keys[start : start + distance]
             for column in range(distance):
-                maxima[column] = max(maxima[column], part[column])
+                part_keys[column] = _key(part[column])
+                maxima[column] = max(maxima[column], part_keys[column])
+        for column in range(fold * distance, width):
+            keys[column] = _key(line[column])
         threshold = _reached(maxima, count, count + count // 8)
 
-        num_found = 0
-        for column in range(distance):
-            if maxima[column] >= threshold:
-                for position in range(column, fold * distance, distance):
-                    found[num_found], found_keys[num_found] = position, keys[position]
-                    num_found += keys[position] >= threshold  # a branch would be mispredicted
+        num_columns, num_found = 0, 0
+        for column in range(distance):  # without a branch, which would be mispredicted
+            columns[num_columns] = column
+            num_columns += maxima[column] >= threshold
+        for column in columns[:num_columns]:
+            for position in range(column, fold * distance, distance):
+                found[num_found], found_keys[num_found] = position, keys[position]
+                num_found += keys[position] >= threshold
         for position in range(fold * distance, width):
             found[num_found], found_keys[num_found] = position, keys[position]
             num_found += keys[position] >= threshold
@@ -69,23 +77,23 @@ def select_rows(
             values[row, place] = line[found[place]]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _key(bits: np.int32) -> np.int32:
     key = np.int32(bits ^ ((bits >> np.int32(31)) & _HIGHEST))
     return _HIGHEST if np.int32(bits & _HIGHEST) > _INFINITY else key
 
 
-@njit(cache=True, nogil=True)
-def _reached(keys: NDArray[np.int32], count: int, most: int) -> np.int32:
+@compiled
+def _reached(keys: NDArray[np.int32], count: int, most: int) -> Any:
     """A key that `count` to `most` of the keys reach; or more, where ties leave no such key."""
     low, high = keys[0], keys[0]
-    for key in keys:
-        low, high = min(low, key), max(high, key)
+    for place in range(len(keys)):  # to iterate over the keys themselves is far slower
+        low, high = min(low, keys[place]), max(high, keys[place])
     while low < high:  # `count` keys reach low, fewer reach high + 1
         middle = np.int32((np.int64(low) + np.int64(high) + 1) >> 1)
         num_reach = np.int32(0)
-        for key in keys:
-            num_reach = np.int32(num_reach + np.int32(key >= middle))
+        for place in range(len(keys)):
+            num_reach = np.int32(num_reach + np.int32(keys[place] >= middle))
         if num_reach < count:
             high = np.int32(middle - 1)
         else:

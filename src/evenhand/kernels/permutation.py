@@ -11,6 +11,8 @@ Keys (R, 1) give each row an order of its own. The Triton twin in `kernels.gpu` 
 same.
 """
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -69,12 +71,18 @@ def _walked(
 ) -> Tensor:
     ends = torch.full_like(keys, size) if sizes is None else sizes
     numbers, bits = numbers.expand(len(keys), -1), num_bits(size)
+    ends = ends.expand_as(keys).contiguous()
     if numbers.device.type == "cpu":
-        from evenhand.kernels.cpu_permutation import walked
+        from evenhand.kernels import cpu_permutation
 
-        keys_array, ends_array = keys[:, 0].numpy(), ends.expand_as(keys)[:, 0].numpy()
-        array = walked(numbers.numpy(), keys_array, ends_array, bits, is_inverse)
+        array = cpu_permutation.walked(
+            numbers.numpy(), keys[:, 0].numpy(), ends[:, 0].numpy(), bits, is_inverse
+        )
         return torch.from_numpy(array)
+    if numbers.is_cuda and find_spec("triton"):
+        from evenhand.kernels.gpu import permutation as gpu_permutation
+
+        return gpu_permutation.walked(numbers, keys, ends, bits, is_inverse=is_inverse)
     return walked_in_torch(numbers, keys, ends, bits, is_inverse=is_inverse)
 
 
@@ -84,7 +92,7 @@ def walked_in_torch(
     """The network, and again for what is outside: (R, M), (R, 1), (R, 1) -> (R, M)."""
     walked = _network(numbers, keys, bits, is_inverse=is_inverse)
     rows, columns = (walked >= ends).nonzero(as_tuple=True)
-    keys, ends = keys[:, 0], ends.expand_as(keys)[:, 0]
+    keys, ends = keys[:, 0], ends[:, 0]
     while len(rows):
         again = _network(walked[rows, columns], keys[rows], bits, is_inverse=is_inverse)  # (n,)
         walked[rows, columns] = again

@@ -1,32 +1,59 @@
 """The largest entries of each row, and the slots that a positive occupies."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-FOLD = 8  # columns that share one maximum in the first stage
+from evenhand.kernels.cpu import are_plain, in_parts
+from evenhand.kernels.cpu_selection import fold_of, select_rows
+
+SCORES_AT_ONCE = 2**22  # of a block on a CPU: fewer slow the product down, more leave the cache
 
 
-def largest(scores: Tensor, count: int) -> Tensor:
-    """Positions of the `count` largest entries of each row: (B, M) -> (B, count), unordered.
+class Largest(NamedTuple):
+    positions: Tensor  # (B, count) int64, in no particular order
+    values: Tensor  # (B, count)
 
-    On a CPU `torch.topk` over wide rows costs as much as the score product. Its exact shortcut:
-    the largest entries lie in the columns whose maximum over FOLD interleaved columns is among
-    the `count` largest maxima, so two small selections do the work of a wide one.
+
+def largest(scores: Tensor, count: int) -> Largest:
+    """The `count` largest entries of each row of (..., M), without gradient; NaN is above all.
+
+    Example:
+        >>> largest(torch.tensor([[0.1, 0.9, 0.5]]), 1)
+        Largest(positions=tensor([[1]]), values=tensor([[0.9000]]))
     """
-    width = scores.shape[-1] // FOLD  # columns after folding
-    if scores.is_cuda or scores.dim() != 2 or 2 * count > width:
-        return scores.topk(count, dim=-1, sorted=False).indices
-    folded = scores[:, : FOLD * width].view(len(scores), FOLD, width)
-    columns = folded.amax(dim=1).topk(count, dim=-1, sorted=False).indices  # (B, count)
-    steps = torch.arange(0, FOLD * width, width, device=scores.device)
-    positions = (columns.unsqueeze(1) + steps.view(1, FOLD, 1)).flatten(1)  # (B, FOLD * count)
-    if FOLD * width < scores.shape[1]:
-        rest = torch.arange(FOLD * width, scores.shape[1], device=scores.device)
-        positions = torch.cat([positions, rest.expand(len(scores), -1)], dim=1)
-    chosen = scores.gather(1, positions).topk(count, dim=-1, sorted=False).indices
-    return positions.gather(1, chosen)
+    scores = scores.detach().contiguous()
+    if scores.dim() != 2 or scores.dtype != torch.float32 or not are_plain(scores):
+        found = scores.topk(count, dim=-1, sorted=False)
+        return Largest(found.indices, found.values)
+    batch_size, width = scores.shape
+    positions = torch.empty(batch_size, count, dtype=torch.int64)
+    values = torch.empty(batch_size, count)
+    bits, value_bits = scores.view(torch.int32), values.view(torch.int32)
+    arguments = bits, fold_of(width, count), positions, value_bits
+    in_parts(select_rows, batch_size, *arguments, work=4 * scores.numel())
+    return Largest(positions, values)
+
+
+def largest_of_blocks(
+    scores_fn: Callable[[int, int], Tensor], shape: tuple[int, int], count: int, *, like: Tensor
+) -> Largest:
+    """`largest` of scores that are made a few rows at a time, and are never all there at once.
+
+    Args:
+        scores_fn: first row, row after the last -> (b, M) scores.
+        shape: (B, M) of them all.
+        like: of the type and on the device of the scores.
+    """
+    batch_size, width = shape
+    rows_at_once = max(1, SCORES_AT_ONCE // width) if are_plain(like) else batch_size
+    blocks = [
+        largest(scores_fn(first, min(batch_size, first + rows_at_once)), count)
+        for first in range(0, batch_size, rows_at_once)
+    ]
+    return Largest(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
 
 class Slots(NamedTuple):

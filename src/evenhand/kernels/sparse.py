@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evenhand.kernels import cpu_sparse
+from evenhand.kernels.cpu import are_plain, check_ids
+
 
 class Entries(NamedTuple):
     """A sparse matrix, entry by entry, sorted by row; entries at one place add up."""
@@ -31,7 +34,8 @@ def product(entries: Entries | Tensor, vectors: Tensor, *, num_rows: int) -> Ten
     """
     if isinstance(entries, Tensor):
         return entries @ vectors
-    return _bag_sums(entries.columns, entries.values, entries.rows, vectors, num_bags=num_rows)
+    starts = _starts(entries.rows, num_rows)
+    return _bag_sums(entries.columns, entries.values, starts, vectors)
 
 
 def transposed_product(entries: Entries | Tensor, vectors: Tensor, *, num_columns: int) -> Tensor:
@@ -45,16 +49,43 @@ def transposed_product(entries: Entries | Tensor, vectors: Tensor, *, num_column
     """
     if isinstance(entries, Tensor):
         return entries.T @ vectors
-    columns, order = entries.columns.sort(stable=True)
-    return _bag_sums(
-        entries.rows[order], entries.values[order], columns, vectors, num_bags=num_columns
-    )
+    return _bag_sums(*_by_column(entries, num_columns), vectors)
 
 
-def _bag_sums(
-    ids: Tensor, values: Tensor, sorted_bags: Tensor, vectors: Tensor, *, num_bags: int
-) -> Tensor:
-    offsets = F.pad(torch.bincount(sorted_bags, minlength=num_bags).cumsum(0), (1, 0))
+def distinct_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Every id once (T,), and where each of the ids (n,) stands among them (n,).
+
+    Example:
+        >>> distinct, places = distinct_ids(torch.tensor([7, 3, 7]))
+        >>> distinct[places]
+        tensor([7, 3, 7])
+    """
+    if not are_plain(ids):
+        return torch.unique(ids, return_inverse=True)  # type: ignore[no-any-return]
+    distinct, places = torch.empty_like(ids), torch.empty_like(ids)
+    count = cpu_sparse.find_distinct(ids.numpy(), distinct.numpy(), places.numpy())
+    return distinct[:count], places
+
+
+def _by_column(entries: Entries, num_columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and values (n,) in the order of the columns, and where each column starts (C + 1,)."""
+    rows, columns, values = entries
+    if not are_plain(rows, columns, values):
+        columns, order = columns.sort(stable=True)
+        return rows[order], values[order], _starts(columns, num_columns)
+    check_ids(columns, num_columns)
+    starts, results = columns.new_zeros(num_columns + 2), (rows.clone(), values.clone())
+    arrays = (tensor.numpy() for tensor in (*entries, starts, *results))
+    cpu_sparse.order_by_column(*arrays)
+    return *results, starts[:-1]
+
+
+def _starts(sorted_bags: Tensor, num_bags: int) -> Tensor:
+    """Where each bag starts among the entries, and where the last one ends: (C + 1,)."""
+    return F.pad(torch.bincount(sorted_bags, minlength=num_bags).cumsum(0), (1, 0))
+
+
+def _bag_sums(ids: Tensor, values: Tensor, starts: Tensor, vectors: Tensor) -> Tensor:
     return F.embedding_bag(
-        ids, vectors, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
+        ids, vectors, starts, mode="sum", per_sample_weights=values, include_last_offset=True
     )

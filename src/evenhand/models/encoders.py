@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evenhand.kernels.sparse import Entries, distinct_ids, transposed_product
+
 
 class Bags(NamedTuple):
     """Sparse features of a batch, as CSR."""
@@ -88,19 +90,11 @@ class BagEncoder(nn.Module):
         values = features.values
         if values is None:
             values = (1 / lengths.clamp(min=1).to(vector_gradients.dtype))[bag_of_entry]
-        sorted_ids, order = features.ids.sort()
-        ids, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
-        # Transposed, the bags are the features and the entries of a feature lie side by side,
-        # so the same kernel that averages features adds up gradients, without a single atomic.
-        row_values = F.embedding_bag(
-            bag_of_entry[order],
-            vector_gradients,
-            F.pad(counts.cumsum(0), (1, 0)),
-            mode="sum",
-            per_sample_weights=values[order],
-            include_last_offset=True,
+        ids, columns = distinct_ids(features.ids)
+        entries = Entries(bag_of_entry, columns, values)  # (B, T): sums turn the bags round
+        return RowGradients(
+            ids, transposed_product(entries, vector_gradients, num_columns=len(ids))
         )
-        return RowGradients(ids, row_values)
 
 
 class MlpEncoder(nn.Module):

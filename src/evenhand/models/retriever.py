@@ -1,12 +1,10 @@
 """A retriever: a query encoder, a table of label vectors and the similarity between the two."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evenhand.kernels.rows import through_unit, through_unit_rows, unit, unit_rows
 from evenhand.models.encoders import BagEncoder, Features, MlpEncoder, random_rows
-
-SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
 
 
 class Retriever(nn.Module):
@@ -56,7 +54,9 @@ class Retriever(nn.Module):
         """(n, D) of chosen labels, or of all."""
         if label_ids is None:
             return self.unit(self.label_table)
-        return self.unit(self.label_table.index_select(0, label_ids))
+        if not self.is_cosine:
+            return self.label_table.index_select(0, label_ids)
+        return unit_rows(self.label_table, label_ids)
 
     def biases(self, label_ids: Tensor | None = None) -> Tensor | None:
         """(n,) of chosen labels, or of all; None for a model without."""
@@ -68,13 +68,14 @@ class Retriever(nn.Module):
 
     def unit(self, vectors: Tensor) -> Tensor:
         """Rows of length 1 under the cosine, the rows themselves under the dot product."""
-        return F.normalize(vectors, dim=-1, eps=SMALLEST_NORM) if self.is_cosine else vectors
+        return unit(vectors) if self.is_cosine else vectors
 
     def through_unit(self, gradients: Tensor, vectors: Tensor) -> Tensor:
-        """Gradients by rows from gradients by their `unit` rows: (n, D), (n, D) -> (n, D)."""
+        """Gradients by vectors from gradients by their `unit` vectors: (n, D), (n, D) -> (n, D)."""
+        return through_unit(gradients, vectors) if self.is_cosine else gradients
+
+    def through_label_vectors(self, gradients: Tensor, label_ids: Tensor) -> Tensor:
+        """Gradients by rows of the table from gradients by `label_vectors`: (n, D) -> (n, D)."""
         if not self.is_cosine:
             return gradients
-        norms: Tensor = vectors.norm(dim=-1, keepdim=True).clamp(min=SMALLEST_NORM)
-        units = vectors / norms
-        along = (gradients * units).sum(dim=-1, keepdim=True)  # only the part across changes units
-        return (gradients - along * units) / norms
+        return through_unit_rows(gradients, self.label_table, label_ids)

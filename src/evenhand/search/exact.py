@@ -18,7 +18,7 @@ INTERLEAVED = 8  # columns that share a maximum; see `_largest`
 GATHER_FLOATS = 2**24  # label vectors copied at once by `scores_of`
 SCORES_OF_THREAD = 2**20  # 4 MiB, a thread's share of a usual third-level cache
 ROWS_OF_THREAD = 1024  # queries that share a block of labels: with fewer the product is slower
-FEWEST_ROWS = 32  # of a thread; with fewer queries the product alone uses all threads
+FEWEST_ROWS = 128  # of a thread; with fewer queries the product alone uses all threads
 
 
 class SearchResult(NamedTuple):

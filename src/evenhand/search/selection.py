@@ -105,7 +105,9 @@ def _keep(keys: Keys, count: int, num_results: int) -> np.int64:
         low, high = min(low, keys[place]), max(high, keys[place])
     low -= 1
     bound, num_above = low, count  # more than `num_results` are above low, and fewer above high
-    while num_above != num_results:
+    for _ in range(64):  # bits of a key, so that this ends whatever the keys are
+        if num_above == num_results:
+            break
         bound = (low & high) + ((low ^ high) >> 1)  # their mean, which cannot overflow
         num_above = 0
         for place in range(count):

@@ -8,9 +8,8 @@ directions within a row are kept.
 import torch
 from torch import Tensor
 
+from evenhand.kernels.rows import adagrad_, adam_
 from evenhand.models.encoders import RowGradients
-
-EPSILON = 1e-8
 
 
 class RowAdam:
@@ -19,24 +18,22 @@ class RowAdam:
     def __init__(self, table: Tensor, *, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self.table = table  # (R, D), changed in place
         self.betas = betas
-        self.momentum = torch.zeros_like(table)
-        self.second_moments = table.new_zeros(len(table))
+        self.momentum = torch.zeros_like(table, dtype=_state_dtype(table))
+        self.second_moments = table.new_zeros(len(table), dtype=_state_dtype(table))
         self.num_steps = 0
 
     @torch.no_grad()
     def step(self, gradients: RowGradients, *, learning_rate: float) -> None:
         self.num_steps += 1
-        ids, values = gradients
-        first, second = self.betas
-        momentum = self.momentum.index_select(0, ids).mul_(first).add_(values, alpha=1 - first)
-        squares = values.square().mean(dim=1)  # (T, D) -> (T,)
-        moments = self.second_moments.index_select(0, ids).mul_(second)
-        moments.add_(squares, alpha=1 - second)
-        self.momentum.index_copy_(0, ids, momentum)
-        self.second_moments.index_copy_(0, ids, moments)
-        scales = (moments / (1 - second**self.num_steps)).sqrt_().add_(EPSILON)
-        scales.mul_(1 - first**self.num_steps)
-        _subtract(self.table, ids, momentum.div_(scales.unsqueeze(1)).mul_(learning_rate))
+        adam_(
+            self.table,
+            self.momentum,
+            self.second_moments,
+            *gradients,
+            betas=self.betas,
+            learning_rate=learning_rate,
+            step=self.num_steps,
+        )
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold; the same tensors, not copies."""
@@ -57,15 +54,11 @@ class RowAdagrad:
 
     def __init__(self, table: Tensor) -> None:
         self.table = table  # (R, D), changed in place
-        self.sums = table.new_zeros(len(table))
+        self.sums = table.new_zeros(len(table), dtype=_state_dtype(table))
 
     @torch.no_grad()
     def step(self, gradients: RowGradients, *, learning_rate: float) -> None:
-        ids, values = gradients
-        sums = self.sums.index_select(0, ids) + values.square().mean(dim=1)  # (T,)
-        self.sums.index_copy_(0, ids, sums)
-        updates = values / (sums.sqrt() + EPSILON).unsqueeze(1)
-        _subtract(self.table, ids, updates.mul_(learning_rate))
+        adagrad_(self.table, self.sums, *gradients, learning_rate=learning_rate)
 
     def state(self) -> dict[str, Tensor]:
         return {"sums": self.sums}
@@ -77,6 +70,6 @@ class RowAdagrad:
 RowOptimizer = RowAdam | RowAdagrad
 
 
-def _subtract(table: Tensor, ids: Tensor, updates: Tensor) -> None:
-    """Rows are distinct, so reading and writing them back does; index_add takes longer."""
-    table.index_copy_(0, ids, table.index_select(0, ids).sub_(updates))
+def _state_dtype(table: Tensor) -> torch.dtype:
+    """The table's own, but never less than float32: small squares must add up."""
+    return torch.promote_types(table.dtype, torch.float32)

@@ -72,15 +72,6 @@ def why_not_recorded(
     return None
 
 
-def recorded_step(
-    training: Training, plan: Plan, sampler: LabelSampler, loss_fn: LossFn
-) -> "RecordedStep | None":
-    """The recorded step of a training from where it stands, or None where it has none."""
-    if why_not_recorded(training, plan, sampler, loss_fn) is not None:
-        return None
-    return RecordedStep(training, plan, loss_fn, precision=torch.bfloat16)
-
-
 class RecordedStep:
     """`train_step` for what `why_not_recorded` has nothing against."""
 
@@ -311,9 +302,13 @@ def _row_table(optimizer: RowOptimizer) -> "RowTable":
 
     if isinstance(optimizer, RowAdam):
         return RowTable(
-            optimizer.table.data, optimizer.second_moments, optimizer.momentum, optimizer.betas
+            optimizer.table.data,
+            optimizer.second_moments,
+            optimizer.momentum,
+            optimizer.betas,
+            seed=0,
         )
-    return RowTable(optimizer.table.data, optimizer.sums)
+    return RowTable(optimizer.table.data, optimizer.sums, seed=0)
 
 
 def _recorded(part: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -340,6 +335,6 @@ def _moved(array: NDArray[Any], dtype: torch.dtype, device: torch.device) -> Ten
     """An array on the device; a memory map is read there a few megabytes at a time."""
     moved = torch.empty(array.shape, dtype=dtype, device=device)
     for start in range(0, len(array), BLOCK):
-        block = np.ascontiguousarray(array[start : start + BLOCK])
+        block = np.array(array[start : start + BLOCK])  # a copy: torch wants it writable
         moved[start : start + BLOCK] = torch.from_numpy(block)
     return moved

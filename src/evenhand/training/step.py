@@ -9,16 +9,17 @@ where t runs over the distinct labels with any gradient at all:
     gradient of the touched label vectors     C' Q       (T, k') (k', D)
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from evenhand.kernels.scoring import scores_of_each
-from evenhand.kernels.selection import positive_slots
-from evenhand.kernels.sparse import Entries, product, transposed_product
+from evenhand.kernels.selection import largest_of_blocks, positive_slots
+from evenhand.kernels.sparse import Entries, distinct_ids, product, transposed_product
 from evenhand.losses import LossFn
-from evenhand.mining import hardest_labels, mask_positives
+from evenhand.mining import mask_positives
 from evenhand.models.encoders import Features, RowGradients, taken_features
 from evenhand.models.retriever import Retriever
 from evenhand.objective import ScoreGradients, score_gradients
@@ -67,9 +68,7 @@ def mine(
     Labels are mined by their raw scores; the log Q correction, which is for the softmax loss
     alone, comes after, or rare labels would look hard only for being rarely drawn.
     """
-    scores = _negative_scores(query_vectors, batch, model, sample)  # (B, M)
-    kept = _hardest_of(scores, num_hard_labels)  # (B, k)
-    kept_scores = scores if kept is None else scores.gather(1, kept)
+    kept, kept_scores = _hardest_of(query_vectors, batch, model, sample, num_hard_labels)  # (B, k)
     positive_scores = _positive_scores(query_vectors, batch, model)  # (B,)
     if is_log_q_corrected:
         log_counts = _kept(sample.log_counts, kept).expand_as(kept_scores)
@@ -93,20 +92,38 @@ def mine(
     return Mined(*found, *_by_label(label_ids, coefficients))
 
 
-def gradients_of(mined: Mined, query_vectors: Tensor, batch: Batch, model: Retriever) -> Gradients:
-    """Carries the coefficients to the rows of the tables that the survivors touch."""
-    survivors = taken_features(batch.features, mined.survivors)
-    table_rows = model.label_table.index_select(0, mined.label_ids)  # (T, D)
+def gradients_of(
+    mined: Mined,
+    query_vectors: Tensor,
+    batch: Batch,
+    model: Retriever,
+    *,
+    raw_vectors: Tensor | None = None,
+) -> Gradients:
+    """Carries the coefficients to the rows of the tables that the survivors touch.
+
+    Args:
+        raw_vectors: (B, D) as the encoder gave them; None: the survivors are encoded again.
+    """
+    features = taken_features(batch.features, mined.survivors)
+    raw_vectors = (
+        model.encoder(features).detach()
+        if raw_vectors is None
+        else raw_vectors.index_select(0, mined.survivors)
+    )  # (k', D)
     vector_gradients = product(
-        mined.coefficients, model.unit(table_rows), num_rows=len(mined.survivors)
+        mined.coefficients, model.label_vectors(mined.label_ids), num_rows=len(mined.survivors)
     )  # (k', T) (T, D) -> (k', D)
-    raw_vectors: Tensor = model.encoder(survivors).detach()
     encoder_gradients = model.through_unit(model.scale * vector_gradients, raw_vectors)
-    feature_rows = model.encoder.accumulate(survivors, encoder_gradients)
+    feature_rows = model.encoder.accumulate(features, encoder_gradients)
     label_gradients = transposed_product(
-        mined.coefficients, query_vectors[mined.survivors], num_columns=len(mined.label_ids)
+        mined.coefficients,
+        query_vectors.index_select(0, mined.survivors),
+        num_columns=len(mined.label_ids),
     )  # (T, k') (k', D) -> (T, D)
-    label_rows = RowGradients(mined.label_ids, model.through_unit(label_gradients, table_rows))
+    label_rows = RowGradients(
+        mined.label_ids, model.through_label_vectors(label_gradients, mined.label_ids)
+    )
     bias_rows = None
     if model.label_bias is not None:
         ones = query_vectors.new_ones(len(mined.survivors), 1)
@@ -117,35 +134,64 @@ def gradients_of(mined: Mined, query_vectors: Tensor, batch: Batch, model: Retri
     return Gradients(label_rows, bias_rows, feature_rows)
 
 
-def _negative_scores(
+def _hardest_of(
+    query_vectors: Tensor,
+    batch: Batch,
+    model: Retriever,
+    sample: LabelSample,
+    num_hard_labels: int,
+) -> tuple[Tensor | None, Tensor]:
+    """Positions of the labels to keep, None for all of them, and their scores: (B, k) each."""
+    scores_fn = _scores_of_each if sample.ids.dim() == 2 else _scores_of_shared
+    scores_of = scores_fn(query_vectors, batch, model, sample)
+    shape = len(query_vectors), sample.ids.shape[-1]
+    if num_hard_labels >= shape[1]:
+        return None, scores_of(0, shape[0])
+    return largest_of_blocks(scores_of, shape, num_hard_labels, like=query_vectors)
+
+
+def _scores_of_shared(
     query_vectors: Tensor, batch: Batch, model: Retriever, sample: LabelSample
-) -> Tensor:
-    """(B, M) scores of the sampled labels, -inf for positives and empty slots."""
+) -> Callable[[int, int], Tensor]:
+    """For some rows of (B, M): scores, -inf for positives and empty slots; one sample for all."""
     ids = sample.ids.clamp(min=0)
-    if ids.dim() == 2:
-        scores = scores_of_each(query_vectors, model.label_table, ids, unit_fn=model.unit)
-        biases = None if model.label_bias is None else model.label_bias[ids, 0]  # (B, M)
-        scores = scores if biases is None else scores + biases
-        return mask_positives(scores, sample.ids, batch.positive_ids)
-    scores = query_vectors @ model.label_vectors(ids).T  # (B, D) (D, M) -> (B, M)
-    biases = model.biases(ids)
-    if biases is not None:
-        scores += biases
-    scores[:, sample.ids < 0] = -torch.inf
+    label_vectors, biases = model.label_vectors(ids), model.biases(ids)  # (M, D), (M,)
+    empty = (sample.ids < 0).nonzero().squeeze(1)
     slots = positive_slots(sample.ids, batch.positive_ids)
-    scores[slots.rows, slots.columns] = -torch.inf
-    return scores
+
+    def scores_of(first: int, last: int) -> Tensor:
+        scores = query_vectors[first:last] @ label_vectors.T  # (b, D) (D, M) -> (b, M)
+        if biases is not None:
+            scores += biases
+        scores.index_fill_(1, empty, -torch.inf)
+        is_here = (slots.rows >= first) & (slots.rows < last)
+        scores[slots.rows[is_here] - first, slots.columns[is_here]] = -torch.inf
+        return scores
+
+    return scores_of
+
+
+def _scores_of_each(
+    query_vectors: Tensor, batch: Batch, model: Retriever, sample: LabelSample
+) -> Callable[[int, int], Tensor]:
+    """The same, where every example has a sample of its own."""
+
+    def scores_of(first: int, last: int) -> Tensor:
+        sampled_ids = sample.ids[first:last]  # (b, M)
+        scores = _scores(query_vectors[first:last], model, sampled_ids.clamp(min=0))
+        return mask_positives(scores, sampled_ids, batch.positive_ids[first:last])
+
+    return scores_of
 
 
 def _positive_scores(query_vectors: Tensor, batch: Batch, model: Retriever) -> Tensor:
-    scores = (query_vectors * model.label_vectors(batch.label_ids)).sum(dim=1)  # (B, D) -> (B,)
-    biases = model.biases(batch.label_ids)
-    return scores if biases is None else scores + biases
+    return _scores(query_vectors, model, batch.label_ids.unsqueeze(1)).squeeze(1)  # (B, 1) -> (B,)
 
 
-def _hardest_of(scores: Tensor, num_hard_labels: int) -> Tensor | None:
-    """Positions of the labels to keep (B, k); None: all of them, and nothing is sorted."""
-    return None if num_hard_labels >= scores.shape[1] else hardest_labels(scores, num_hard_labels)
+def _scores(query_vectors: Tensor, model: Retriever, label_ids: Tensor) -> Tensor:
+    """(B, M) scores of labels given for each example."""
+    scores = scores_of_each(query_vectors, model.label_table, label_ids, is_cosine=model.is_cosine)
+    return scores if model.label_bias is None else scores + model.label_bias[label_ids, 0]
 
 
 def _kept(values: Tensor, kept: Tensor | None) -> Tensor:
@@ -171,6 +217,7 @@ def _by_label(label_ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Entries]
 
     A label without a coefficient is left out: its row is neither read again nor written.
     """
-    rows, columns = coefficients.nonzero(as_tuple=True)  # (n,)
-    distinct, inverse = torch.unique(label_ids[rows, columns], return_inverse=True)
-    return distinct, Entries(rows, inverse, coefficients[rows, columns])
+    places = coefficients.flatten().nonzero().squeeze(1)  # (n,)
+    rows = places // coefficients.shape[1]
+    distinct, columns = distinct_ids(label_ids.flatten()[places])
+    return distinct, Entries(rows, columns, coefficients.flatten()[places])

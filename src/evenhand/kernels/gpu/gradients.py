@@ -21,6 +21,7 @@ from evenhand.kernels.gpu.losses import KernelLoss, coefficient
 from evenhand.kernels.gpu.rows import row_block, through_unit
 from evenhand.kernels.gpu.selection import Kept, is_selected
 
+COEFFICIENTS = 2048  # of a survivor that one program writes
 QUERY_TILE = {"ROWS": 64, "CHUNK": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
 LABEL_TILE = {"COLUMNS": 64, "CHUNK": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
 
@@ -45,11 +46,12 @@ def write_coefficients(
     """
     batch_size, num_sampled = scores.shape
     width = queries.shape[1]
-    _write_coefficients[(batch_size,)](
+    _write_coefficients[(batch_size, triton.cdiv(out.shape[1], COEFFICIENTS))](
         scores, queries, label_slots, kept.thresholds, kept.last_ties, kept.row_values,
         kept.positive_slopes, kept.weights, kept.survivors, kept.num_survivors, out,
         out_queries, out_touched, num_sampled, out.shape[1], width, KIND=loss.kind,
-        MARGIN=loss.margin, POWER=loss.power, BLOCK=1024, WIDTH=row_block(width), num_warps=4,
+        MARGIN=loss.margin, POWER=loss.power, BLOCK=COEFFICIENTS, WIDTH=row_block(width),
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -119,26 +121,24 @@ def _write_coefficients(
         threshold, last_tie = tl.load(thresholds + row), tl.load(last_ties + row)
         row_value, weight = tl.load(row_values + row), tl.load(weights + row)
         own_slope, own_slot = tl.load(positive_slopes + row), tl.load(label_slots + row)
-        for start in range(0, num_columns, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            values = tl.load(
-                scores + row * num_sampled + columns,
-                mask=columns < num_sampled,
-                other=-float("inf"),
-            ).to(tl.float32)
-            is_kept = is_selected(values, columns, threshold, last_tie)
-            safe = tl.where(is_kept, values, 0.0)
-            slopes = tl.where(is_kept, coefficient(safe, row_value, KIND, MARGIN, POWER), 0.0)
-            slopes = tl.where(columns == own_slot, own_slope, slopes) * weight
-            tl.store(
-                out + index * num_columns + columns,
-                slopes.to(out.dtype.element_ty),
-                mask=columns < num_columns,
-            )
-            tl.store(out_touched + columns, columns * 0 + 1, mask=slopes != 0.0)
-        dims = tl.arange(0, WIDTH)
-        query = tl.load(queries + row * width + dims, mask=dims < width)
-        tl.store(out_queries + index * width + dims, query, mask=dims < width)
+        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(
+            scores + row * num_sampled + columns, mask=columns < num_sampled, other=-float("inf")
+        ).to(tl.float32)
+        is_kept = is_selected(values, columns, threshold, last_tie)
+        safe = tl.where(is_kept, values, 0.0)
+        slopes = tl.where(is_kept, coefficient(safe, row_value, KIND, MARGIN, POWER), 0.0)
+        slopes = tl.where(columns == own_slot, own_slope, slopes) * weight
+        tl.store(
+            out + index * num_columns + columns,
+            slopes.to(out.dtype.element_ty),
+            mask=columns < num_columns,
+        )
+        tl.store(out_touched + columns, columns * 0 + 1, mask=slopes != 0.0)
+        if tl.program_id(1) == 0:
+            dims = tl.arange(0, WIDTH)
+            query = tl.load(queries + row * width + dims, mask=dims < width)
+            tl.store(out_queries + index * width + dims, query, mask=dims < width)
 
 
 @triton.jit

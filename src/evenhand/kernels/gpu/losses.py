@@ -65,29 +65,32 @@ def kernel_loss(loss_fn: LossFn) -> KernelLoss | None:
 def row_loss(
     positive_score,
     scores,
-    is_kept,
+    highest,
     num_kept,
     KIND: tl.constexpr,
     MARGIN: tl.constexpr,
     POWER: tl.constexpr,
 ):
-    """A row's loss, its row value, and the slope of the loss by the positive score."""
+    """A row's loss, its row value, and the slope of the loss by the positive score.
+
+    Args:
+        scores: of the kept labels, -inf for all others: which costs nothing, whatever the loss.
+        highest: no less than the largest of them.
+    """
     if KIND == SOFTMAX:
-        largest = tl.maximum(tl.max(tl.where(is_kept, scores, -float("inf"))), positive_score)
-        shares = tl.where(is_kept, tl.exp(scores - largest), 0.0)
-        row_value = tl.log(tl.sum(shares) + tl.exp(positive_score - largest)) + largest
+        largest = tl.maximum(highest, positive_score)
+        total = tl.sum(tl.exp(scores - largest)) + tl.exp(positive_score - largest)
+        row_value = tl.log(total) + largest
         loss = row_value - positive_score
         positive_slope = tl.exp(positive_score - row_value) - 1.0
     else:
         row_value = 1.0 / tl.maximum(num_kept, 1).to(tl.float32)
-        safe = tl.where(is_kept, scores, 0.0)  # -inf would make costs of 0 * inf
-        costs = tl.where(is_kept, _cost(safe, MARGIN, KIND, POWER), 0.0)
-        margin = 1.0 - positive_score  # as a negative of the score above its margin: see _cost
+        mean_cost = tl.sum(_cost(scores, MARGIN, KIND, POWER)) * row_value
         if KIND == CONTRASTIVE:
-            loss = _power(margin, POWER) + tl.sum(costs) * row_value
-            positive_slope = -_power_slope(margin, POWER)
+            loss = _power(1.0 - positive_score, POWER) + mean_cost
+            positive_slope = -_power_slope(1.0 - positive_score, POWER)
         else:
-            loss = _cost(-positive_score, MARGIN, KIND, POWER) + tl.sum(costs) * row_value
+            loss = _cost(-positive_score, MARGIN, KIND, POWER) + mean_cost
             positive_slope = -_slope(-positive_score, MARGIN, KIND, POWER)
     return loss, row_value, positive_slope
 

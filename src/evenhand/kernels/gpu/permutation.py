@@ -1,13 +1,41 @@
 """The keyed permutation of `kernels.permutation`, inside a kernel: bit for bit the same."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from evenhand.kernels import permutation
 
 NUM_ROUNDS = tl.constexpr(permutation.NUM_ROUNDS)
 GOLDEN = tl.constexpr(permutation.GOLDEN)
 WORD = tl.constexpr(permutation.WORD)
+
+
+def walked(numbers: Tensor, keys: Tensor, sizes: Tensor, bits: int, *, is_inverse: bool) -> Tensor:
+    """`permutation.permuted`, or its inverse: (R, M), (R, 1), (R, 1) -> (R, M)."""
+    num_rows, width = numbers.shape
+    out = torch.empty_like(numbers, memory_format=torch.contiguous_format)
+    _walked[(num_rows, triton.cdiv(width, 1024))](
+        numbers.contiguous(), keys, sizes, out, width, BITS=bits, IS_INVERSE=is_inverse,
+        BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _walked(
+    numbers, keys, sizes, out, width, BITS: tl.constexpr, IS_INVERSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    places = tl.load(numbers + row * width + columns, mask=columns < width, other=0)
+    key, size = tl.load(keys + row), tl.load(sizes + row)
+    found = network(places, key, BITS, IS_INVERSE)
+    while tl.max((found >= size).to(tl.int32)) > 0:
+        found = tl.where(found >= size, network(found, key, BITS, IS_INVERSE), found)
+    tl.store(out + row * width + columns, found, mask=columns < width)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from evenhand.kernels.gpu.permutation import mixed
 
 EPSILON = tl.constexpr(1e-8)
 SMALLEST_NORM = tl.constexpr(1e-12)
+WEIGHTS_OF_WARP = 512  # where each row has a program of its own
 LARGEST_WIDTH = 1024  # a row must fit the registers of a program
 
 
@@ -82,7 +83,8 @@ def update_rows(
     _update_rows[(len(row_ids),)](
         *rows.tensors(), row_ids, gradients, row_ids if touched is None else touched,
         learning_rate, step_number, width, IS_COSINE=is_cosine, HAS_TOUCHED=touched is not None,
-        BLOCK=row_block(width), num_warps=rows.num_warps, **rows.constants(),
+        BLOCK=row_block(width), num_warps=max(1, row_block(width) // WEIGHTS_OF_WARP),
+        **rows.constants(),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from evenhand.kernels.gpu.permutation import permuted, places_of
 from evenhand.kernels.permutation import num_bits
 
 SMALLEST_NORM = tl.constexpr(1e-12)
-ROWS = 4  # of a program
+ROWS = 2  # of a program
 
 
 def gather_sample(
@@ -28,21 +28,29 @@ def gather_sample(
     _gather_sample[(triton.cdiv(num_sampled, ROWS),)](
         table, key, out_ids, out_units, out_touched, num_labels, num_sampled, width,
         BITS=num_bits(num_labels), IS_COSINE=is_cosine, ROWS=ROWS,
-        BLOCK=triton.next_power_of_2(width), num_warps=4,
+        BLOCK=triton.next_power_of_2(width), num_warps=1,
+    )  # fmt: skip
+
+
+def unit_queries(vectors: Tensor, *, scale: float, is_cosine: bool, out: Tensor) -> None:
+    """(B, D) the encoder's vectors -> unit vectors times the scale."""
+    batch_size, width = vectors.shape
+    _unit_queries[(triton.cdiv(batch_size, ROWS),)](
+        vectors, out, scale, batch_size, width, IS_COSINE=is_cosine, ROWS=ROWS,
+        BLOCK=triton.next_power_of_2(width), num_warps=1,
     )  # fmt: skip
 
 
 def gather_positives(
     table: Tensor, vectors: Tensor, label_ids: Tensor, positive_ids: Tensor, *, key: Tensor,
-    num_sampled: int, scale: float, is_cosine: bool, out_queries: Tensor, out_units: Tensor,
+    num_sampled: int, scale: float, is_cosine: bool, out_units: Tensor,
     out_scores: Tensor, out_slots: Tensor, out_num_slots: Tensor, out_label_slots: Tensor,
     out_ids: Tensor, out_touched: Tensor,
 ) -> None:  # fmt: skip
-    """The batch's side: queries, positive rows and scores, and where the positives lie.
+    """The batch's own labels: their rows and scores, and where the positives lie.
 
     Args:
         vectors: (B, D) the encoder's, not normalised.
-        out_queries: (B, D) unit vectors times the scale.
         out_units: (B, D) the rows of the labels, as units.
         out_slots: (B, P) int32, the slots of the sample that hold a positive of the example,
         out_num_slots: (B,) int32: and how many of them there are.
@@ -54,11 +62,11 @@ def gather_positives(
     num_labels, width = table.shape
     batch_size, num_positives = positive_ids.shape
     _gather_positives[(triton.cdiv(batch_size, ROWS),)](
-        table, vectors, label_ids, positive_ids, key, out_queries, out_units, out_scores,
+        table, vectors, label_ids, positive_ids, key, out_units, out_scores,
         out_slots, out_num_slots, out_label_slots, out_ids, out_touched, scale, num_labels,
         num_sampled, batch_size, num_positives, width, BITS=num_bits(num_labels),
         IS_COSINE=is_cosine, ROWS=ROWS, BLOCK=triton.next_power_of_2(width), CHUNK=1024,
-        POSITIVES=triton.next_power_of_2(num_positives), num_warps=4,
+        POSITIVES=triton.next_power_of_2(num_positives), num_warps=1,
     )  # fmt: skip
 
 
@@ -81,11 +89,26 @@ def _gather_sample(
 
 
 @triton.jit
+def _unit_queries(
+    vectors, out, scale, batch_size, width, IS_COSINE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < batch_size
+    columns = tl.arange(0, BLOCK)
+    places = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    is_inside = is_row[:, None] & (columns < width)[None, :]
+    units, _ = unit_rows(vectors, rows.to(tl.int64), is_row, width, IS_COSINE, BLOCK)
+    tl.store(out + places, (units * scale).to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
 def _gather_positives(
-    table, vectors, label_ids, positive_ids, key_at, out_queries, out_units, out_scores,
+    table, vectors, label_ids, positive_ids, key_at, out_units, out_scores,
     out_slots, out_num_slots, out_label_slots, out_ids, out_touched, scale, num_labels,
     num_sampled, batch_size, num_positives, width, BITS: tl.constexpr,
-    IS_COSINE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, POSITIVES: tl.constexpr,
+    IS_COSINE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    POSITIVES: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < batch_size
@@ -98,7 +121,6 @@ def _gather_positives(
     queries, _ = unit_rows(vectors, rows.to(tl.int64), is_row, width, IS_COSINE, BLOCK)
     queries = queries * scale
     units, _ = unit_rows(table, labels, is_row, width, IS_COSINE, BLOCK)
-    tl.store(out_queries + places, queries.to(out_queries.dtype.element_ty), mask=is_inside)
     tl.store(out_units + places, units.to(out_units.dtype.element_ty), mask=is_inside)
     tl.store(out_scores + rows, tl.sum(queries * units, axis=1), mask=is_row)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from evenhand.kernels.gpu.clock import Clock
 from evenhand.kernels.gpu.losses import KernelLoss, row_loss
 
+LABELS_OF_WARP, EXAMPLES_OF_WARP = 1024, 512  # compared by one warp
 LARGEST_ROW = 32768  # columns that the registers of one program hold
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -61,8 +62,8 @@ def select_labels(
     _select_labels[(batch_size,)](
         scores, positive_slots, num_slots, positive_scores, out.losses, out.thresholds,
         out.last_ties, out.row_values, out.positive_slopes, num_sampled,
-        positive_slots.shape[1], num_hard_labels, KIND=loss.kind, MARGIN=loss.margin, POWER=loss.power, BLOCK=block,
-        num_warps=min(16, max(1, block // 1024)),
+        positive_slots.shape[1], num_hard_labels, KIND=loss.kind, MARGIN=loss.margin,
+        POWER=loss.power, BLOCK=block, num_warps=min(16, max(1, block // LABELS_OF_WARP)),
     )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def select_examples(*, clock: Clock, out: Kept, out_stats: Tensor) -> None:
     _select_examples[(1,)](
         out.losses, clock.step, clock.num_hard_examples, out.weights, out.survivors,
         out.num_survivors, out_stats, len(out.losses), BLOCK=block,
-        num_warps=min(16, max(1, block // 128)),
+        num_warps=min(16, max(1, block // EXAMPLES_OF_WARP)),
     )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def list_examples(*, clock: Clock, out: Kept, out_stats: Tensor) -> None:
     block = triton.next_power_of_2(len(out.losses))
     _list_examples[(1,)](
         out.losses, out.weights, clock.step, out.survivors, out.num_survivors, out_stats,
-        len(out.losses), BLOCK=block, num_warps=min(16, max(1, block // 128)),
+        len(out.losses), BLOCK=block, num_warps=min(16, max(1, block // EXAMPLES_OF_WARP)),
     )  # fmt: skip
 
 
@@ -112,12 +113,15 @@ def _select_labels(
 
     num_labels = num_sampled - num_masked
     count = tl.minimum(num_hard_labels, num_labels)
-    threshold, last_tie = kth_largest(values, columns, count, num_labels, lowest, BLOCK)
-    is_kept = is_selected(values, columns, threshold, last_tie)
+    highest = tl.max(values)
+    threshold, last_tie = kth_largest(values, columns, count, num_labels, lowest, highest, BLOCK)
+    kept = tl.where(values > threshold, values, -float("inf"))
+    if last_tie >= 0:
+        kept = tl.where((values == threshold) & (columns <= last_tie), values, kept)
     # A vector that is not finite makes this score so, and with it the loss.
     positive_score = tl.load(positive_scores + row)
     loss, row_value, positive_slope = row_loss(
-        positive_score, values, is_kept, count, KIND, MARGIN, POWER
+        positive_score, kept, highest, count, KIND, MARGIN, POWER
     )
     tl.store(out_losses + row, loss)
     tl.store(out_thresholds + row, threshold)
@@ -143,7 +147,8 @@ def _select_examples(
     lowest = tl.min(tl.where(is_good, values, float("inf")))
     num_good = tl.sum(is_good.to(tl.int32))
     count = tl.minimum(count, num_good)
-    threshold, last_tie = kth_largest(values, rows, count, num_good, lowest, BLOCK)
+    highest = tl.max(values)
+    threshold, last_tie = kth_largest(values, rows, count, num_good, lowest, highest, BLOCK)
     is_kept = is_selected(values, rows, threshold, last_tie)
     weights = tl.where(is_kept, 1.0 / count.to(tl.float32), 0.0)
     tl.store(out_weights + rows, weights, mask=is_row)
@@ -190,14 +195,14 @@ def is_selected(values, columns, threshold, last_tie):
 
 
 @triton.jit
-def kth_largest(values, columns, count, num_values, lowest, BLOCK: tl.constexpr):
+def kth_largest(values, columns, count, num_values, lowest, highest, BLOCK: tl.constexpr):
     """A threshold and a last tie that select `count` of the `num_values` that are not -inf.
 
     Args:
-        lowest: a number that none of them is below.
+        lowest, highest: the ends of what is not -inf.
     """
-    low = lowest - 1.0 - tl.abs(lowest)  # all are above it, and fewer than `count` above `high`
-    high = tl.max(values)
+    low = lowest - 1e-6 * tl.abs(lowest) - 1e-30  # all are above it, and
+    high = highest  # none is above this
     threshold = low
     is_open = num_values > count
     is_tied = is_open

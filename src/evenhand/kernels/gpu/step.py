@@ -29,7 +29,7 @@ from evenhand.kernels.gpu.gradients import (
 )
 from evenhand.kernels.gpu.losses import KernelLoss
 from evenhand.kernels.gpu.rows import RowTable, update_rows
-from evenhand.kernels.gpu.rows_of_batch import gather_positives, gather_sample
+from evenhand.kernels.gpu.rows_of_batch import gather_positives, gather_sample, unit_queries
 from evenhand.kernels.gpu.selection import Kept, list_examples, select_examples, select_labels
 
 
@@ -109,10 +109,12 @@ class MiningStep:
     def score(self) -> None:
         """Draws and scores the labels, keeps the hardest, and leaves the losses in `kept`."""
         if self.draws_for_each:
+            self._unit_queries()
             self._gather_positives()
             self._score_each()
             num_slots = self.no_slots  # positives are never drawn
         else:
+            # The product waits for the sample and the queries, and runs beside the positives.
             with self.beside():
                 gather_sample(
                     self.rows.table,
@@ -123,9 +125,12 @@ class MiningStep:
                     out_touched=self.touched,
                     is_cosine=self.is_cosine,
                 )
-            self._gather_positives()
+            self._unit_queries()
             self.join()
+            with self.beside():
+                self._gather_positives()
             product(self.queries, self.units, out=self.scores)
+            self.join()
             num_slots = self.num_slots
         select_labels(
             self.scores,
@@ -208,6 +213,9 @@ class MiningStep:
             torch.cuda.current_stream().wait_stream(self.side_stream)
         self.is_forked = False
 
+    def _unit_queries(self) -> None:
+        unit_queries(self.vectors, scale=self.scale, is_cosine=self.is_cosine, out=self.queries)
+
     def _gather_positives(self) -> None:
         gather_positives(
             self.rows.table,
@@ -218,7 +226,6 @@ class MiningStep:
             num_sampled=self.num_sampled,
             scale=self.scale,
             is_cosine=self.is_cosine,
-            out_queries=self.queries,
             out_units=self.positive_units,
             out_scores=self.positive_scores,
             out_slots=self.positive_slots,

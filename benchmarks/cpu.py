@@ -4,6 +4,7 @@
     python benchmarks/cpu.py --labels 13330 100000 --json speed.json
     python benchmarks/cpu.py --sweep               width 128, from 10^4 to 10^7 labels, as well
     python benchmarks/cpu.py --quick               a tiny shape: does everything run?
+    python benchmarks/cpu.py --ways evenhand soft  only ways whose name holds one of these
 
 `ways.py` says what a step is; `peers/README.md` how to have the peers' rows too. All ways run in
 one process, on all cores and in float32, in turns (first way, second way, ..., first way, ...),
@@ -11,9 +12,9 @@ until each has had its repeats; `milliseconds` is the median. `ratio_to_product`
 that of the bare score product of the same shape in the same run.
 
 `peak_bytes` is measured before that, each way alone in a forked process: the highest resident
-memory during two steps (VmHWM of /proc) above that before them, when table, batch and sampler
-exist. So an optimiser's state counts, and the code of the libraries does not: a step of a tiny
-shape has loaded it. Where /proc is missing it is null.
+memory while the way is set up and does two steps (VmHWM of /proc), above that before, when table
+and batch exist. So an optimiser's state counts, and the code of the libraries does not: a step of
+a tiny shape has loaded it. Where /proc is missing it is null.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import platform
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,12 +60,19 @@ class Case(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     console = Console()
+    ways = {
+        name: way
+        for name, way in {**WAYS, **PEERS}.items()
+        if name == PRODUCT or any(word in name for word in options.ways)
+    }
     if options.quick:
-        rounds = [_cases(TINY, console, is_quick=True)]
+        ways = {name: way for name, way in ways.items() if not way.needs_compiler}  # a minute
+        rounds = [_cases(ways, TINY, console)]
     else:
-        rounds = [_cases(shape, console) for shape in _shapes(options)]
-        if options.sweep:
-            rounds += [_cases(shape, console, is_sweep=True) for shape in _swept(options)]
+        rounds = [_cases(ways, shape, console) for shape in _shapes(options)]
+    if options.sweep:
+        ways = {name: way for name, way in ways.items() if way.is_swept}
+        rounds += [_cases(ways, shape, console) for shape in _swept(options)]
     # Memory first: a process that has run threads must not be forked.
     peaks = [[_peak_bytes(case) for case in cases] for cases in rounds]
     rows = []
@@ -83,26 +91,22 @@ def _shapes(options: argparse.Namespace) -> list[Shape]:
 
 
 def _swept(options: argparse.Namespace) -> list[Shape]:
-    shape = dataclasses.replace(_shapes(options)[0], dim=SWEEP_DIM)
-    return [dataclasses.replace(shape, labels=labels) for labels in SWEEP_LABELS]
+    shape = _shapes(options)[0]
+    return [dataclasses.replace(shape, labels=labels, dim=SWEEP_DIM) for labels in SWEEP_LABELS]
 
 
-def _cases(
-    shape: Shape, console: Console, *, is_sweep: bool = False, is_quick: bool = False
-) -> list[Case]:
+def _cases(ways: Mapping[str, Way], shape: Shape, console: Console) -> list[Case]:
     """The ways that can run here at this shape; a sentence is printed for each that cannot."""
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     free_bytes = int(MEMORY_SHARE * machine_bytes) - 4 * shape.labels * shape.dim
     cases = []
-    for name, way in {**WAYS, **PEERS}.items():
-        if is_sweep and not way.is_swept:
-            continue
+    for name, way in ways.items():
         missing = [package for package in way.packages if _version(package) is None]
         least_bytes = way.least_bytes(shape)
         if missing:
             console.print(f"{name}: left out, {', '.join(missing)} is not installed")
-        elif way.needs_compiler and (is_quick or not _has_compiler()):
-            console.print(f"{name}: left out, torch.compile takes a C++ compiler and a minute")
+        elif way.needs_compiler and not _has_compiler():
+            console.print(f"{name}: left out, torch.compile needs a C++ compiler")
         elif least_bytes <= free_bytes:
             cases.append(Case(name, way, shape))
             free_bytes -= least_bytes
@@ -171,10 +175,11 @@ def _peak_bytes(case: Case) -> int | None:
 
 def _send_peak(sender: Connection, case: Case) -> None:
     case.way.build(Problem(TINY))()
-    step = case.way.build(Problem(case.shape))
+    problem = Problem(case.shape)
     gc.collect()
     start = _status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the highest from now on
+    step = case.way.build(problem)
     step()
     step()
     sender.send(max(0, _status_bytes("VmHWM") - start))
@@ -271,6 +276,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=6, help="of repeats for each way")
     parser.add_argument("--sweep", action="store_true", help="over numbers of labels, width 128")
     parser.add_argument("--quick", action="store_true", help="a tiny shape and three repeats")
+    parser.add_argument("--ways", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--json", help="file to write the figures to")
     options = parser.parse_args(arguments)
     if options.quick:

@@ -274,9 +274,9 @@ def test_the_sample_is_the_first_places_of_the_keyed_order(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_order_is_that_of_the_other_forms(device):
     keys = torch.tensor([[0], [7], [2**62 - 1], [-(2**63)]])
-    sizes = torch.tensor([[1], [50], [64], [10**6 + 1]])
-    places = torch.arange(37) % sizes  # (4, 37)
-    bits = permutation.num_bits(10**6 + 1)
+    sizes = torch.tensor([[50], [60], [99], [101]])
+    places = torch.arange(37).expand(4, 37)
+    bits = permutation.num_bits(101)
     for numbers, is_inverse in ((places, False), (places.flip(1), True)):
         expected = permutation.walked_in_torch(numbers, keys, sizes, bits, is_inverse=is_inverse)
         arguments = [x.to(device) for x in (numbers, keys, sizes)]

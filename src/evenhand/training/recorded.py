@@ -313,7 +313,8 @@ def _row_table(optimizer: RowOptimizer) -> "RowTable":
 
 def _recorded(part: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads may go on: a feed asks for memory meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         part()
     return graph
 

@@ -118,12 +118,12 @@ def _select_labels(
     kept = tl.where(values > threshold, values, -float("inf"))
     if last_tie >= 0:
         kept = tl.where((values == threshold) & (columns <= last_tie), values, kept)
-    # A vector that is not finite makes this score so, and with it the loss.
     positive_score = tl.load(positive_scores + row)
     loss, row_value, positive_slope = row_loss(
         positive_score, kept, highest, count, KIND, MARGIN, POWER
     )
-    tl.store(out_losses + row, loss)
+    # A vector that is no number makes this score so, and must be seen; a maximum would hide it.
+    tl.store(out_losses + row, tl.where(positive_score == positive_score, loss, positive_score))
     tl.store(out_thresholds + row, threshold)
     tl.store(out_last_ties + row, last_tie)
     tl.store(out_row_values + row, row_value)

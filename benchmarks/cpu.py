@@ -279,6 +279,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--json", help="file to write the figures to")
     options = parser.parse_args(arguments)
+    if min(options.labels) < options.sampled:
+        parser.error(f"--labels must be at least --sampled ({options.sampled})")
     if options.quick:
         options.seconds = 0
     return options

@@ -9,6 +9,7 @@ benchmarks/results/. The same input gives the same bytes.
 """
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -262,12 +263,99 @@ def sweep_figure() -> Figure:
     return figure
 
 
+def speed_figure() -> Figure:
+    """Time of a step over the number of labels: one panel for each machine that was measured."""
+    files = {"CPU": RESULTS / "speed-cpu.json", "GPU": RESULTS / "speed-gpu.json"}
+    measured = {name: swept_rows(read_json(path)) for name, path in files.items() if path.exists()}
+    if not measured:
+        command = f"python benchmarks/cpu.py --sweep --json {files['CPU']}"
+        raise SystemExit(f"no speed was measured yet: {command}")
+    figure, axes = panels(len(measured), height=4.4)
+    figure.set_size_inches(6.6 * len(measured), 4.4)
+    for axis, rows in zip(axes, measured.values(), strict=True):
+        lines = {
+            name: sorted(
+                (row["labels"], row["milliseconds"]) for row in rows if row["name"] == name
+            )
+            for name in dict.fromkeys(row["name"] for row in rows)
+        }
+        colours = itertools.cycle((ORANGE, GREEN, PURPLE, RED))
+        for name, points in lines.items():
+            is_ours, is_floor = name.startswith("evenhand"), name.startswith("score product")
+            colour = BLUE if is_ours else GREY if is_floor else next(colours)
+            axis.plot(
+                *zip(*points, strict=True),
+                label=name,
+                color=colour,
+                marker="o",
+                markersize=4.5 if is_ours else 3,
+                linewidth=2.6 if is_ours else 1.3,
+                linestyle=":" if is_floor else "--" if "SNM" in name else "-",
+            )
+        axis.set(xscale="log", yscale="log", ylabel="milliseconds a step")
+        axis.set_xlabel("labels (a line ends where memory or patience does)")
+        axis.yaxis.set_major_formatter("{x:,g}")
+        label_line_ends(axis, lines)
+        row = rows[0]
+        axis.set_title(
+            f"{row['device']}\nbatch {row['batch_size']:,}, {row['sampled']:,} labels sampled, "
+            f"k {row['hard_labels']}, k′ {row['hard_examples']}, width {row['dim']}",
+            loc="left",
+        )
+    return figure
+
+
+def label_line_ends(axis: Axes, lines: dict[str, list[tuple[float, float]]]) -> None:
+    """Names at the right of the lines' ends, moved up or down where one would cover another."""
+    height = 0.11  # of a name, in powers of ten
+    taken: list[tuple[float, float]] = []  # (first x, y) of names already there, as logarithms
+    for name, points in sorted(lines.items(), key=lambda item: (-item[1][-1][0], item[1][-1][1])):
+        x, y = np.log10(points[-1])
+        passing = [
+            np.interp([x, x + 1], *np.log10(others).T)
+            for others in lines.values()
+            if others[-1][0] > points[-1][0]
+        ]  # lines that go on where this one ends, here and as far as its name may reach
+        shifts = [sign * step * height / 2 for step in range(20) for sign in (1, -1)]
+        free = (
+            y + shift
+            for shift in shifts
+            if all(abs(y + shift - other) >= height for at, other in taken if at == x)
+            and not any(
+                min(ys) < y + shift + height and y + shift < max(ys) + height for ys in passing
+            )
+        )
+        place = next(free, y)
+        taken.append((x, place))
+        axis.annotate(
+            name,
+            (10 ** (x + 0.07), 10**place),
+            va="center",
+            fontsize="small",
+            fontweight="bold" if name.startswith("evenhand") else "normal",
+            color=next(line.get_color() for line in axis.lines if line.get_label() == name),
+            annotation_clip=False,
+        )
+    ends = [np.log10(points[-1][0]) for points in lines.values()]
+    axis.set_xlim(right=10 ** (max(ends) + 0.1))
+
+
+def swept_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the width that was measured at most numbers of labels."""
+    counts: dict[int, set[int]] = {}
+    for row in rows:
+        counts.setdefault(row["dim"], set()).add(row["labels"])
+    width = max(counts, key=lambda dim: len(counts[dim]))
+    return [row for row in rows if row["dim"] == width]
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "theory-weights": weights_figure,
     "theory-cvar": cvar_figure,
     "theory-bounds": bounds_figure,
     "theory-consistency": consistency_figure,
     "methods-sweep": sweep_figure,
+    "speed": speed_figure,
 }
 
 

@@ -1,5 +1,6 @@
-"""The speed benchmark runs at a tiny shape and writes the form that the figures read."""
+"""The speed benchmark runs at a tiny shape and writes the form that its figure reads."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -43,3 +44,16 @@ def test_times_are_given_over_the_product_of_the_same_run(rows):
         assert row["ratio_to_product"] == pytest.approx(
             row["milliseconds"] / rows[0]["milliseconds"], rel=0.05
         )  # the milliseconds are rounded
+
+
+def test_the_figure_is_drawn_from_such_rows(rows, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    figures = importlib.import_module("figures")
+    more = [
+        {**row, "labels": 10 * row["labels"]} for row in rows if row["name"] != rows[-1]["name"]
+    ]
+    (tmp_path / "speed-cpu.json").write_text(json.dumps(rows + more))
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    drawn = figures.save_figure("speed", tmp_path, "svg").read_text()
+    assert all(row["name"] in drawn for row in rows)

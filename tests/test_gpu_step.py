@@ -209,6 +209,29 @@ def test_of_equal_scores_exactly_k_are_kept(device):
     torch.testing.assert_close(kept.losses.cpu().double(), mined.losses, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("for_each", [False, True], ids=["shared", "for each"])
+@pytest.mark.parametrize("size", [0.0, 1e-34, 1e-11, 3e9])
+def test_a_vector_without_direction_keeps_no_more_than_k(device, size, for_each):
+    """Scores all 0, of which k are kept; or tiny, or huge, where differences might be lost."""
+    if device == "cpu" and for_each and size:
+        pytest.skip("the interpreter is slow, and the search is that of the shared sample")
+    pair = Pair(device, for_each=for_each, loss="softmax", is_cosine=False, batch_size=4)
+    pair.vectors[1:3] *= size
+    if size:
+        pair.vectors[0] *= 0
+    pair.run_kernels()
+    kept, scores = pair.step.kept, pair.step.scores
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    threshold, last_tie = kept.thresholds.unsqueeze(1), kept.last_ties.unsqueeze(1)
+    is_kept = (scores > threshold) | ((scores == threshold) & (columns <= last_tie))
+    assert is_kept.sum(1).tolist() == [4] * 4
+    lowest_kept = scores.masked_fill(~is_kept, torch.inf).amin(1)
+    highest_left = scores.masked_fill(is_kept, -torch.inf).amax(1)
+    assert (lowest_kept >= highest_left).all()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_sample_that_is_all_positives_leaves_the_positive_loss(device):
     pair = Pair(device, num_labels=5, num_positives=5, num_sampled=3, k=3, loss="hinge")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-SMALLEST_WORK = 2**17  # numbers to read; for fewer, starting the threads takes longer
+SMALLEST_WORK = 2**19  # numbers to read; for fewer, to start the threads takes as long
 TYPES = (torch.float32, torch.int64)
 
 

@@ -100,7 +100,8 @@ class ExactIndex:
         """Fills `found`; each thread takes some of the queries, product and all."""
         all_threads = torch.get_num_threads()
         num_threads = max(1, min(all_threads, len(queries) // FEWEST_ROWS))
-        num_tasks = num_threads * math.ceil(len(queries) / (num_threads * ROWS_OF_THREAD))
+        most_rows = max(1, min(ROWS_OF_THREAD, SCORES_OF_THREAD // found.scores.shape[1]))
+        num_tasks = num_threads * math.ceil(len(queries) / (num_threads * most_rows))
         num_rows = math.ceil(len(queries) / max(1, num_tasks))
         tasks = [slice(start, start + num_rows) for start in range(0, len(queries), num_rows or 1)]
         if num_threads == 1:

@@ -202,8 +202,9 @@ def _each_gradients(
         values = tl.load(row_scores + columns, mask=is_slot, other=-float("inf")).to(tl.float32)
         threshold, last_tie = tl.load(thresholds + row), tl.load(last_ties + row)
         is_kept = is_selected(values, columns, threshold, last_tie)
-        tl.store(own_scratch + tl.cumsum(is_kept.to(tl.int32), axis=0) - 1, columns, mask=is_kept)
-        num_kept = tl.sum(is_kept.to(tl.int32))
+        ranks = tl.cumsum(is_kept.to(tl.int32), axis=0) - 1
+        tl.store(own_scratch + ranks, columns, mask=is_kept & (ranks < num_hard_labels))
+        num_kept = tl.minimum(tl.sum(is_kept.to(tl.int32)), num_hard_labels)
         tl.debug_barrier()  # the list is read by other threads than wrote it
 
         # Entry 0 is the positive, the others are the kept labels.

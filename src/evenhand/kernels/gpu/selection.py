@@ -19,6 +19,7 @@ from evenhand.kernels.gpu.losses import KernelLoss, row_loss
 
 LABELS_OF_WARP, EXAMPLES_OF_WARP = 1024, 512  # compared by one warp
 LARGEST_ROW = 32768  # columns that the registers of one program hold
+SHARPNESS = tl.constexpr(2.0**100)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -201,7 +202,7 @@ def kth_largest(values, columns, count, num_values, lowest, highest, BLOCK: tl.c
     Args:
         lowest, highest: the ends of what is not -inf.
     """
-    low = lowest - 1e-6 * tl.abs(lowest) - 1e-30  # all are above it, and
+    low = lowest - 1e-6 * tl.abs(lowest) - 1e-12  # all are above it, and
     high = highest  # none is above this
     threshold = low
     is_open = num_values > count
@@ -209,7 +210,8 @@ def kth_largest(values, columns, count, num_values, lowest, highest, BLOCK: tl.c
     while is_open:
         middle = 0.5 * low + 0.5 * high
         is_between = (middle > low) & (middle < high)
-        num_above = _num_above(values, middle)
+        is_near = (high - low < 1e-9) | (high > 1e8) | (low < -1e8)
+        num_above = _num_above(values, middle, is_near)
         is_enough = is_between & (num_above >= count)
         low = tl.where(is_enough, middle, low)
         high = tl.where(is_between & (num_above < count), middle, high)
@@ -219,7 +221,7 @@ def kth_largest(values, columns, count, num_values, lowest, highest, BLOCK: tl.c
     last_tie = tl.full((), -1, tl.int32)
     if is_tied:  # no number lies between: `high` is the k-th largest, and others equal it
         threshold = high
-        num_free = count - _num_above(values, high)
+        num_free = count - tl.sum((values > high).to(tl.int32))
         left = tl.full((), 0, tl.int32)
         right = tl.full((), BLOCK - 1, tl.int32)
         while left < right:
@@ -232,20 +234,30 @@ def kth_largest(values, columns, count, num_values, lowest, highest, BLOCK: tl.c
 
 
 @triton.jit
-def _num_above(values, threshold):
+def _num_above(values, threshold, is_near):
     """How many values are above the threshold: the innermost pass of a step.
 
-    A comparison runs at half the rate of a multiplication. The difference, times 2**60 and cut to
-    the interval from 0 to 1, is 1 or 0 (unless two scores differ by less than 1e-18).
+    A comparison runs at half the rate of a multiplication. The difference times 2**100, cut to
+    the interval from 0 to 1, is 0 or 1 as well, and exact: a power of two rounds nothing. Only
+    differences below 1e-30 are lost, which is why near ties are compared; so are scores above 1e8.
     """
+    if is_near:
+        num_above = tl.sum((values > threshold).to(tl.int32))
+    else:
+        num_above = tl.sum(_is_above(values, threshold)).to(tl.int32)
+    return num_above
+
+
+@triton.jit
+def _is_above(values, threshold):
     if INTERPRETED:
-        return tl.sum((values > threshold).to(tl.int32))
-    flags = tl.inline_asm_elementwise(
-        "fma.rn.sat.f32 $0, $1, 0f5D800000, $2;",
-        "=f,f,f",
-        [values, tl.zeros_like(values) - threshold * 1152921504606846976.0],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=1,
-    )
-    return tl.sum(flags).to(tl.int32)
+        return tl.minimum(tl.maximum(values * SHARPNESS - threshold * SHARPNESS, 0.0), 1.0)
+    else:
+        return tl.inline_asm_elementwise(
+            "fma.rn.sat.f32 $0, $1, 0f71800000, $2;",  # 2**100
+            "=f,f,f",
+            [values, tl.zeros_like(values) - threshold * SHARPNESS],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )

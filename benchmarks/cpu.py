@@ -273,7 +273,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hard-labels", type=int, default=64)
     parser.add_argument("--hard-examples", type=int, default=512)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=6, help="of repeats for each way")
+    parser.add_argument("--seconds", type=float, default=2.5, help="of repeats for each way")
     parser.add_argument("--sweep", action="store_true", help="over numbers of labels, width 128")
     parser.add_argument("--quick", action="store_true", help="a tiny shape and three repeats")
     parser.add_argument("--ways", nargs="+", default=[""], metavar="WORD")

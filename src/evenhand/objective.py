@@ -11,7 +11,9 @@ from torch import Tensor
 
 from evenhand.losses import LossFn, softmax_loss
 from evenhand.mining import hardest_labels
-from evenhand.risk import top_weights
+from evenhand.risk import RiskFn, top_weights
+
+FEW_SCORES = 2**20  # of a batch; what autograd keeps of them is a few times as much
 
 
 def s2m_loss(
@@ -38,27 +40,39 @@ def s2m_loss(
 
 
 class ScoreGradients(NamedTuple):
+    losses: Tensor  # (B,) of every example
+    survivors: Tensor  # (k',) positions of the examples with a weight
+    weights: Tensor  # (k',) of the survivors
     positive: Tensor  # (k',) d objective / d positive score
     negative: Tensor  # (k', k) d objective / d kept score; 0 where a slot holds no label
 
 
 def score_gradients(
-    positive_scores: Tensor, negative_scores: Tensor, weights: Tensor, *, loss_fn: LossFn
+    positive_scores: Tensor, negative_scores: Tensor, *, loss_fn: LossFn, risk_fn: RiskFn
 ) -> ScoreGradients:
-    """Derivative of sum_b w_b * loss_b by the scores: (k',), (k', k), (k',).
+    """Derivative of sum_b w_b * loss_b by the survivors' scores: (B,), (B, k).
 
-    Autograd runs over these few numbers only, so any loss works and none needs a formula.
+    Autograd runs over these few numbers only, so any loss works and none needs a formula. Where
+    they are many, it runs over the survivors alone, whose losses are computed once more.
 
     Example:
         >>> gradients = score_gradients(
-        ...     torch.zeros(1), torch.zeros(1, 1), torch.ones(1), loss_fn=softmax_loss
+        ...     torch.zeros(1), torch.zeros(1, 1), loss_fn=softmax_loss, risk_fn=torch.ones_like
         ... )
         >>> gradients.positive, gradients.negative
         (tensor([-0.5000]), tensor([[0.5000]]))
     """
+    is_few = negative_scores.numel() <= FEW_SCORES
+    scores = [positive_scores.detach(), negative_scores.detach()]
+    with torch.set_grad_enabled(is_few):
+        losses = loss_fn(*(own.requires_grad_(is_few) for own in scores))
+    weights = risk_fn(losses.detach())
+    survivors = weights.nonzero().squeeze(1)  # (k',)
+    found = losses.detach(), survivors, weights[survivors]
+    if is_few:
+        gradients = torch.autograd.grad(losses, scores, weights)  # (B,), (B, k)
+        return ScoreGradients(*found, *(own.index_select(0, survivors) for own in gradients))
+    scores = [own[survivors].requires_grad_() for own in scores]
     with torch.enable_grad():
-        positive = positive_scores.detach().requires_grad_()
-        negative = negative_scores.detach().requires_grad_()
-        objective = (weights * loss_fn(positive, negative)).sum()
-        gradients = torch.autograd.grad(objective, [positive, negative])
-    return ScoreGradients(*gradients)
+        losses = loss_fn(*scores)  # (k',)
+    return ScoreGradients(*found, *torch.autograd.grad(losses, scores, weights[survivors]))

@@ -8,14 +8,20 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.kernels.compiled import compiled_sums
+from evenhand.kernels.compiled import compiled, compiled_sums
+from evenhand.kernels.threads import in_parts
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
+@compiled
+def unit_rows(num_threads: int, table: Floats, ids: Ids, smallest: float, units: Floats) -> None:
+    in_parts(_unit_rows, len(ids), num_threads, (table, ids, smallest, units))
+
+
 @compiled_sums
-def unit_rows(
+def _unit_rows(
     first: int, last: int, table: Floats, ids: Ids, smallest: float, units: Floats
 ) -> None:
     for place in range(first, last):
@@ -25,8 +31,15 @@ def unit_rows(
             result[column] = factor * row[column]
 
 
-@compiled_sums
+@compiled
 def through_unit_rows(
+    num_threads: int, gradients: Floats, table: Floats, ids: Ids, smallest: float, results: Floats
+) -> None:
+    in_parts(_through_unit_rows, len(ids), num_threads, (gradients, table, ids, smallest, results))
+
+
+@compiled_sums
+def _through_unit_rows(
     first: int,
     last: int,
     gradients: Floats,
@@ -43,8 +56,23 @@ def through_unit_rows(
             result[column] = factor * (gradient[column] - along * row[column])
 
 
-@compiled_sums
+@compiled
 def score_rows(
+    num_threads: int,
+    queries: Floats,
+    table: Floats,
+    ids: Ids,
+    is_cosine: bool,
+    smallest: float,
+    scores: Floats,
+) -> None:
+    """scores[b, m] of the query b and the row ids[b, m]."""
+    arguments = queries, table, ids, is_cosine, smallest, scores
+    in_parts(_score_rows, len(ids), num_threads, arguments)
+
+
+@compiled_sums
+def _score_rows(
     first: int,
     last: int,
     queries: Floats,
@@ -54,7 +82,6 @@ def score_rows(
     smallest: float,
     scores: Floats,
 ) -> None:
-    """scores[b, m] of the query b and the row ids[b, m]."""
     for example in range(first, last):
         for place in range(ids.shape[1]):
             row = table[ids[example, place]]
@@ -62,8 +89,22 @@ def score_rows(
             scores[example, place] = _dot(queries[example], row) / norm
 
 
-@compiled_sums
+@compiled
 def adagrad(
+    num_threads: int,
+    table: Floats,
+    sums: Floats,
+    ids: Ids,
+    gradients: Floats,
+    learning_rate: float,
+    epsilon: float,
+) -> None:
+    arguments = table, sums, ids, gradients, learning_rate, epsilon
+    in_parts(_adagrad, len(ids), num_threads, arguments)
+
+
+@compiled_sums
+def _adagrad(
     first: int,
     last: int,
     table: Floats,
@@ -82,8 +123,22 @@ def adagrad(
             row[column] -= factor * gradient[column]
 
 
-@compiled_sums
+@compiled
 def adam(
+    num_threads: int,
+    table: Floats,
+    momentum: Floats,
+    second_moments: Floats,
+    ids: Ids,
+    gradients: Floats,
+    numbers: tuple[float, float, float, float, float],
+) -> None:
+    arguments = table, momentum, second_moments, ids, gradients, numbers
+    in_parts(_adam, len(ids), num_threads, arguments)
+
+
+@compiled_sums
+def _adam(
     first: int,
     last: int,
     table: Floats,
@@ -91,12 +146,9 @@ def adam(
     second_moments: Floats,
     ids: Ids,
     gradients: Floats,
-    beta: float,
-    second_beta: float,
-    rate: float,
-    correction: float,
-    epsilon: float,
+    numbers: tuple[float, float, float, float, float],
 ) -> None:
+    beta, second_beta, rate, correction, epsilon = numbers
     old_share, new_share = np.float32(beta), np.float32(1 - beta)
     for place in range(first, last):
         gradient, row, pace = gradients[place], table[ids[place]], momentum[ids[place]]

@@ -1,9 +1,12 @@
 """The largest entries of each row while it is in the cache: the numba twin of `torch.topk`.
 
-A row is folded: one maximum for every `fold` entries that stand a fixed distance apart. Entries
-that reach the count-th largest maximum hold the `count` largest of the row and few others, among
-which an exact selection is cheap. Numbers are compared as integers of the same order, in which NaN
-is the largest, as it is for `torch.topk`; of equal entries, those further left are taken.
+A row is folded twice: `fold` entries that stand a fixed distance apart share a maximum, and so do
+`fold` of these maxima. Entries that reach the count-th largest of the last maxima hold the `count`
+largest of the row and few others, among which an exact selection is cheap. They are found by going
+back: into the maxima that reach it, and only there.
+
+Numbers are compared as integers of the same order, in which NaN is the largest, as it is for
+`torch.topk`. Of equal entries, those further left are taken.
 """
 
 from typing import Any
@@ -12,18 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.kernels.compiled import compiled
+from evenhand.kernels.threads import in_parts
 
-LARGEST_FOLD = 16
 _INFINITY, _HIGHEST, _LOWEST = np.int32(0x7F800000), np.int32(2**31 - 1), np.int32(-(2**31))
 
 
 def fold_of(width: int, count: int) -> int:
-    """Entries to a maximum: as many as leave four maxima for every entry that is sought."""
-    return max(1, min(LARGEST_FOLD, width // (4 * count)))
+    """As much as leaves, folded twice, four maxima for every entry that is sought; at most 4."""
+    return max(fold for fold in (1, 2, 4) if fold == 1 or 4 * count * fold**2 <= width)
 
 
 @compiled
 def select_rows(
+    num_threads: int,
+    scores: NDArray[np.int32],
+    fold: int,
+    positions: NDArray[np.int64],
+    values: NDArray[np.int32],
+) -> None:
+    """Fills positions and values (B, count) from scores (B, M), given as bits of float32."""
+    in_parts(_select_rows, len(scores), num_threads, (scores, fold, positions, values))
+
+
+@compiled
+def _select_rows(
     first: int,
     last: int,
     scores: NDArray[np.int32],
@@ -31,34 +46,36 @@ def select_rows(
     positions: NDArray[np.int64],
     values: NDArray[np.int32],
 ) -> None:
-    """Fills positions and values (B, count) from scores (B, M), given as bits of float32."""
     count, width = positions.shape[1], scores.shape[1]
-    distance = width // fold
-    keys, maxima = np.empty(width, np.int32), np.empty(distance, np.int32)
-    columns = np.empty(distance + 1, np.int32)
+    num_last = width // fold**2
+    num_first, num_folded = fold * num_last, fold**2 * num_last
+    keys = np.empty(width, np.int32)
+    first_maxima, last_maxima = np.empty(num_first, np.int32), np.empty(num_last, np.int32)
     found, found_keys = np.empty(width + 1, np.int32), np.empty(width + 1, np.int32)
+    starts = np.empty(num_first + 1, np.int32)
     for row in range(first, last):
         line = scores[row]
-        for column in range(distance):
-            maxima[column] = _LOWEST
-        for start in range(0, fold * distance, distance):
-            part, part_keys = line[start : start + distance], keys[start : start + distance]
-            for column in range(distance):
-                part_keys[column] = _key(part[column])
-                maxima[column] = max(maxima[column], part_keys[column])
-        for column in range(fold * distance, width):
+        for column in range(width):
             keys[column] = _key(line[column])
-        threshold = _reached(maxima, count, count + count // 8)
+        _fold(keys[:num_folded], first_maxima)
+        _fold(first_maxima, last_maxima)
+        threshold = _reached(last_maxima, count, count + count // 8)
 
-        num_columns, num_found = 0, 0
-        for column in range(distance):  # without a branch, which would be mispredicted
-            columns[num_columns] = column
-            num_columns += maxima[column] >= threshold
-        for column in columns[:num_columns]:
-            for position in range(column, fold * distance, distance):
+        num_found = 0
+        for column in range(num_last):  # without a branch, which would be mispredicted
+            found[num_found] = column
+            num_found += last_maxima[column] >= threshold
+        num_starts = 0
+        for column in found[:num_found]:
+            for start in range(column, num_first, num_last):
+                starts[num_starts] = start
+                num_starts += first_maxima[start] >= threshold
+        num_found = 0
+        for start in starts[:num_starts]:
+            for position in range(start, num_folded, num_first):
                 found[num_found], found_keys[num_found] = position, keys[position]
                 num_found += keys[position] >= threshold
-        for position in range(fold * distance, width):
+        for position in range(num_folded, width):
             found[num_found], found_keys[num_found] = position, keys[position]
             num_found += keys[position] >= threshold
 
@@ -75,6 +92,17 @@ def select_rows(
         for place in range(count):
             positions[row, place] = found[place]
             values[row, place] = line[found[place]]
+
+
+@compiled
+def _fold(keys: NDArray[np.int32], maxima: NDArray[np.int32]) -> None:
+    """maxima[i] of keys[i], keys[i + n], keys[i + 2 n], ..., n the number of maxima."""
+    for column in range(len(maxima)):
+        maxima[column] = keys[column]
+    for start in range(len(maxima), len(keys), len(maxima)):
+        part = keys[start : start + len(maxima)]
+        for column in range(len(maxima)):
+            maxima[column] = max(maxima[column], part[column])
 
 
 @compiled

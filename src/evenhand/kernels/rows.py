@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evenhand.kernels import cpu_rows
-from evenhand.kernels.cpu import are_plain, check_ids, in_parts
+from evenhand.kernels.cpu import are_plain, check_ids
+from evenhand.kernels.threads import num_threads_for
 
 SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
 EPSILON = 1e-8
@@ -23,6 +24,8 @@ def unit(vectors: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
+    if vectors.dim() == 2 and are_plain(vectors):
+        return _unit_rows(vectors, torch.arange(len(vectors)))
     return F.normalize(vectors, dim=-1, eps=SMALLEST_NORM)
 
 
@@ -37,9 +40,14 @@ def unit_rows(table: Tensor, ids: Tensor) -> Tensor:
     if not are_plain(table, ids):
         return unit(table.index_select(0, ids))
     check_ids(ids, len(table))
-    units = table.new_empty(len(ids), table.shape[1])
-    work = units.numel()
-    in_parts(cpu_rows.unit_rows, len(ids), table, ids, SMALLEST_NORM, units, work=work)
+    return _unit_rows(table, ids)
+
+
+def _unit_rows(table: Tensor, ids: Tensor) -> Tensor:
+    units = torch.empty(len(ids), table.shape[1])
+    cpu_rows.unit_rows(
+        num_threads_for(units.numel()), table.numpy(), ids.numpy(), SMALLEST_NORM, units.numpy()
+    )
     return units
 
 
@@ -50,6 +58,8 @@ def through_unit(gradients: Tensor, vectors: Tensor) -> Tensor:
         >>> through_unit(torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 0.0]]))
         tensor([[0.0000, 0.5000]])
     """
+    if vectors.dim() == 2 and are_plain(gradients, vectors):
+        return _through_unit_rows(gradients, vectors, torch.arange(len(vectors)))
     norms: Tensor = vectors.norm(dim=-1, keepdim=True).clamp(min=SMALLEST_NORM)
     units = vectors / norms
     along = (gradients * units).sum(dim=-1, keepdim=True)  # only the part across changes units
@@ -67,18 +77,20 @@ def through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
     if not are_plain(gradients, table, ids):
         return through_unit(gradients, table.index_select(0, ids))
     check_ids(ids, len(table))
-    result = torch.empty_like(gradients)
-    in_parts(
-        cpu_rows.through_unit_rows,
-        len(ids),
-        gradients,
-        table,
-        ids,
+    return _through_unit_rows(gradients, table, ids)
+
+
+def _through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
+    results = torch.empty_like(gradients)
+    cpu_rows.through_unit_rows(
+        num_threads_for(results.numel()),
+        gradients.numpy(),
+        table.numpy(),
+        ids.numpy(),
         SMALLEST_NORM,
-        result,
-        work=2 * result.numel(),
+        results.numpy(),
     )
-    return result
+    return results
 
 
 def adagrad_(
@@ -87,8 +99,15 @@ def adagrad_(
     """Adagrad on distinct rows of a table and their sums of squares, in place: (R, D), (R,)."""
     if are_plain(table, sums, ids, gradients):
         check_ids(ids, len(table))
-        arguments = table, sums, ids, gradients, learning_rate, EPSILON
-        in_parts(cpu_rows.adagrad, len(ids), *arguments, work=2 * gradients.numel())
+        cpu_rows.adagrad(
+            num_threads_for(gradients.numel()),
+            table.numpy(),
+            sums.numpy(),
+            ids.numpy(),
+            gradients.numpy(),
+            learning_rate,
+            EPSILON,
+        )
         return
     totals = sums.index_select(0, ids) + gradients.square().mean(dim=1)  # (T,)
     sums.index_copy_(0, ids, totals)
@@ -116,9 +135,15 @@ def adam_(
     rate, correction = learning_rate / (1 - first**step), 1 - second**step
     if are_plain(table, momentum, second_moments, ids, gradients):
         check_ids(ids, len(table))
-        tensors = table, momentum, second_moments, ids, gradients
-        numbers = first, second, rate, correction, EPSILON
-        in_parts(cpu_rows.adam, len(ids), *tensors, *numbers, work=3 * gradients.numel())
+        cpu_rows.adam(
+            num_threads_for(gradients.numel()),
+            table.numpy(),
+            momentum.numpy(),
+            second_moments.numpy(),
+            ids.numpy(),
+            gradients.numpy(),
+            (first, second, rate, correction, EPSILON),
+        )
         return
     paces = momentum.index_select(0, ids).mul_(first).add_(gradients, alpha=1 - first)
     squares = gradients.square().mean(dim=1)  # (T, D) -> (T,)

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from evenhand.kernels import cpu_rows
-from evenhand.kernels.cpu import are_plain, check_ids, in_parts
+from evenhand.kernels.cpu import are_plain, check_ids
 from evenhand.kernels.rows import SMALLEST_NORM, unit
+from evenhand.kernels.threads import num_threads_for
 
 GATHERED_NUMBERS = 2**24  # of label vectors held at once
 
@@ -33,9 +34,15 @@ def scores_of_each(
     scores = query_vectors.new_empty(batch_size, num_sampled)
     if are_plain(query_vectors, label_table, sampled_ids):
         check_ids(sampled_ids, len(label_table))
-        arguments = query_vectors, label_table, sampled_ids, is_cosine, SMALLEST_NORM, scores
-        work = sampled_ids.numel() * label_table.shape[1]
-        in_parts(cpu_rows.score_rows, batch_size, *arguments, work=work)
+        cpu_rows.score_rows(
+            num_threads_for(sampled_ids.numel() * label_table.shape[1]),
+            query_vectors.numpy(),
+            label_table.numpy(),
+            sampled_ids.numpy(),
+            is_cosine,
+            SMALLEST_NORM,
+            scores.numpy(),
+        )
         return scores
     rows_at_once = max(1, GATHERED_NUMBERS // (num_sampled * label_table.shape[1]))
     for start in range(0, batch_size, rows_at_once):

@@ -1,4 +1,4 @@
-"""The largest entries of each row, and the slots that a positive occupies."""
+"""The largest entries of each row, and those that do not count."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,8 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evenhand.kernels.cpu import are_plain, in_parts
+from evenhand.kernels.cpu import are_plain
 from evenhand.kernels.cpu_selection import fold_of, select_rows
+from evenhand.kernels.cpu_sparse import mask_shared
+from evenhand.kernels.threads import num_threads_for
 
 SCORES_AT_ONCE = 2**22  # of a block on a CPU: fewer slow the product down, more leave the cache
 
@@ -31,9 +33,13 @@ def largest(scores: Tensor, count: int) -> Largest:
     batch_size, width = scores.shape
     positions = torch.empty(batch_size, count, dtype=torch.int64)
     values = torch.empty(batch_size, count)
-    bits, value_bits = scores.view(torch.int32), values.view(torch.int32)
-    arguments = bits, fold_of(width, count), positions, value_bits
-    in_parts(select_rows, batch_size, *arguments, work=4 * scores.numel())
+    select_rows(
+        num_threads_for(scores.numel()),
+        scores.view(torch.int32).numpy(),
+        fold_of(width, count),
+        positions.numpy(),
+        values.view(torch.int32).numpy(),
+    )
     return Largest(positions, values)
 
 
@@ -56,24 +62,30 @@ def largest_of_blocks(
     return Largest(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
 
-class Slots(NamedTuple):
-    rows: Tensor  # (n,) which example
-    columns: Tensor  # (n,) which slot of the shared sample
+def mask_shared_(scores: Tensor, sampled_ids: Tensor, positive_ids: Tensor) -> Tensor:
+    """-inf, in place, for what an example must not see of a shared sample: (B, M), (M,), (B, P).
 
+    These are its positives and the empty slots. Looks every positive up in the sample, where
+    comparing each with each slot, as `mining.mask_positives` does, takes B P M.
 
-def positive_slots(sampled_ids: Tensor, positive_ids: Tensor) -> Slots:
-    """Where a shared sample holds an example's own positive: (M,), (B, P) -> n places.
-
-    Looks each positive up in the sorted sample, (M + B P) log M in all, where comparing every
-    positive with every slot takes B P M.
+    Example:
+        >>> mask_shared_(torch.zeros(2, 3), torch.tensor([7, -1, 5]), torch.tensor([[5], [7]]))
+        tensor([[0., -inf, -inf],
+                [-inf, -inf, 0.]])
     """
+    positive_ids = positive_ids.contiguous()
+    if are_plain(scores, sampled_ids, positive_ids):
+        mask_shared(scores.numpy(), sampled_ids.numpy(), positive_ids.numpy())
+        return scores
+    scores.index_fill_(1, (sampled_ids < 0).nonzero().squeeze(1), -torch.inf)
     sorted_ids, order = sampled_ids.sort()
-    wanted = positive_ids.contiguous()
-    firsts = torch.searchsorted(sorted_ids, wanted)  # (B, P)
-    counts = torch.searchsorted(sorted_ids, wanted, right=True) - firsts  # repeats of a label
-    counts = counts.masked_fill(wanted < 0, 0).flatten()  # (B * P,)
+    firsts = torch.searchsorted(sorted_ids, positive_ids)  # (B, P)
+    counts = torch.searchsorted(sorted_ids, positive_ids, right=True) - firsts  # repeats of a label
+    counts = counts.masked_fill(positive_ids < 0, 0).flatten()  # (B * P,)
     starts = firsts.flatten() - (counts.cumsum(0) - counts)
     places = torch.repeat_interleave(starts, counts)  # (n,), then one after another
     places += torch.arange(len(places), device=places.device)
-    rows = torch.arange(len(wanted), device=wanted.device).repeat_interleave(wanted.shape[1])
-    return Slots(torch.repeat_interleave(rows, counts), order[places])
+    rows = torch.arange(len(scores), device=scores.device)
+    rows = rows.repeat_interleave(positive_ids.shape[1]).repeat_interleave(counts)  # (n,)
+    scores[rows, order[places]] = -torch.inf
+    return scores

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenhand.kernels.sparse import Entries, distinct_ids, transposed_product
+from evenhand.kernels.sparse import Lists, distinct_ids, transposed_product
 
 
 class Bags(NamedTuple):
@@ -84,17 +84,14 @@ class BagEncoder(nn.Module):
     def accumulate(self, features: Features, vector_gradients: Tensor) -> RowGradients:
         """The transposed product: row f receives the sum of value * gradient over its bags."""
         assert isinstance(features, Bags)
-        lengths = features.offsets.diff()
-        bags = torch.arange(len(lengths), device=lengths.device)
-        bag_of_entry = torch.repeat_interleave(bags, lengths)  # (nnz,)
         values = features.values
         if values is None:
-            values = (1 / lengths.clamp(min=1).to(vector_gradients.dtype))[bag_of_entry]
+            lengths = features.offsets.diff()
+            shares = 1 / lengths.clamp(min=1).to(vector_gradients.dtype)
+            values = torch.repeat_interleave(shares, lengths)  # (nnz,)
         ids, columns = distinct_ids(features.ids)
-        entries = Entries(bag_of_entry, columns, values)  # (B, T): sums turn the bags round
-        return RowGradients(
-            ids, transposed_product(entries, vector_gradients, num_columns=len(ids))
-        )
+        bags = Lists(features.offsets, columns, values)  # (B, T)
+        return RowGradients(ids, transposed_product(bags, vector_gradients, num_columns=len(ids)))
 
 
 class MlpEncoder(nn.Module):

@@ -274,7 +274,8 @@ def train_step(
     batch = training.feed.next_batch()
     draw_fn = sampler.sample_for_each if plan.draws_for_each else sampler.sample
     sample = draw_fn(batch.positive_ids, plan.num_sampled_labels, generator=training.generator)
-    query_vectors = model.query_vectors(batch.features)  # (B, D)
+    raw_vectors: Tensor = model.encoder(batch.features)  # (B, D)
+    query_vectors = model.scale * model.unit(raw_vectors)
     mined = mine(
         query_vectors,
         batch,
@@ -285,7 +286,7 @@ def train_step(
         risk_fn=lambda losses: training.risk.weigh_fn(losses, batch, num_hard_examples),
         is_log_q_corrected=plan.is_log_q_corrected,
     )
-    gradients = gradients_of(mined, query_vectors, batch, model)
+    gradients = gradients_of(mined, query_vectors, batch, model, raw_vectors=raw_vectors)
     if plan.max_gradient_norm:
         gradients = clipped(gradients, model, max_norm=plan.max_gradient_norm)
     training.optimizers.step(gradients, learning_rate=learning_rate)

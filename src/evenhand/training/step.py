@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from evenhand.kernels.scoring import scores_of_each
-from evenhand.kernels.selection import largest_of_blocks, positive_slots
-from evenhand.kernels.sparse import Entries, distinct_ids, product, transposed_product
+from evenhand.kernels.selection import largest_of_blocks, mask_shared_
+from evenhand.kernels.sparse import Lists, matrix_of, product, transposed_product
 from evenhand.losses import LossFn
 from evenhand.mining import mask_positives
 from evenhand.models.encoders import Features, RowGradients, taken_features
@@ -42,7 +42,7 @@ class Mined(NamedTuple):
     survivors: Tensor  # (k',) positions of the examples with a weight
     weights: Tensor  # (k',) of the survivors
     label_ids: Tensor  # (T,) distinct labels with a gradient
-    coefficients: Entries | Tensor  # (k', T) d objective / d score
+    coefficients: Lists | Tensor  # (k', T) d objective / d score
 
 
 class Gradients(NamedTuple):
@@ -73,23 +73,17 @@ def mine(
     if is_log_q_corrected:
         log_counts = _kept(sample.log_counts, kept).expand_as(kept_scores)
         kept_scores = log_q_corrected(kept_scores, log_counts)
-    losses = loss_fn(positive_scores, kept_scores)
-    weights = risk_fn(losses)
-    survivors = weights.nonzero().squeeze(1)  # (k',)
-    gradients = score_gradients(
-        positive_scores[survivors], kept_scores[survivors], weights[survivors], loss_fn=loss_fn
-    )
-    found = losses, survivors, weights[survivors]
-    num_labels = len(model.label_table)
+    found = score_gradients(positive_scores, kept_scores, loss_fn=loss_fn, risk_fn=risk_fn)
+    survivors, num_labels = found.survivors, len(model.label_table)
+    positive_ids = batch.label_ids.index_select(0, survivors)
     if kept is None and sample.ids.shape == (num_labels,):
-        positive_ids = batch.label_ids[survivors]
-        return Mined(*found, *_by_every_label(sample.ids, positive_ids, gradients, num_labels))
-    coefficients = torch.cat([gradients.positive.unsqueeze(1), gradients.negative], dim=1)
-    kept_ids = _kept(sample.ids, kept).expand_as(kept_scores)  # (B, k)
-    label_ids = torch.cat(
-        [batch.label_ids[survivors].unsqueeze(1), kept_ids[survivors]], dim=1
-    )  # both (k', 1 + k)
-    return Mined(*found, *_by_label(label_ids, coefficients))
+        by_label = _by_every_label(sample.ids, positive_ids, found, num_labels)
+        return Mined(found.losses, survivors, found.weights, *by_label)
+    kept_ids = _kept(sample.ids, kept).expand_as(kept_scores)
+    kept_ids = kept_ids.index_select(0, survivors)  # (k', k)
+    label_ids = torch.cat([positive_ids.unsqueeze(1), kept_ids], dim=1)  # (k', 1 + k), and like it:
+    coefficients = torch.cat([found.positive.unsqueeze(1), found.negative], dim=1)
+    return Mined(found.losses, survivors, found.weights, *matrix_of(label_ids, coefficients))
 
 
 def gradients_of(
@@ -105,14 +99,15 @@ def gradients_of(
     Args:
         raw_vectors: (B, D) as the encoder gave them; None: the survivors are encoded again.
     """
-    features = taken_features(batch.features, mined.survivors)
+    is_whole = len(mined.survivors) == len(mined.losses)  # survivors are in order: nothing to take
+    features = batch.features if is_whole else taken_features(batch.features, mined.survivors)
     raw_vectors = (
         model.encoder(features).detach()
         if raw_vectors is None
         else raw_vectors.index_select(0, mined.survivors)
     )  # (k', D)
     vector_gradients = product(
-        mined.coefficients, model.label_vectors(mined.label_ids), num_rows=len(mined.survivors)
+        mined.coefficients, model.label_vectors(mined.label_ids)
     )  # (k', T) (T, D) -> (k', D)
     encoder_gradients = model.through_unit(model.scale * vector_gradients, raw_vectors)
     feature_rows = model.encoder.accumulate(features, encoder_gradients)
@@ -156,17 +151,12 @@ def _scores_of_shared(
     """For some rows of (B, M): scores, -inf for positives and empty slots; one sample for all."""
     ids = sample.ids.clamp(min=0)
     label_vectors, biases = model.label_vectors(ids), model.biases(ids)  # (M, D), (M,)
-    empty = (sample.ids < 0).nonzero().squeeze(1)
-    slots = positive_slots(sample.ids, batch.positive_ids)
 
     def scores_of(first: int, last: int) -> Tensor:
         scores = query_vectors[first:last] @ label_vectors.T  # (b, D) (D, M) -> (b, M)
         if biases is not None:
             scores += biases
-        scores.index_fill_(1, empty, -torch.inf)
-        is_here = (slots.rows >= first) & (slots.rows < last)
-        scores[slots.rows[is_here] - first, slots.columns[is_here]] = -torch.inf
-        return scores
+        return mask_shared_(scores, sample.ids, batch.positive_ids[first:last])
 
     return scores_of
 
@@ -204,20 +194,9 @@ def _kept(values: Tensor, kept: Tensor | None) -> Tensor:
 def _by_every_label(
     sampled_ids: Tensor, positive_ids: Tensor, gradients: ScoreGradients, num_labels: int
 ) -> tuple[Tensor, Tensor]:
-    """As `_by_label`, where nearly every label may have a coefficient: a dense (k', T) matrix."""
+    """As `matrix_of`, where nearly every label may have a coefficient: a dense (k', T) matrix."""
     matrix = gradients.negative.new_zeros(len(positive_ids), num_labels)  # (k', L)
     matrix.index_add_(1, sampled_ids.clamp(min=0), gradients.negative)  # an empty slot adds 0
     matrix.scatter_add_(1, positive_ids.unsqueeze(1), gradients.positive.unsqueeze(1))
     touched = (matrix != 0).any(dim=0).nonzero().squeeze(1)  # (k', L) -> (T,)
     return touched, matrix.index_select(1, touched)
-
-
-def _by_label(label_ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Entries]:
-    """Kept labels (k', 1 + k) -> distinct labels (T,) and the coefficients as a (k', T) matrix.
-
-    A label without a coefficient is left out: its row is neither read again nor written.
-    """
-    places = coefficients.flatten().nonzero().squeeze(1)  # (n,)
-    rows = places // coefficients.shape[1]
-    distinct, columns = distinct_ids(label_ids.flatten()[places])
-    return distinct, Entries(rows, columns, coefficients.flatten()[places])

@@ -24,7 +24,7 @@ def test_the_numbers_are_those_of_the_torch_form(size, divisors, keys, width, ra
 
     sizes = [max(1, size // divisor) for divisor in divisors]
     keys = keys[: len(sizes)]
-    numbers = np.array([below(size) for size in sizes]).reshape(len(sizes), width)
+    numbers = np.array([below(size) for size in sizes], np.int64).reshape(len(sizes), width)
     bits = num_bits(max(sizes))
     columns = [torch.tensor(values).unsqueeze(1) for values in (keys, sizes)]  # (R, 1)
     for is_inverse in (False, True):

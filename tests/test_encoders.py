@@ -74,7 +74,7 @@ def test_the_way_back_through_a_bag_matches_the_loops(bags):
     for gradient, row in zip(gradients, rows, strict=True):
         for feature, weight in weights_of(row):
             expected[feature] += weight * gradient
-    assert ids.tolist() == sorted(set(bags.ids.tolist()))
+    assert sorted(ids.tolist()) == sorted(set(bags.ids.tolist()))
     assert values.shape == (len(ids), WIDTH)
     actual = torch.zeros_like(expected).index_copy(0, ids, values)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
@@ -90,6 +90,18 @@ def test_the_way_back_through_a_bag_is_that_of_autograd(bags):
     ids, values = encoder.accumulate(bags, gradients)
     actual = torch.zeros_like(encoder.weight).index_copy(0, ids, values)
     torch.testing.assert_close(actual, encoder.weight.grad, rtol=1e-12, atol=1e-14)
+
+
+@given(random_bags())
+def test_the_way_back_in_float32_is_that_of_float64(bags):
+    encoder = bag_encoder()
+    gradients = torch.randn(len(bags.offsets) - 1, WIDTH, dtype=torch.float64)
+    expected = torch.zeros_like(encoder.weight).index_copy(0, *encoder.accumulate(bags, gradients))
+    values = None if bags.values is None else bags.values.float()
+    ids, rows = encoder.accumulate(bags._replace(values=values), gradients.float())
+    assert rows.dtype == torch.float32
+    actual = torch.zeros_like(expected).index_copy(0, ids, rows.double())
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_empty_bag_is_the_zero_vector_and_gives_no_gradient():

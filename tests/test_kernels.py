@@ -4,10 +4,23 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evenhand.kernels import scoring
+import oracles
+from evenhand.kernels import scoring, selection
+from evenhand.kernels.cpu_selection import fold_of
 from evenhand.kernels.scoring import scores_of_each
-from evenhand.kernels.selection import FOLD, largest, positive_slots
-from evenhand.kernels.sparse import Entries, product, transposed_product
+from evenhand.kernels.selection import largest, largest_of_blocks, mask_shared_
+from evenhand.kernels.sparse import (
+    Lists,
+    distinct_ids,
+    matrix_of,
+    product,
+    transposed,
+    transposed_product,
+)
+
+# float32 runs in compiled loops, float64 in torch: each is the other's twin.
+DTYPES = {"compiled": torch.float32, "torch": torch.float64}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
 def seeded(seed):
@@ -18,60 +31,80 @@ def seeded(seed):
 
 
 def assert_largest(scores, count):
-    positions = largest(scores, count)
-    assert positions.shape == (*scores.shape[:-1], count)
+    positions, values = largest(scores, count)
+    assert positions.shape == values.shape == (*scores.shape[:-1], count)
     assert positions.dtype == torch.int64
+    assert values.dtype == scores.dtype
+    assert torch.equal(values, scores.gather(-1, positions))
     for row, chosen in zip(scores.tolist(), positions.tolist(), strict=True):
         assert len(set(chosen)) == count
         found = sorted((row[position] for position in chosen), reverse=True)
         assert found == sorted(row, reverse=True)[:count]
 
 
+@every_dtype
 @pytest.mark.parametrize("distinct_values", [10**6, 3, 1], ids=["distinct", "ties", "all equal"])
 @given(st.integers(0, 4), st.integers(1, 150), st.integers(0, 2**31), st.data())
-def test_the_largest_have_the_values_of_a_full_sort(distinct_values, rows, width, seed, data):
-    scores = torch.randint(distinct_values, (rows, width), generator=seeded(seed)).double()
+def test_the_largest_have_the_values_of_a_full_sort(
+    dtype, distinct_values, rows, width, seed, data
+):
+    scores = torch.randint(-distinct_values, distinct_values, (rows, width), generator=seeded(seed))
+    scores = scores.to(dtype)
     scores[torch.rand(rows, width, generator=seeded(seed)) < 0.3] = -torch.inf
-    # Near the border between the two ways as well as anywhere.
-    border = max(1, width // FOLD // 2)
+    # Rows are folded less where more is sought: near those borders as well as anywhere.
+    border = max(1, width // data.draw(st.sampled_from([16, 64])))
     near = st.integers(max(1, border - 1), min(width, border + 1))
     assert_largest(scores, data.draw(st.one_of(near, st.integers(1, width))))
 
 
-@pytest.mark.parametrize("rest", range(FOLD))
+@every_dtype
+@pytest.mark.parametrize("fold", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 2])
-def test_no_column_is_overlooked_when_the_width_is_odd(rest, count):
-    width = 2 * count * FOLD + rest  # the least that is folded, and columns left over
-    for place in range(width):
-        scores = torch.rand(1, width)
-        scores[0, place] = 2
-        assert place in largest(scores, count)[0].tolist()
+def test_no_column_is_overlooked_when_the_width_is_odd(dtype, fold, count):
+    fewest = 4 * count * fold**2  # the least that is folded as much
+    for width in range(fewest, fewest + fold**2):
+        assert fold_of(width, count) == fold
+        scores = torch.rand(width, width).to(dtype).fill_diagonal_(2)
+        assert (largest(scores, count).positions == torch.arange(width).unsqueeze(1)).any(1).all()
 
 
-def test_the_largest_may_all_lie_in_one_folded_column_or_all_left_over():
-    width = 4 * FOLD + 7
-    one_column = torch.zeros(1, width)
-    one_column[0, torch.tensor([1, 5])] = torch.tensor([3.0, 2.0])  # 4 wide: both fold to column 1
-    assert set(largest(one_column, 2)[0].tolist()) == {1, 5}
-    left_over = torch.zeros(1, width)
-    left_over[0, -2:] = torch.tensor([3.0, 2.0])
-    assert set(largest(left_over, 2)[0].tolist()) == {width - 2, width - 1}
+@every_dtype
+def test_the_largest_may_all_be_folded_into_one_or_all_be_left_over(dtype):
+    width = 4 * 2 * 16 + 7
+    scores = torch.zeros(2, width, dtype=dtype)
+    scores[0, torch.tensor([1, 9])] = torch.tensor([3.0, 2.0], dtype=dtype)  # 8 maxima: both in 1
+    scores[1, -2:] = torch.tensor([3.0, 2.0], dtype=dtype)
+    first, second = largest(scores, 2).positions.tolist()
+    assert set(first) == {1, 9}
+    assert set(second) == {width - 2, width - 1}
 
 
-def test_wide_rows_take_the_short_way_and_narrow_ones_do_not(monkeypatch):
-    widths = []
-    topk = torch.Tensor.topk
+@every_dtype
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_no_number_is_the_largest(dtype, sign):
+    scores = torch.rand(3, 200).to(dtype)
+    scores[:, 7] = torch.copysign(torch.tensor(torch.nan, dtype=dtype), torch.tensor(sign))
+    scores[1, 9] = torch.inf
+    scores[2] = torch.nan
+    positions, values = largest(scores, 3)
+    assert all(7 in row for row in positions[:2].tolist())
+    assert 9 in positions[1].tolist()
+    assert values.isnan().sum(dim=1).tolist() == [1, 1, 3]
+    assert len(set(positions[2].tolist())) == 3
 
-    def watched(scores, *arguments, **settings):
-        widths.append(scores.shape[-1])
-        return topk(scores, *arguments, **settings)
 
-    monkeypatch.setattr(torch.Tensor, "topk", watched)
-    largest(torch.rand(2, 16 * FOLD + 3), 8)
-    assert widths == [16, 8 * FOLD + 3]
-    widths.clear()
-    largest(torch.rand(2, 16 * FOLD + 3), 9)
-    assert widths == [16 * FOLD + 3]
+def test_of_equal_entries_the_first_are_the_largest():
+    scores = torch.zeros(1, 300)
+    scores[0, torch.tensor([250, 100])] = 1
+    assert set(largest(scores, 5).positions[0].tolist()) == {250, 100, 0, 1, 2}
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 8])
+def test_the_largest_are_the_same_for_every_number_of_threads(monkeypatch, num_threads):
+    scores = torch.randint(9, (5, 333)).float()  # ties, so that another choice would show
+    alone = largest(scores, 4)
+    monkeypatch.setattr(selection, "num_threads_for", lambda work: num_threads)
+    assert torch.equal(largest(scores, 4).positions, alone.positions)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -84,7 +117,31 @@ def test_the_largest_of_a_transposed_and_of_a_sliced_matrix():
     assert_largest(torch.randn(6, 130)[::2, 5:111], 4)
 
 
-# positive_slots
+def test_the_largest_of_a_single_row_and_of_a_matrix_with_a_gradient():
+    row = torch.randn(100)
+    assert torch.equal(largest(row, 3).values.sort().values, row.sort().values[-3:])
+    assert not largest(torch.randn(2, 9, requires_grad=True), 1).values.requires_grad
+
+
+@every_dtype
+@pytest.mark.parametrize("at_once", [1, 29, 10**6], ids=["a row", "two rows", "all rows"])
+def test_the_largest_of_blocks_are_those_of_the_whole(monkeypatch, dtype, at_once):
+    monkeypatch.setattr(selection, "SCORES_AT_ONCE", at_once)
+    scores, asked = torch.randn(7, 12).to(dtype), []
+
+    def scores_fn(first, last):
+        asked.append((first, last))
+        return scores[first:last]
+
+    found = largest_of_blocks(scores_fn, (7, 12), 3, like=scores)
+    assert torch.equal(found.positions, largest(scores, 3).positions)
+    assert torch.equal(found.values, largest(scores, 3).values)
+    assert [row for first, last in asked for row in range(first, last)] == list(range(7))
+    if dtype == torch.float32:
+        assert len(asked) == {1: 7, 29: 4}.get(at_once, 1)
+
+
+# mask_shared_
 
 
 @st.composite
@@ -97,86 +154,161 @@ def samples(draw):
     return sampled_ids, draw(st.lists(rows, min_size=batch_size, max_size=batch_size))
 
 
+@every_dtype
 @given(samples())
 @example(([-1, -1], [[-1]]))
 @example(([5, 2, 5, 5], [[5, 5], [2, -1], [6, 0]]))
-def test_positive_slots_match_the_loops(sample):
+def test_the_mask_of_a_shared_sample_matches_the_loops(dtype, sample):
     sampled_ids, positive_ids = sample
-    slots = positive_slots(torch.tensor(sampled_ids), torch.tensor(positive_ids))
-    expected = {
-        (b, m)
-        for b, positives in enumerate(positive_ids)
-        for m, label in enumerate(sampled_ids)
-        if label != -1 and label in positives
-    }
-    assert set(zip(slots.rows.tolist(), slots.columns.tolist(), strict=True)) == expected
-    assert slots.rows.dtype == slots.columns.dtype == torch.int64
+    scores = torch.randn(len(positive_ids), len(sampled_ids), dtype=dtype)
+    expected = [
+        [
+            -torch.inf if oracles.is_masked(label, positives) else score
+            for label, score in zip(sampled_ids, row, strict=True)
+        ]
+        for row, positives in zip(scores.tolist(), positive_ids, strict=True)
+    ]
+    masked = mask_shared_(scores, torch.tensor(sampled_ids), torch.tensor(positive_ids))
+    assert masked is scores
+    assert masked.tolist() == expected
 
 
-def test_positive_slots_of_a_view_that_is_not_contiguous():
+@every_dtype
+def test_the_mask_takes_positives_that_are_not_contiguous(dtype):
     positive_ids = torch.tensor([[1, 2], [3, 4]]).T
-    slots = positive_slots(torch.tensor([2, 3]), positive_ids)
-    assert set(zip(slots.rows.tolist(), slots.columns.tolist(), strict=True)) == {(1, 0), (0, 1)}
+    masked = mask_shared_(torch.zeros(2, 2, dtype=dtype), torch.tensor([2, 3]), positive_ids)
+    assert masked.isinf().tolist() == [[False, True], [True, False]]
+
+
+def test_labels_of_a_large_set_are_told_apart():
+    ids = torch.arange(500) * 2**33  # as many have the same last bits
+    masked = mask_shared_(torch.zeros(500, 500), ids, ids.flip(0).unsqueeze(1))
+    assert torch.equal(masked.isinf(), torch.eye(500, dtype=torch.bool).flip(0))
 
 
 # scores_of_each
 
 
-def doubled(vectors):
-    return 2 * vectors
-
-
-def unit(vectors):
-    return F.normalize(vectors, dim=-1)
-
-
-@pytest.mark.parametrize("unit_fn", [doubled, unit])
+@every_dtype
+@pytest.mark.parametrize("is_cosine", [True, False])
 @pytest.mark.parametrize("at_once", [1, 40, 2**24], ids=["a row", "some rows", "all rows"])
 @pytest.mark.parametrize("num_labels", [5, 16, 17, 60], ids=["few", "limit", "beyond", "many"])
-def test_scores_of_each_match_the_loops(monkeypatch, unit_fn, at_once, num_labels):
+def test_scores_of_each_match_the_loops(monkeypatch, dtype, is_cosine, at_once, num_labels):
     monkeypatch.setattr(scoring, "GATHERED_NUMBERS", at_once)
-    queries = torch.randn(7, 3, dtype=torch.float64)
-    table = torch.randn(num_labels, 3, dtype=torch.float64)
+    monkeypatch.setattr(scoring, "num_threads_for", lambda work: at_once % 7)
+    queries = torch.randn(7, 3, dtype=dtype)
+    table = torch.randn(num_labels, 3, dtype=dtype)
+    table[2] = 0
     ids = torch.randint(num_labels, (7, 2))
-    actual = scores_of_each(queries, table, ids, unit_fn=unit_fn)
-    vectors = unit_fn(table).tolist()
+    ids[3, 1] = 2
+    actual = scores_of_each(queries, table, ids, is_cosine=is_cosine)
+    vectors = (F.normalize(table.double(), dim=-1) if is_cosine else table).tolist()
+    precision = 1e-12 if dtype == torch.float64 else 1e-6
     for b, query in enumerate(queries.tolist()):
         for m, label in enumerate(ids[b].tolist()):
             expected = sum(q * v for q, v in zip(query, vectors[label], strict=True))
-            assert actual[b, m].item() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+            assert actual[b, m].item() == pytest.approx(expected, rel=precision, abs=precision)
 
 
-def test_a_large_table_is_read_only_where_it_is_sampled():
-    rows_read = []
-
-    def watched(vectors):
-        rows_read.append(len(vectors))
-        return vectors
-
-    queries, ids = torch.randn(3, 4), torch.randint(1000, (3, 5))
-    scores_of_each(queries, torch.randn(1000, 4), ids, unit_fn=watched)
-    assert sum(rows_read) == 3 * 5
+def test_a_label_beyond_the_table_is_refused():
+    for label in (-1, 100):
+        with pytest.raises(IndexError, match="from 0 to 99"):
+            scores_of_each(
+                torch.randn(1, 3), torch.randn(100, 3), torch.tensor([[label]]), is_cosine=True
+            )
 
 
-@given(
+# Sparse matrices
+
+
+def random_lists(num_rows, num_columns, num_entries, seed, dtype):
+    """Lists, and the same as a dense matrix of float64."""
+    rows = torch.randint(num_rows, (num_entries,), generator=seeded(seed)).sort().values
+    columns = torch.randint(num_columns, (num_entries,), generator=seeded(seed + 1))
+    values = torch.randn(num_entries, dtype=dtype, generator=seeded(seed + 2))
+    starts = F.pad(torch.bincount(rows, minlength=num_rows).cumsum(0), (1, 0))
+    dense = [[0.0] * num_columns for _ in range(num_rows)]
+    for row, column, value in zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True):
+        dense[row][column] += value  # entries at one place add up
+    return Lists(starts, columns, values), torch.tensor(dense, dtype=torch.float64)
+
+
+sizes = given(
     num_rows=st.integers(1, 6),
     num_columns=st.integers(1, 7),
     num_entries=st.integers(0, 30),
     seed=st.integers(0, 2**31),
 )
-def test_sparse_products_are_those_of_the_dense_matrix(num_rows, num_columns, num_entries, seed):
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(num_rows, (num_entries,), generator=generator).sort().values
-    columns = torch.randint(num_columns, (num_entries,), generator=generator)
-    values = torch.randn(num_entries, dtype=torch.float64, generator=generator)
-    dense = [[0.0] * num_columns for _ in range(num_rows)]
-    for row, column, value in zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True):
-        dense[row][column] += value  # entries at one place add up
-    matrix, entries = torch.tensor(dense, dtype=torch.float64), Entries(rows, columns, values)
-    right = torch.randn(num_columns, 3, dtype=torch.float64, generator=generator)
-    left = torch.randn(num_rows, 3, dtype=torch.float64, generator=generator)
-    for given_as in (entries, matrix):
-        found = product(given_as, right, num_rows=num_rows)
-        torch.testing.assert_close(found, matrix @ right)
+
+
+@every_dtype
+@sizes
+def test_sparse_products_are_those_of_the_dense_matrix(
+    dtype, num_rows, num_columns, num_entries, seed
+):
+    lists, matrix = random_lists(num_rows, num_columns, num_entries, seed, dtype)
+    right = torch.randn(num_columns, 3, dtype=dtype, generator=seeded(seed))
+    left = torch.randn(num_rows, 3, dtype=dtype, generator=seeded(seed))
+    for given_as in (lists, matrix.to(dtype)):
+        found = product(given_as, right)
+        torch.testing.assert_close(found, (matrix @ right.double()).to(dtype))
         found = transposed_product(given_as, left, num_columns=num_columns)
-        torch.testing.assert_close(found, matrix.T @ left)
+        torch.testing.assert_close(found, (matrix.T @ left.double()).to(dtype))
+
+
+@every_dtype
+@sizes
+def test_a_transposed_sparse_matrix_lists_its_rows_in_order(
+    dtype, num_rows, num_columns, num_entries, seed
+):
+    lists, _ = random_lists(num_rows, num_columns, num_entries, seed, dtype)
+    turned = transposed(lists, num_columns=num_columns)
+    rows = torch.repeat_interleave(lists.starts.diff()).tolist()
+    entries = zip(lists.columns.tolist(), rows, lists.values.tolist(), strict=True)
+    expected = sorted(entries, key=lambda entry: entry[0])  # stable, as sums must not depend on it
+    columns = torch.repeat_interleave(turned.starts.diff()).tolist()
+    assert len(turned.starts) == num_columns + 1
+    assert list(zip(columns, *(own.tolist() for own in turned[1:]), strict=True)) == expected
+
+
+@pytest.mark.parametrize("values", [[4.0], [4.0, 5.0]])
+def test_a_sparse_matrix_with_a_column_too_many_is_refused(values):
+    lists = Lists(torch.tensor([0, len(values)]), torch.arange(len(values)), torch.tensor(values))
+    with pytest.raises(IndexError):
+        transposed_product(lists, torch.ones(1, 2), num_columns=len(values) - 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=["compiled", "torch"])
+@given(st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 5), max_size=60))
+def test_distinct_ids_are_those_of_a_set(dtype, ids):
+    ids = torch.tensor(ids, dtype=dtype)
+    distinct, places = distinct_ids(ids)
+    assert sorted(distinct.tolist()) == sorted(set(ids.tolist()))
+    assert torch.equal(distinct[places], ids)
+
+
+@every_dtype
+@given(st.integers(0, 4), st.integers(1, 5), st.integers(0, 2**31))
+def test_a_matrix_of_ids_leaves_out_zeros_and_empty_slots(dtype, num_rows, width, seed):
+    ids = torch.randint(-1, 6, (num_rows, width), generator=seeded(seed))
+    coefficients = torch.randn(num_rows, width, generator=seeded(seed), dtype=dtype)
+    coefficients[torch.rand(num_rows, width, generator=seeded(seed + 1)) < 0.4] = 0
+    distinct, matrix = matrix_of(ids, coefficients)
+    expected, used = torch.zeros(num_rows, 6, dtype=dtype), set()
+    for row in range(num_rows):
+        for label, value in zip(ids[row].tolist(), coefficients[row].tolist(), strict=True):
+            if label >= 0 and value:
+                expected[row, label] += value
+                used.add(label)
+    assert sorted(distinct.tolist()) == sorted(used)
+    actual = torch.zeros_like(expected)
+    actual[:, distinct] = product(matrix, torch.eye(len(distinct), dtype=dtype))
+    torch.testing.assert_close(actual, expected)
+
+
+@every_dtype
+def test_a_coefficient_that_is_no_number_is_an_entry(dtype):
+    ids, coefficients = torch.tensor([[4, -1]]), torch.full((1, 2), torch.nan, dtype=dtype)
+    distinct, matrix = matrix_of(ids, coefficients)
+    assert distinct.tolist() == [4]
+    assert matrix.values.isnan().tolist() == [True]

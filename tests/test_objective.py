@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
+from evenhand import objective
 from evenhand.losses import bowl_loss, softmax_loss
 from evenhand.objective import s2m_loss, score_gradients
+from evenhand.risk import mean_weights
 from loss_table import LOSSES, every_loss
 
 
@@ -143,7 +145,7 @@ def test_arguments_are_not_changed():
     positives, negatives = fixed_problem()
     before = positives.clone(), negatives.clone()
     s2m(positives, negatives, 2, 2, "softmax")
-    score_gradients(positives, negatives, torch.ones(5), loss_fn=softmax_loss)
+    score_gradients(positives, negatives, loss_fn=softmax_loss, risk_fn=mean_weights)
     assert torch.equal(positives, before[0])
     assert torch.equal(negatives, before[1])
     assert not positives.requires_grad
@@ -167,30 +169,62 @@ def test_counts_out_of_range_are_refused(counts, message):
 # The derivative by the scores
 
 
+both_ways = pytest.mark.parametrize("few_scores", [0, 2**20], ids=["once more", "at once"])
+
+
+@both_ways
 @every_loss
-def test_score_gradients_are_those_of_the_weighted_sum(name):
+def test_score_gradients_are_those_of_the_weighted_sum(monkeypatch, name, few_scores):
+    monkeypatch.setattr(objective, "FEW_SCORES", few_scores)
     positives, negatives = fixed_problem()
     negatives = negatives.clone()
     negatives[1, 2] = negatives[4] = -torch.inf
     weights = torch.tensor([0.1, 0.0, 0.3, 0.4, 0.2], dtype=torch.float64)
-    actual = score_gradients(positives, negatives, weights, loss_fn=LOSSES[name].loss_fn)
+    loss_fn = LOSSES[name].loss_fn
+    actual = score_gradients(positives, negatives, loss_fn=loss_fn, risk_fn=lambda _: weights)
     inputs = positives.clone().requires_grad_(), negatives.clone().requires_grad_()
-    objective = sum(
-        weight * LOSSES[name].loss_fn(inputs[0][b : b + 1], inputs[1][b : b + 1]).squeeze(0)
-        for b, weight in enumerate(weights)
+    losses = [
+        loss_fn(inputs[0][b : b + 1], inputs[1][b : b + 1]).squeeze(0) for b in range(len(weights))
+    ]
+    expected = torch.autograd.grad(torch.stack(losses) @ weights, inputs)
+    assert actual.losses.tolist() == pytest.approx([loss.item() for loss in losses], rel=1e-12)
+    assert actual.survivors.tolist() == [0, 2, 3, 4]
+    assert actual.weights.tolist() == [0.1, 0.3, 0.4, 0.2]
+    kept = actual.survivors
+    torch.testing.assert_close(actual.positive, expected[0][kept], rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(actual.negative, expected[1][kept], rtol=1e-12, atol=1e-15)
+    assert (actual.negative[3] == 0).all()  # no label
+
+
+@both_ways
+def test_score_gradients_of_an_example_without_weight_are_not_asked_for(monkeypatch, few_scores):
+    """An infinite slope times no weight would be NaN, were it added to anything."""
+    monkeypatch.setattr(objective, "FEW_SCORES", few_scores)
+    positives, negatives = torch.tensor([0.0, 1.0]), torch.ones(2, 3)
+    actual = score_gradients(
+        positives,
+        negatives,
+        loss_fn=lambda own, others: own.sqrt() + others.sum(dim=1),
+        risk_fn=lambda losses: torch.tensor([0.0, 1.0]),
     )
-    expected = torch.autograd.grad(objective, inputs)
-    torch.testing.assert_close(actual.positive, expected[0], rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(actual.negative, expected[1], rtol=1e-12, atol=1e-15)
-    assert (actual.negative[1] == 0).all()  # no weight
-    assert (actual.negative[4] == 0).all()  # no label
+    assert actual.positive.tolist() == [0.5]
 
 
-def test_score_gradients_need_no_gradient_around_them_and_leave_none_behind():
+@both_ways
+def test_score_gradients_need_no_gradient_around_them_and_leave_none_behind(
+    monkeypatch, few_scores
+):
+    monkeypatch.setattr(objective, "FEW_SCORES", few_scores)
     positives, negatives = fixed_problem()
     positives.requires_grad_()
+
+    def risk_fn(losses):
+        assert not losses.requires_grad
+        return torch.ones_like(losses)
+
     with torch.no_grad():
-        quiet = score_gradients(positives, negatives, torch.ones(5), loss_fn=softmax_loss)
+        quiet = score_gradients(positives, negatives, loss_fn=softmax_loss, risk_fn=risk_fn)
+    assert not quiet.losses.requires_grad
     assert quiet.positive.abs().min() > 0
     assert not quiet.positive.requires_grad
     assert not quiet.negative.requires_grad

@@ -81,7 +81,7 @@ def mask_shared_(scores: Tensor, sampled_ids: Tensor, positive_ids: Tensor) -> T
     sorted_ids, order = sampled_ids.sort()
     firsts = torch.searchsorted(sorted_ids, positive_ids)  # (B, P)
     counts = torch.searchsorted(sorted_ids, positive_ids, right=True) - firsts  # repeats of a label
-    counts = counts.masked_fill(positive_ids < 0, 0).flatten()  # (B * P,)
+    counts = counts.flatten()  # (B * P,)
     starts = firsts.flatten() - (counts.cumsum(0) - counts)
     places = torch.repeat_interleave(starts, counts)  # (n,), then one after another
     places += torch.arange(len(places), device=places.device)

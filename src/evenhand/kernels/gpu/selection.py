@@ -252,12 +252,11 @@ def _num_above(values, threshold, is_near):
 def _is_above(values, threshold):
     if INTERPRETED:
         return tl.minimum(tl.maximum(values * SHARPNESS - threshold * SHARPNESS, 0.0), 1.0)
-    else:
-        return tl.inline_asm_elementwise(
-            "fma.rn.sat.f32 $0, $1, 0f71800000, $2;",  # 2**100
-            "=f,f,f",
-            [values, tl.zeros_like(values) - threshold * SHARPNESS],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
+    return tl.inline_asm_elementwise(
+        "fma.rn.sat.f32 $0, $1, 0f71800000, $2;",  # 2**100
+        "=f,f,f",
+        [values, tl.zeros_like(values) - threshold * SHARPNESS],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )

@@ -1,0 +1,166 @@
+"""Compiled passes over rows (float32), and their torch form (float64), beside the obvious one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenhand.kernels import rows, threads
+from evenhand.kernels.rows import (
+    adagrad_,
+    adam_,
+    through_unit,
+    through_unit_rows,
+    unit,
+    unit_rows,
+)
+
+DTYPES = {"compiled": torch.float32, "torch": torch.float64}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+every_width = pytest.mark.parametrize("width", [1, 2, 3, 8, 15, 33, 128])
+
+
+def tolerance(dtype):
+    return {"rtol": 1e-12, "atol": 1e-13} if dtype == torch.float64 else {}
+
+
+def random_table(num_rows, width, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(num_rows, width, generator=generator, dtype=torch.float64)
+    return (table * 10.0 ** torch.randint(-3, 3, (num_rows, 1), generator=generator)).to(dtype)
+
+
+@every_dtype
+@every_width
+def test_rows_become_as_long_as_one(dtype, width):
+    table, ids = random_table(9, width, dtype), torch.tensor([8, 0, 3, 3])
+    expected = F.normalize(table.double(), dim=1).to(dtype)
+    torch.testing.assert_close(unit_rows(table, ids), expected[ids], **tolerance(dtype))
+    torch.testing.assert_close(unit(table), expected, **tolerance(dtype))
+
+
+@every_dtype
+@every_width
+def test_the_way_back_from_unit_rows_is_that_of_autograd(dtype, width):
+    table, ids = random_table(9, width, dtype), torch.tensor([8, 0, 3])
+    gradients = torch.randn(9, width).to(dtype)
+    vectors = table.double().requires_grad_()
+    F.normalize(vectors, dim=1).backward(gradients.double())
+    # Of a gradient along its row nothing is left but rounding, which is as large as the gradient.
+    scales = gradients.norm(dim=1, keepdim=True) / table.norm(dim=1, keepdim=True)
+    precision = 1e-12 if dtype == torch.float64 else 1e-6
+    for actual, places in [
+        (through_unit(gradients, table), torch.arange(9)),
+        (through_unit_rows(gradients[ids], table, ids), ids),
+    ]:
+        assert actual.dtype == dtype
+        errors = (actual.double() - vectors.grad[places]) / scales[places]
+        assert errors.abs().max() < precision
+
+
+@every_dtype
+def test_rows_of_length_zero_stay_and_pass_gradients_as_autograd_says(dtype):
+    table, ids = torch.zeros(2, 3, dtype=dtype), torch.tensor([1])
+    assert (unit_rows(table, ids) == 0).all()
+    vectors, gradients = table[ids].requires_grad_(), torch.randn(1, 3).to(dtype)
+    F.normalize(vectors, dim=1).backward(gradients)
+    torch.testing.assert_close(through_unit_rows(gradients, table, ids), vectors.grad)
+
+
+@every_dtype
+def test_a_row_that_is_no_number_spreads(dtype):
+    table, ids = torch.ones(2, 3, dtype=dtype), torch.tensor([0, 1])
+    table[1, 2] = torch.nan
+    assert unit_rows(table, ids).isnan().tolist() == [[False] * 3, [True] * 3]
+    found = through_unit_rows(torch.ones(2, 3, dtype=dtype), table, ids)
+    assert found.isnan().any(dim=1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("place", [-1, 5])
+def test_ids_that_are_no_rows_are_refused_before_anything_is_written(place):
+    table, ids, gradients = torch.ones(5, 2), torch.tensor([0, place]), torch.ones(2, 2)
+    state = torch.ones(5)
+    with pytest.raises(IndexError, match="ids must be from 0 to 4, got"):
+        unit_rows(table, ids)
+    with pytest.raises(IndexError):
+        through_unit_rows(gradients, table, ids)
+    with pytest.raises(IndexError):
+        adagrad_(table, state, ids, gradients, learning_rate=1.0)
+    with pytest.raises(IndexError):
+        adam_(table, table, state, ids, gradients, betas=(0.9, 0.999), learning_rate=1.0, step=1)
+    assert (table == 1).all()
+    assert (state == 1).all()
+
+
+def updated(dtype, width, seed, num_steps=3):
+    """Tables and states after steps of both optimisers on random rows, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    table = random_table(7, width, dtype, seed)
+    tensors = [table.clone(), table.clone(), *(torch.zeros(7, dtype=dtype) for _ in range(2))]
+    momentum = torch.zeros_like(table)
+    for step in range(1, 1 + num_steps):
+        ids = torch.randperm(7, generator=generator)[: step + 1]
+        gradients = torch.randn(step + 1, width, generator=generator, dtype=torch.float64)
+        gradients[0] *= 1e-4
+        gradients[-1] *= 1e4
+        gradients = gradients.to(dtype)
+        adagrad_(tensors[0], tensors[2], ids, gradients, learning_rate=0.1)
+        adam_(
+            tensors[1],
+            momentum,
+            tensors[3],
+            ids,
+            gradients,
+            betas=(0.8, 0.95),
+            learning_rate=0.1,
+            step=step,
+        )
+    return [tensor.double() for tensor in [*tensors, momentum]]
+
+
+@every_width
+@given(st.integers(0, 2**31))
+def test_compiled_updates_are_those_of_torch(width, seed):
+    for compiled, torch_form in zip(
+        updated(torch.float32, width, seed), updated(torch.float64, width, seed), strict=True
+    ):
+        # Numbers of a row that nearly cancel are as precise as what they were made of.
+        scales = torch_form.abs() if torch_form.dim() == 1 else torch_form.abs() + 0.1
+        scales = scales if torch_form.dim() == 1 else scales.amax(dim=1, keepdim=True)
+        assert ((compiled - torch_form).abs() <= 1e-5 * scales).all()
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 5])
+def test_results_are_the_same_for_every_number_of_threads(monkeypatch, num_threads):
+    def results():
+        table, ids = random_table(40, 9, torch.float32), torch.randperm(40)[:23]
+        return [
+            *updated(torch.float32, 9, 1),
+            unit_rows(table, ids),
+            through_unit_rows(torch.randn(23, 9), table, ids),
+        ]
+
+    torch.manual_seed(1)
+    alone = results()
+    monkeypatch.setattr(rows, "num_threads_for", lambda work: num_threads)
+    torch.manual_seed(1)
+    assert all(torch.equal(*pair) for pair in zip(results(), alone, strict=True))
+
+
+def test_threads_are_those_of_torch_where_there_is_work_for_them(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(threads, "_HAS_OPENMP", True)
+    assert threads.num_threads_for(2**20) == 6
+    assert threads.num_threads_for(100) == 1
+    monkeypatch.setattr(threads, "_HAS_OPENMP", False)
+    assert threads.num_threads_for(2**20) == 1
+
+
+def test_a_machine_without_openmp_is_told_so(monkeypatch):
+    monkeypatch.setattr(threads.ctypes, "CDLL", lambda name: object())
+    symbols = {}
+    monkeypatch.setattr(threads.llvmlite.binding, "add_symbol", symbols.__setitem__)
+    assert not threads._has_openmp()
+    assert len(symbols) == 3
+    assert all(symbols.values())

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import oracles
 from evenhand.kernels import scoring, selection
@@ -121,6 +122,20 @@ def test_the_largest_of_a_single_row_and_of_a_matrix_with_a_gradient():
     row = torch.randn(100)
     assert torch.equal(largest(row, 3).values.sort().values, row.sort().values[-3:])
     assert not largest(torch.randn(2, 9, requires_grad=True), 1).values.requires_grad
+
+
+@pytest.mark.parametrize("count", [-1, 0, 6])
+def test_a_count_out_of_range_is_refused(count):
+    with pytest.raises(ValueError, match=f"count must be between 1 and 5 .*got {count}"):
+        largest(torch.randn(2, 5), count)
+
+
+def test_tensors_without_numbers_are_left_to_torch():
+    with FakeTensorMode():
+        assert largest(torch.randn(2, 50), 3).positions.shape == (2, 3)
+        assert scores_of_each(
+            torch.randn(2, 3), torch.randn(50, 3), torch.zeros(2, 4, dtype=int), is_cosine=True
+        ).shape == (2, 4)
 
 
 @every_dtype

@@ -7,13 +7,15 @@ from torch import Tensor
 
 from evenhand.kernels.compiled import compiled
 
+CLASSES = (Tensor, torch.nn.Parameter)  # and none made of them, which may hold no numbers
 TYPES = (torch.float32, torch.int64)
 
 
 def are_plain(*tensors: Tensor) -> bool:
     """Whether numba kernels can work on these: on the CPU, float32 or int64, without gradient."""
-    return all(
-        tensor.device.type == "cpu"
+    return not torch.compiler.is_compiling() and all(
+        type(tensor) in CLASSES
+        and tensor.device.type == "cpu"
         and tensor.dtype in TYPES
         and tensor.is_contiguous()
         and not tensor.requires_grad

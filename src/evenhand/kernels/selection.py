@@ -31,6 +31,8 @@ def largest(scores: Tensor, count: int) -> Largest:
         found = scores.topk(count, dim=-1, sorted=False)
         return Largest(found.indices, found.values)
     batch_size, width = scores.shape
+    if not 1 <= count <= width:
+        raise ValueError(f"count must be between 1 and {width} (the length of a row), got {count}")
     positions = torch.empty(batch_size, count, dtype=torch.int64)
     values = torch.empty(batch_size, count)
     select_rows(

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-SMALLEST_WORK = 2**14  # numbers to read; fewer are not worth a second thread
+SMALLEST_WORK = 2**15  # numbers to read; fewer are not worth a second thread, as in torch
 _PREFIX = "evenhand_"  # of the library's functions in compiled code
 _START, _INDEX, _COUNT = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _BYTES, _INT32, _INT64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)

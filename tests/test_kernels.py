@@ -13,6 +13,7 @@ from evenhand.kernels.selection import largest, largest_of_blocks, mask_shared_
 from evenhand.kernels.sparse import (
     Lists,
     distinct_ids,
+    entries_of,
     matrix_of,
     product,
     transposed,
@@ -300,6 +301,25 @@ def test_distinct_ids_are_those_of_a_set(dtype, ids):
     distinct, places = distinct_ids(ids)
     assert sorted(distinct.tolist()) == sorted(set(ids.tolist()))
     assert torch.equal(distinct[places], ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=["compiled", "torch"])
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.data())
+def test_entries_of_chosen_lists_stand_one_list_after_another(dtype, lengths, data):
+    ends = torch.tensor(lengths).cumsum(0)
+    lists = [range(end - length, end) for end, length in zip(ends.tolist(), lengths, strict=True)]
+    rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6))
+    starts = torch.cat([torch.zeros(1, dtype=dtype), ends.to(dtype)])
+    entries, new_starts = entries_of(starts, torch.tensor(rows, dtype=dtype))
+    assert entries.tolist() == [entry for row in rows for entry in lists[row]]
+    assert new_starts.diff().tolist() == [lengths[row] for row in rows]
+    assert new_starts[0] == 0
+
+
+@pytest.mark.parametrize("row", [-1, 2])
+def test_entries_of_a_list_that_is_not_there_are_refused(row):
+    with pytest.raises(IndexError):
+        entries_of(torch.tensor([0, 2, 5]), torch.tensor([row]))
 
 
 @every_dtype

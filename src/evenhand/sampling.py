@@ -169,8 +169,11 @@ class UniformSampler:
                 f"num_sampled_labels must be between 1 and {limit} (the number of labels"
                 f"{'' if request.is_shared else ' but the positive'}), got {num_draws}"
             )
+        key = random_integers(1, 1, generator).to(request.positive_ids.device)
+        if request.is_shared:
+            slots = torch.arange(num_draws, device=key.device).unsqueeze(0)  # (1, M)
+            return permuted(slots, row_keys(key, 1), self.num_labels)
         excluded, num_left = self._remaining(request)
-        key = random_integers(1, 1, generator).to(excluded.device)
         keys = row_keys(key, len(excluded))  # an order each
         slots = torch.arange(num_draws, device=excluded.device)
         is_empty = slots >= num_left  # (R, M): more were asked for than there are
@@ -184,9 +187,12 @@ class UniformSampler:
         return ids.masked_fill(is_empty, -1)
 
     def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        if request.is_shared:
+            inclusion = request.num_sampled_labels / self.num_labels
+            return torch.full_like(ids, math.log(inclusion), dtype=torch.float64)
         _, num_left = self._remaining(request)
-        inclusion = (request.num_sampled_labels / num_left.double()).clamp(max=1)
-        return inclusion.log().expand(ids.shape)  # (R, 1) -> (R, N)
+        inclusions = (request.num_sampled_labels / num_left.double()).clamp(max=1)
+        return inclusions.log().expand(ids.shape)  # (R, 1) -> (R, N)
 
     def _remaining(self, request: SampleRequest) -> tuple[Tensor, Tensor]:
         """Excluded ids in order (R, P), and the number of labels that are left (R, 1)."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.kernels.compiled import compiled, compiled_sums
+from evenhand.kernels.prefetch import fetch_later_row
 from evenhand.kernels.threads import in_parts
 
 Floats = NDArray[np.float32]
@@ -25,6 +26,7 @@ def _unit_rows(
     first: int, last: int, table: Floats, ids: Ids, smallest: float, units: Floats
 ) -> None:
     for place in range(first, last):
+        fetch_later_row(table, ids, place)
         row, result = table[ids[place]], units[place]
         factor = np.float32(1 / _norm(row, smallest))
         for column in range(len(row)):
@@ -49,6 +51,7 @@ def _through_unit_rows(
     results: Floats,
 ) -> None:
     for place in range(first, last):
+        fetch_later_row(table, ids, place)
         gradient, row, result = gradients[place], table[ids[place]], results[place]
         norm = _norm(row, smallest)
         factor, along = np.float32(1 / norm), np.float32(_dot(gradient, row) / norm / norm)
@@ -82,8 +85,10 @@ def _score_rows(
     smallest: float,
     scores: Floats,
 ) -> None:
+    ids_of_all = ids.reshape(ids.size)
     for example in range(first, last):
         for place in range(ids.shape[1]):
+            fetch_later_row(table, ids_of_all, example * ids.shape[1] + place)
             row = table[ids[example, place]]
             norm = _norm(row, smallest) if is_cosine else 1.0
             scores[example, place] = _dot(queries[example], row) / norm
@@ -115,6 +120,7 @@ def _adagrad(
     epsilon: float,
 ) -> None:
     for place in range(first, last):
+        fetch_later_row(table, ids, place)
         gradient, row = gradients[place], table[ids[place]]
         total = sums[ids[place]] + _dot(gradient, gradient) / len(row)
         sums[ids[place]] = total
@@ -151,6 +157,8 @@ def _adam(
     beta, second_beta, rate, correction, epsilon = numbers
     old_share, new_share = np.float32(beta), np.float32(1 - beta)
     for place in range(first, last):
+        fetch_later_row(table, ids, place)
+        fetch_later_row(momentum, ids, place)
         gradient, row, pace = gradients[place], table[ids[place]], momentum[ids[place]]
         square = _dot(gradient, gradient) / len(row)
         moment = second_beta * second_moments[ids[place]] + (1 - second_beta) * square

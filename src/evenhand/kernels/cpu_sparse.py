@@ -75,6 +75,20 @@ def transpose(
 
 
 @compiled
+def entries_of(starts: Ids, rows: Ids, new_starts: Ids) -> Ids:
+    """Where the entries of chosen rows stand, one row after another; fills where each starts."""
+    for place in range(len(rows)):
+        length = starts[rows[place] + 1] - starts[rows[place]]
+        new_starts[place + 1] = new_starts[place] + length
+    entries = np.empty(new_starts[-1], np.int64)
+    for place in range(len(rows)):
+        shift = starts[rows[place]] - new_starts[place]
+        for entry in range(new_starts[place], new_starts[place + 1]):
+            entries[entry] = entry + shift
+    return entries
+
+
+@compiled
 def mask_shared(scores: Floats, sampled_ids: Ids, positive_ids: Ids) -> None:
     """-inf for slots (M,) that are empty, or that hold one of the positives (B, P) of the row."""
     table = _empty_table(len(sampled_ids))

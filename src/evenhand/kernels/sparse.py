@@ -80,6 +80,25 @@ def transposed(matrix: Lists, *, num_columns: int) -> Lists:
     return Lists(new_starts[:-1], new_columns, new_values)
 
 
+def entries_of(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of chosen lists, one list after another, and where each list then starts.
+
+    Example:
+        >>> entries_of(torch.tensor([0, 2, 5]), torch.tensor([1, 0]))
+        (tensor([2, 3, 4, 0, 1]), tensor([0, 3, 5]))
+    """
+    if are_plain(starts, rows):
+        check_ids(rows, len(starts) - 1)
+        new_starts = torch.zeros(len(rows) + 1, dtype=torch.int64)
+        entries = cpu_sparse.entries_of(starts.numpy(), rows.numpy(), new_starts.numpy())
+        return torch.from_numpy(entries), new_starts
+    firsts = starts[rows]
+    lengths = starts[rows + 1] - firsts
+    new_starts = F.pad(lengths.cumsum(0), (1, 0))
+    entries = torch.repeat_interleave(firsts - new_starts[:-1], lengths)
+    return entries + torch.arange(len(entries), device=entries.device), new_starts
+
+
 def distinct_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Every id once (T,), and where each of the ids (n,) stands among them (n,).
 

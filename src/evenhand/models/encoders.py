@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenhand.kernels.sparse import Lists, distinct_ids, transposed_product
+from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
 
 
 class Bags(NamedTuple):
@@ -46,11 +46,7 @@ def taken_features(features: Features, positions: Tensor) -> Features:
     """The features of chosen examples, in that order."""
     if isinstance(features, Tensor):
         return features.index_select(0, positions)
-    starts = features.offsets[positions]
-    lengths = features.offsets[positions + 1] - starts
-    offsets = F.pad(lengths.cumsum(0), (1, 0))  # (k' + 1,)
-    entries = torch.repeat_interleave(starts - offsets[:-1], lengths)
-    entries += torch.arange(len(entries), device=entries.device)  # (nnz of the chosen,)
+    entries, offsets = entries_of(features.offsets, positions)  # (nnz of the chosen,), (k' + 1,)
     values = None if features.values is None else features.values[entries]
     return Bags(features.ids[entries], offsets, values)
 

@@ -46,8 +46,11 @@ class Retriever(nn.Module):
     @torch.no_grad()
     def query_vectors(self, features: Features) -> Tensor:
         """(B, D), scale included: their product with `label_vectors` is the score, less a bias."""
-        vectors: Tensor = self.encoder(features)
-        return self.scale * self.unit(vectors)
+        return self.as_queries(self.encoder(features))
+
+    def as_queries(self, raw_vectors: Tensor) -> Tensor:
+        """`query_vectors` from what the encoder gave: (B, D) -> (B, D)."""
+        return self.scaled(self.unit(raw_vectors))
 
     @torch.no_grad()
     def label_vectors(self, label_ids: Tensor | None = None) -> Tensor:
@@ -65,6 +68,9 @@ class Retriever(nn.Module):
         if label_ids is None:
             return self.label_bias[:, 0]
         return self.label_bias.index_select(0, label_ids)[:, 0]
+
+    def scaled(self, vectors: Tensor) -> Tensor:
+        return vectors if self.scale == 1 else self.scale * vectors
 
     def unit(self, vectors: Tensor) -> Tensor:
         """Rows of length 1 under the cosine, the rows themselves under the dot product."""

@@ -275,7 +275,7 @@ def train_step(
     draw_fn = sampler.sample_for_each if plan.draws_for_each else sampler.sample
     sample = draw_fn(batch.positive_ids, plan.num_sampled_labels, generator=training.generator)
     raw_vectors: Tensor = model.encoder(batch.features)  # (B, D)
-    query_vectors = model.scale * model.unit(raw_vectors)
+    query_vectors = model.as_queries(raw_vectors)
     mined = mine(
         query_vectors,
         batch,

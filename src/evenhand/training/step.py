@@ -99,22 +99,21 @@ def gradients_of(
     Args:
         raw_vectors: (B, D) as the encoder gave them; None: the survivors are encoded again.
     """
-    is_whole = len(mined.survivors) == len(mined.losses)  # survivors are in order: nothing to take
-    features = batch.features if is_whole else taken_features(batch.features, mined.survivors)
-    raw_vectors = (
-        model.encoder(features).detach()
-        if raw_vectors is None
-        else raw_vectors.index_select(0, mined.survivors)
-    )  # (k', D)
+    features = batch.features
+    if len(mined.survivors) < len(mined.losses):  # survivors are in order: else nothing to take
+        features = taken_features(features, mined.survivors)
+        query_vectors = query_vectors.index_select(0, mined.survivors)  # (k', D)
+        if raw_vectors is not None:
+            raw_vectors = raw_vectors.index_select(0, mined.survivors)
+    if raw_vectors is None:
+        raw_vectors = model.encoder(features).detach()  # (k', D)
     vector_gradients = product(
         mined.coefficients, model.label_vectors(mined.label_ids)
     )  # (k', T) (T, D) -> (k', D)
-    encoder_gradients = model.through_unit(model.scale * vector_gradients, raw_vectors)
+    encoder_gradients = model.through_unit(model.scaled(vector_gradients), raw_vectors)
     feature_rows = model.encoder.accumulate(features, encoder_gradients)
     label_gradients = transposed_product(
-        mined.coefficients,
-        query_vectors.index_select(0, mined.survivors),
-        num_columns=len(mined.label_ids),
+        mined.coefficients, query_vectors, num_columns=len(mined.label_ids)
     )  # (T, k') (k', D) -> (T, D)
     label_rows = RowGradients(
         mined.label_ids, model.through_label_vectors(label_gradients, mined.label_ids)

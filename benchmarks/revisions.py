@@ -93,7 +93,8 @@ def _times(method: str, roots: list[Path], rounds: int, steps: int) -> list[list
 
 
 def _turn(worker: subprocess.Popen[str], share: float, steps: int) -> float:
-    assert worker.stdin is not None and worker.stdout is not None
+    assert worker.stdin is not None
+    assert worker.stdout is not None
     worker.stdin.write(f"{share} {steps}\n")
     worker.stdin.flush()
     return float(worker.stdout.readline())

@@ -32,7 +32,7 @@ def fetch_later_row(table: NDArray[np.float32], ids: NDArray[np.int64], place: i
 def _generated(
     typing_context: Any, table: Any, row: Any, column: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """What numba makes of `_prefetch(table, row, column)`: LLVM's instruction, which cannot fail."""
+    """What numba makes of `_prefetch(table, row, column)`: an instruction that cannot fail."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, values[0])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -18,6 +18,7 @@ from evenhand.kernels.compiled import compiled
 
 ROWS_AHEAD = 4  # 1, 2 and 8 gain less on an AMD EPYC
 _NUMBERS_OF_LINE = 16  # float32 in a line of the cache, which is what memory is fetched by
+_utilities: Any = cgutils  # numba has no types
 _BYTES, _INT32 = ir.IntType(8).as_pointer(), ir.IntType(32)
 
 
@@ -36,11 +37,11 @@ def _generated(
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, values[0])
-        pointer = cgutils.get_item_pointer(
+        pointer = _utilities.get_item_pointer(
             context, builder, signature.args[0], array, values[1:], wraparound=False
         )
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT32, _INT32, _INT32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        function = _utilities.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         is_written, nearness, is_data = _INT32(0), _INT32(3), _INT32(1)
         builder.call(function, [builder.bitcast(pointer, _BYTES), is_written, nearness, is_data])
         return context.get_dummy_value()

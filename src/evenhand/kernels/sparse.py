@@ -90,8 +90,8 @@ def entries_of(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     if are_plain(starts, rows):
         check_ids(rows, len(starts) - 1)
         new_starts = torch.zeros(len(rows) + 1, dtype=torch.int64)
-        entries = cpu_sparse.entries_of(starts.numpy(), rows.numpy(), new_starts.numpy())
-        return torch.from_numpy(entries), new_starts
+        found = cpu_sparse.entries_of(starts.numpy(), rows.numpy(), new_starts.numpy())
+        return torch.from_numpy(found), new_starts
     firsts = starts[rows]
     lengths = starts[rows + 1] - firsts
     new_starts = F.pad(lengths.cumsum(0), (1, 0))

@@ -88,6 +88,12 @@ def test_the_tables_of_methods_are_those_of_the_results(monkeypatch, noise):
     assert methods.table_of(methods.RESULTS, noise) in (ROOT / "docs/methods.md").read_text("utf-8")
 
 
+def test_the_tables_of_speed_are_those_of_the_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    page = (ROOT / "docs/speed.md").read_text("utf-8")
+    assert importlib.import_module("speed_tables").with_tables(page) == page
+
+
 def theory_rows():
     """(functions, tests) of every row of the tables of docs/theory.md."""
     for line in (ROOT / "docs/theory.md").read_text("utf-8").splitlines():

@@ -1,5 +1,6 @@
 """From settings to a run: built as told, checked against the data, kept in a folder."""
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -73,6 +74,29 @@ def built(dataset, **changes):
 )
 def test_every_sampler_is_built_for_the_methods_that_draw(dataset, sampler, kind):
     assert isinstance(built(dataset, mining__sampler=sampler, **IN_BATCH).sampler, kind)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "float32"])
+def test_a_cpu_takes_the_step_in_torch_with_tables_in_float32(dataset, precision):
+    parts = built(dataset, training__precision=precision)
+    assert parts.step_fn() is None
+    assert parts.training.model.label_table.dtype == torch.float32
+
+
+def test_tables_in_bfloat16_are_refused_where_no_step_rounds_by_chance(dataset):
+    parts = built(dataset, training__precision="bfloat16")
+    assert parts.training.model.label_table.dtype == torch.bfloat16
+    with pytest.raises(UserError, match=r"training\.precision 'bfloat16' needs .* GPU.*'mixed'"):
+        parts.step_fn()
+
+
+def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(dataset):
+    model = built(dataset, training__precision="bfloat16").training.model
+    config = small.config("unused")
+    outcome = evaluate_model(model, dataset, "test", config)
+    assert model.label_table.dtype == torch.bfloat16
+    expected = evaluate_model(copy.deepcopy(model).float(), dataset, "test", config)
+    np.testing.assert_array_equal(outcome.ranks, expected.ranks)
     all_labels = built(dataset, mining__sampler=sampler, mining__method="sgd", **IN_BATCH)
     assert isinstance(all_labels.sampler, UniformSampler)
 

@@ -74,6 +74,8 @@ def built(dataset, **changes):
 )
 def test_every_sampler_is_built_for_the_methods_that_draw(dataset, sampler, kind):
     assert isinstance(built(dataset, mining__sampler=sampler, **IN_BATCH).sampler, kind)
+    all_labels = built(dataset, mining__sampler=sampler, mining__method="sgd", **IN_BATCH)
+    assert isinstance(all_labels.sampler, UniformSampler)
 
 
 @pytest.mark.parametrize("precision", ["mixed", "float32"])
@@ -97,8 +99,6 @@ def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(datase
     assert model.label_table.dtype == torch.bfloat16
     expected = evaluate_model(copy.deepcopy(model).float(), dataset, "test", config)
     np.testing.assert_array_equal(outcome.ranks, expected.ranks)
-    all_labels = built(dataset, mining__sampler=sampler, mining__method="sgd", **IN_BATCH)
-    assert isinstance(all_labels.sampler, UniformSampler)
 
 
 def test_the_most_frequent_label_is_the_first_of_the_log_uniform_sampler(dataset):

@@ -165,7 +165,8 @@ MUTANTS = [
     Mutant("kernels/cpu_rows.py", "row) / norm / norm", "row) / norm", "autograd"),
     Mutant("kernels/cpu_rows.py", "(1 - second_beta) * square", "square", "compiled_updates"),
     Mutant("kernels/cpu_rows.py", "sums[ids[place]] = total", "pass", "compiled_updates"),
-    Mutant("models/retriever.py", "return self.scale * self.unit(", "return self.unit("),
+    Mutant("models/retriever.py", "return self.scaled(self.unit(", "return (self.unit("),
+    Mutant("models/retriever.py", "if self.scale == 1 else", "if self.scale >= 1 else"),
     Mutant(
         "training/step.py",
         "mask_shared_(scores, sample.ids, batch.positive_ids[first:last])",
@@ -179,7 +180,7 @@ MUTANTS = [
         "product",
     ),
     Mutant("training/step.py", "scores += biases", "scores -= biases", "bias and product"),
-    Mutant("training/step.py", "model.scale * vector_gradients", "vector_gradients", "product"),
+    Mutant("training/step.py", "model.scaled(vector_gradients)", "vector_gradients", "product"),
     Mutant("training/step.py", "if is_log_q_corrected:", "if False:", "log and product"),
     Mutant(
         "training/step.py",
@@ -212,6 +213,9 @@ MUTANTS = [
     Mutant("kernels/sparse.py", "matrix.T @ vectors", "matrix.T @ vectors.flip(0)", "dense_matrix"),
     Mutant("kernels/sparse.py", "sort(stable=True)", "sort(descending=True)", "dense_matrix"),
     Mutant("kernels/sparse.py", "& (ids >= 0)", "", "leaves"),
+    Mutant("kernels/sparse.py", "check_ids(rows, len(starts) - 1)", "pass", "entries_of"),
+    Mutant("kernels/sparse.py", "firsts - new_starts[:-1], lengths", "firsts, lengths", "entries"),
+    Mutant("kernels/cpu_sparse.py", "= entry + shift", "= entry", "entries_of"),
     Mutant("theory/order.py", "[..., ::-1] @ weights", "@ weights", "order_weighted"),
     Mutant("theory/order.py", "1, num_drawn - 1", "1, num_drawn", "batch_enumerated"),
     Mutant("theory/order.py", "drawn, num_kept - 1)", "drawn, num_kept)", "batch_enumerated"),

@@ -12,7 +12,7 @@ is ever written to a path that an archive names.
 import gzip
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ MNIST_SIDE = 28
 CIFAR_SHAPE = (3, 32, 32)  # channels, height, width
 CIFAR_IMAGE_BYTES = 3 * 32 * 32
 CIFAR_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-CIFAR_ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
+CIFAR_ARCHIVES = {".bin": "cifar-10-binary.tar.gz", "": "cifar-10-python.tar.gz"}  # by ending
 LABEL_MAGIC, IMAGE_MAGIC = 0x0801, 0x0803  # an idx file of bytes with one and three dimensions
 MAX_BYTES = 2**28  # a larger file is none of these
 AGAIN = "fetch or copy the file again"
@@ -80,6 +80,12 @@ def mnist_names(side: str, kind: str) -> list[str]:
     dimensions = {"images": 3, "labels": 1}[kind]
     plain = [f"{side}-{kind}{mark}idx{dimensions}-ubyte" for mark in "-."]
     return [*plain, *(f"{name}.gz" for name in plain)]
+
+
+def mnist_paths(folder: Path) -> list[Path]:
+    """The four files: images and labels to train, images and labels to test."""
+    kinds = ("images", "labels")
+    return [_mnist_path(folder, side, kind) for side in ("train", "t10k") for kind in kinds]
 
 
 def _mnist_side(folder: Path, side: str) -> tuple[Bytes, Labels]:
@@ -143,28 +149,38 @@ class _Batch(NamedTuple):
     labels: Labels  # (N,)
 
 
-def _cifar_batches(folder: Path) -> list[_Batch]:
-    """Five training batches and the test batch, from whichever form is in the folder."""
-    kinds: dict[str, Callable[[bytes, str], _Batch]] = {".bin": _binary_batch, "": _python_batch}
-    for suffix, batch_fn in kinds.items():
+def cifar_paths(folder: Path) -> list[Path]:
+    """The six batches, or the archive alone, of whichever version is in the folder."""
+    for suffix, archive_name in CIFAR_ARCHIVES.items():
         names = [f"{name}{suffix}" for name in CIFAR_BATCHES]
-        paths = {name: first_of(folder, CIFAR_FOLDERS, [name]) for name in names}
-        missing = [name for name, path in paths.items() if path is None]
-        if missing and len(missing) < len(names):
+        found = {name: first_of(folder, CIFAR_FOLDERS, [name]) for name in names}
+        paths = [path for path in found.values() if path is not None]
+        if len(paths) == len(names):
+            return paths
+        if (archive := first_of(folder, CIFAR_FOLDERS, [archive_name])) is not None:
+            return [archive]
+        if paths:
+            missing = ", ".join(name for name, path in found.items() if path is None)
             raise UserError(
-                f"{folder} has some batches of CIFAR-10 but not {', '.join(missing)}; copy all "
-                f"six, or the whole archive"
+                f"{folder} has some batches of CIFAR-10 but not {missing}; copy all six, or the "
+                f"whole archive"
             )
-        if not missing:
-            return [batch_fn(_content(path), str(path)) for path in paths.values() if path]
-        archive = first_of(folder, CIFAR_FOLDERS, [CIFAR_ARCHIVES[suffix == ""]])
-        if archive is not None:
-            contents = _tar_contents(archive, names)
-            return [batch_fn(contents[name], f"{archive}: {name}") for name in names]
     raise UserError(
-        f"{folder} has neither {' nor '.join(CIFAR_ARCHIVES)} nor data_batch_1.bin and the other "
-        f"batches: `evenhand data fetch cifar10`, or copy them"
+        f"{folder} has neither {' nor '.join(CIFAR_ARCHIVES.values())} nor data_batch_1.bin and "
+        f"the other batches: `evenhand data fetch cifar10`, or copy them"
     )
+
+
+def _cifar_batches(folder: Path) -> list[_Batch]:
+    """Five training batches and the test batch."""
+    paths = cifar_paths(folder)
+    is_binary = paths[0].suffix == ".bin" or paths[0].name == CIFAR_ARCHIVES[".bin"]
+    batch_fn = _binary_batch if is_binary else _python_batch
+    if len(paths) == len(CIFAR_BATCHES):
+        return [batch_fn(_content(path), str(path)) for path in paths]
+    names = [f"{name}{'.bin' if is_binary else ''}" for name in CIFAR_BATCHES]
+    contents = _tar_contents(paths[0], names)
+    return [batch_fn(contents[name], f"{paths[0]}: {name}") for name in names]
 
 
 def _binary_batch(data: bytes, source: str) -> _Batch:
@@ -176,7 +192,7 @@ def _binary_batch(data: bytes, source: str) -> _Batch:
             f"cut short or another file; {AGAIN}"
         )
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, record)
-    images = records[:, 1:].reshape(-1, *CIFAR_SHAPE)
+    images = records[:, 1:].reshape(-1, *CIFAR_SHAPE).copy()  # writable
     return _Batch(source, images, _checked_labels(records[:, 0], source))
 
 
@@ -194,9 +210,9 @@ def _python_batch(data: bytes, source: str) -> _Batch:
             f"{source} has {len(labels)} labels and an array of shape {images.shape}, expected "
             f"({len(labels)}, {CIFAR_IMAGE_BYTES}); {AGAIN}"
         )
-    wrong = [label for label in labels if type(label) is not int or not 0 <= label < NUM_CLASSES]
-    if wrong:
-        raise _label_error(source, labels.index(wrong[0]), wrong[0])
+    for place, label in enumerate(labels):
+        if type(label) is not int or not 0 <= label < NUM_CLASSES:
+            raise _label_error(source, place, label)
     images = images.reshape(-1, *CIFAR_SHAPE).copy()  # writable
     return _Batch(source, images, np.array(labels, dtype=np.int64))
 

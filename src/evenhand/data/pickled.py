@@ -8,6 +8,7 @@ uses are compared as texts and never looked up. Anything else is refused.
 
 import math
 import pickletools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,9 +58,10 @@ def plain_values(data: bytes, *, source: str) -> dict[str, Any]:
     reader = _Reader()
     opcode_name, position = "the first", 0
     try:
-        for opcode, argument, place in pickletools.genops(data):
-            opcode_name, position = opcode.name, place or 0
-            reader.follow(opcode_name, argument)
+        with warnings.catch_warnings(action="ignore"):  # of escapes in texts, which are refused
+            for opcode, argument, place in pickletools.genops(data):
+                opcode_name, position = opcode.name, place or 0
+                reader.follow(opcode_name, argument)
         value = reader.result()
     except (_Refused, ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
         raise UserError(

@@ -275,10 +275,9 @@ def data_places_command(options: argparse.Namespace) -> int:
 
 
 def data_extreme_command(options: argparse.Namespace) -> int:
-    files = (options.train, options.test, options.label_names)
-    files = (*files, options.train_groups, options.test_groups)
     if options.public is not None:
-        if any(files):
+        groups = (options.train_groups, options.test_groups)
+        if any((options.train, options.test, options.label_names, *groups)):
             raise UserError(
                 f"{options.public} is opened by its name, so the files are known; give the name "
                 f"alone, or files alone"

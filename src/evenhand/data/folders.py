@@ -8,7 +8,9 @@ and nothing is unpacked: a member of an archive is read where it is.
 """
 
 import dataclasses
+import lzma
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from evenhand.data.files import OPENERS
 from evenhand.data.images import ImageData, cifar_paths, load_cifar10, load_mnist, mnist_paths
 from evenhand.errors import UserError
 
+ZIP_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 GENERAL_NAMES = ("train.txt", "test.txt")  # of newer archives; they tell nothing by themselves
 
 
@@ -106,14 +109,14 @@ def _counted(data: PublicData, files: ExtremeFiles) -> str:
     published = data.counts
     if files.whole is not None:
         header = read_header(files.whole)
-        found = (header.num_rows, header.num_features, header.num_labels)
-        expected = (published.num_train + published.num_test, *published[2:])
+        found = [header.num_rows, header.num_features, header.num_labels]
+        expected = [published.num_train + published.num_test, *published[2:]]
     else:
         train, test = read_header(files.train), read_header(files.test)
-        found = (train.num_rows, test.num_rows, train.num_features, train.num_labels)
-        expected = published
+        found = [train.num_rows, test.num_rows, train.num_features, train.num_labels]
+        expected = list(published)
     numbers = ", ".join(f"{number:,}" for number in found)
-    if found == tuple(expected):
+    if found == expected:
         return f"{data.title}: documents, features and labels as published ({numbers})"
     others = ", ".join(f"{number:,}" for number in expected)
     return (
@@ -204,7 +207,7 @@ def _archives(data: PublicData, folder: Path) -> Iterator[Path]:
 def _in_archive(archive: Path, names: ExtremeNames) -> ExtremeFiles | None:
     """The members of these names, in whatever folder of the archive they are."""
     found: dict[str, Path] = {}
-    for member in _opened_archive(archive).namelist():
+    for member in _members(archive):
         *folders, name = member.split("/")
         is_odd = not all(folders) or "__MACOSX" in folders  # absolute, or a Mac's remarks
         if name in names[1:] and not is_odd:
@@ -217,10 +220,10 @@ def _in_archive(archive: Path, names: ExtremeNames) -> ExtremeFiles | None:
     return _files(found, names)
 
 
-def _opened_archive(archive: Path) -> zipfile.ZipFile:
+def _members(archive: Path) -> list[str]:
     try:
         with zipfile.ZipFile(archive) as opened:
-            return opened  # its list of members stays readable
+            return opened.namelist()
     except (OSError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{archive} is not a whole .zip archive ({error}); fetch or copy it again"
@@ -228,11 +231,11 @@ def _opened_archive(archive: Path) -> zipfile.ZipFile:
 
 
 def _check_archive(archive: Path) -> None:
-    _opened_archive(archive)
-    with zipfile.ZipFile(archive) as opened:
-        try:
+    """Reads every member to its end, which also compares its checksum."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
             damaged = opened.testzip()
-        except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
-            raise UserError(f"{archive} cannot be read ({error}); fetch it again") from error
+    except (*ZIP_ERRORS, RuntimeError) as error:  # RuntimeError: encrypted, or not implemented
+        raise UserError(f"{archive} cannot be read ({error}); fetch or copy it again") from error
     if damaged is not None:
         raise UserError(f"{archive}: the member {damaged} is damaged; fetch or copy it again")

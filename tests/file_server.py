@@ -16,6 +16,7 @@ class FileServer:
         self.ignores_if_range = False
         self.knows_length = True
         self.content_type = "application/octet-stream"
+        self.coding = None
         self.cut_after = []  # of the first answers: how many bytes come before the line breaks
         self.status = []  # of the first requests: another status than 200 or 206
         self.content_range = None  # a lie
@@ -59,6 +60,7 @@ class FileServer:
             ("ETag", self.etag),
             ("Last-Modified", self.last_modified),
             ("Content-Type", self.content_type),
+            ("Content-Encoding", self.coding),
         ):
             if value:
                 handler.send_header(name, value)
@@ -84,7 +86,7 @@ def served(body):
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{httpd.server_port}/data.zip", server
+        yield f"http://127.0.0.1:{httpd.server_port}/data.bin", server
     finally:
         httpd.shutdown()
         thread.join()

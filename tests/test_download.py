@@ -41,7 +41,7 @@ def direct(monkeypatch):
 
 def fetched(server, folder, *, checksum=None, num_bytes=None, urls=None, **settings):
     urls = (server.url,) if urls is None else urls
-    file = RemoteFile("data.zip", urls, checksum, num_bytes)
+    file = RemoteFile("data.bin", urls, checksum, num_bytes)
     return fetch(file, folder, first_pause=0.001, **{"max_attempts": 3, **settings})
 
 
@@ -59,36 +59,36 @@ def test_a_file_is_fetched_and_nothing_else_is_left(server, tmp_path):
         server, tmp_path / "a/b", checksum=md5(BODY), progress_fn=lambda *told: seen.append(told)
     )
     assert path.read_bytes() == BODY
-    assert names(path.parent) == ["data.zip"]
-    assert seen[-1] == ("data.zip", len(BODY), len(BODY))
+    assert names(path.parent) == ["data.bin"]
+    assert seen[-1] == ("data.bin", len(BODY), len(BODY))
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
     assert server.requests[0]["Accept-Encoding"] == "identity"
 
 
 def test_without_a_published_checksum_the_first_one_seen_is_recorded_and_held_to(server, tmp_path):
     path = fetched(server, tmp_path)
-    record = tmp_path / "data.zip.sha256"
-    assert record.read_text() == f"{sha256(BODY)}  data.zip\n"
+    record = tmp_path / "data.bin.sha256"
+    assert record.read_text() == f"{sha256(BODY)}  data.bin\n"
     path.unlink()
     server.body = OTHER
-    with pytest.raises(UserError, match=f"sha256 is {sha256(OTHER)}, that of data.zip.sha256 is"):
+    with pytest.raises(UserError, match=f"sha256 is {sha256(OTHER)}, that of data.bin.sha256 is"):
         fetched(server, tmp_path)
-    assert names(tmp_path) == ["data.zip.sha256"]
+    assert names(tmp_path) == ["data.bin.sha256"]
     record.unlink()
     assert fetched(server, tmp_path).read_bytes() == OTHER
 
 
 def test_a_good_file_is_not_fetched_again(server, tmp_path):
-    (tmp_path / "data.zip").write_bytes(BODY)
+    (tmp_path / "data.bin").write_bytes(BODY)
     assert fetched(server, tmp_path, checksum=md5(BODY)).read_bytes() == BODY
     assert not server.requests
 
 
 def test_a_file_that_is_another_one_is_neither_taken_nor_overwritten(server, tmp_path):
-    (tmp_path / "data.zip").write_bytes(b"mine")
-    with pytest.raises(UserError, match=r"data\.zip has the md5 .* is published.*move it away"):
+    (tmp_path / "data.bin").write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"data\.bin has the md5 .* is published.*move it away"):
         fetched(server, tmp_path, checksum=md5(BODY))
-    assert (tmp_path / "data.zip").read_bytes() == b"mine"
+    assert (tmp_path / "data.bin").read_bytes() == b"mine"
     assert not server.requests
 
 
@@ -107,21 +107,21 @@ def test_a_later_command_continues_too(server, tmp_path):
     server.cut_after = [100_000, 50_000]
     with pytest.raises(UserError, match=r"cut off 2 times \(150000 of 300000 bytes came\)"):
         fetched(server, tmp_path, max_attempts=2)
-    assert names(tmp_path) == ["data.zip.part", "data.zip.part.json"]
+    assert names(tmp_path) == ["data.bin.part", "data.bin.part.json"]
     assert fetched(server, tmp_path).read_bytes() == BODY
     assert ranges(server)[-1] == "bytes=150000-"
-    assert names(tmp_path) == ["data.zip", "data.zip.sha256"]
+    assert names(tmp_path) == ["data.bin", "data.bin.sha256"]
 
 
 def test_a_file_that_is_always_cut_off_is_given_up_and_the_part_kept(server, tmp_path):
     server.cut_after = [10] * 20
     with pytest.raises(
-        UserError, match=r"cut off 5 times .* with 50 bytes in data\.zip\.part; the "
+        UserError, match=r"cut off 5 times .* with 50 bytes in data\.bin\.part; the "
     ):
         fetched(server, tmp_path, max_attempts=5)
     assert len(server.requests) == 5
-    assert not (tmp_path / "data.zip").exists()
-    assert (tmp_path / "data.zip.part").read_bytes() == BODY[:50]
+    assert not (tmp_path / "data.bin").exists()
+    assert (tmp_path / "data.bin.part").read_bytes() == BODY[:50]
 
 
 def test_the_pauses_grow_and_end(server, tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_the_pauses_grow_and_end(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download.time, "sleep", pauses.append)
     server.cut_after = [1] * 20
     with pytest.raises(UserError):
-        fetch(RemoteFile("data.zip", (server.url,)), tmp_path)
+        fetch(RemoteFile("data.bin", (server.url,)), tmp_path)
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
 
 
@@ -172,24 +172,24 @@ def test_a_file_that_changes_between_the_parts_is_begun_anew(server, tmp_path, i
 
 
 def test_a_part_that_is_all_there_is_only_checked(server, tmp_path):
-    (tmp_path / "data.zip.part").write_bytes(BODY)
-    (tmp_path / "data.zip.part.json").write_text("{}")
+    (tmp_path / "data.bin.part").write_bytes(BODY)
+    (tmp_path / "data.bin.part.json").write_text("{}")
     assert fetched(server, tmp_path, checksum=md5(BODY)).read_bytes() == BODY
     assert ranges(server) == ["bytes=300000-"]
 
 
 def test_a_part_that_is_longer_than_the_file_is_begun_anew(server, tmp_path):
-    (tmp_path / "data.zip.part").write_bytes(BODY + b"more")
-    (tmp_path / "data.zip.part.json").write_text("{}")
+    (tmp_path / "data.bin.part").write_bytes(BODY + b"more")
+    (tmp_path / "data.bin.part.json").write_text("{}")
     assert fetched(server, tmp_path, checksum=md5(BODY)).read_bytes() == BODY
     assert ranges(server) == ["bytes=300004-", None]
 
 
 @pytest.mark.parametrize("about", [None, "", "[]", "{}", '{"url": 3, "validator": 4}'])
 def test_a_part_of_which_nothing_is_known_is_not_continued(server, tmp_path, about):
-    (tmp_path / "data.zip.part").write_bytes(b"something else")
+    (tmp_path / "data.bin.part").write_bytes(b"something else")
     if about is not None:
-        (tmp_path / "data.zip.part.json").write_text(about)
+        (tmp_path / "data.bin.part.json").write_text(about)
     assert fetched(server, tmp_path).read_bytes() == BODY
     assert ranges(server) == [None]
 
@@ -236,8 +236,8 @@ def test_a_content_range_that_does_not_fit_is_refused(server, tmp_path, told):
     server.content_range = told or " "
     with pytest.raises(UserError, match="was asked for bytes 100000- and answers with"):
         fetched(server, tmp_path)
-    assert not (tmp_path / "data.zip").exists()
-    assert (tmp_path / "data.zip.part").read_bytes() == BODY[:100_000]
+    assert not (tmp_path / "data.bin").exists()
+    assert (tmp_path / "data.bin.part").read_bytes() == BODY[:100_000]
 
 
 def test_another_size_than_published_is_refused_before_anything_is_read(server, tmp_path):
@@ -269,9 +269,22 @@ def test_a_page_in_place_of_the_file_is_refused(server, tmp_path):
     assert names(tmp_path) == []
 
 
+def test_a_coding_that_was_not_asked_for_is_refused_unless_a_checksum_tells(server, tmp_path):
+    server.coding = "gzip"
+    with pytest.raises(UserError, match="in the coding 'gzip', which was not asked for"):
+        fetched(server, tmp_path)
+    assert fetched(server, tmp_path, checksum=md5(BODY)).read_bytes() == BODY
+
+
+def test_what_is_no_archive_does_not_get_the_name_of_one(server, tmp_path):
+    with pytest.raises(UserError, match=r"gave something that is not a \.zip archive"):
+        fetch(RemoteFile("a.zip", (server.url,)), tmp_path)
+    assert names(tmp_path) == []
+
+
 def test_absent_is_said_once(server, tmp_path):
     server.status = [404]
-    with pytest.raises(UserError, match=r"data\.zip answers with the status 404 \(Not Found\); "):
+    with pytest.raises(UserError, match=r"data\.bin answers with the status 404 \(Not Found\); "):
         fetched(server, tmp_path)
     assert len(server.requests) == 1
     assert names(tmp_path) == []
@@ -306,7 +319,7 @@ def test_a_redirect_from_https_to_http_is_refused():
         handler.http_error_302(request, io.BytesIO(), 302, "", {"Location": "http://host/b"})
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/a", "data.zip", "FTP://host"])
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/a", "data.bin", "FTP://host"])
 def test_only_http_is_fetched(server, tmp_path, url):
     with pytest.raises(UserError, match="is not an http or https address"):
         fetched(server, tmp_path, urls=(url,))
@@ -331,12 +344,47 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(server, tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(download, "sync", full)
         with pytest.raises(
-            UserError, match=r"data\.zip could not be written \(No space left.*stays"
+            UserError, match=r"data\.bin could not be written \(No space left.*stays"
         ):
             fetched(server, tmp_path)
-    assert not (tmp_path / "data.zip").exists()
+    assert not (tmp_path / "data.bin").exists()
     assert fetched(server, tmp_path).read_bytes() == BODY  # nothing was lost
     assert ranges(server) == [None, "bytes=300000-"]
+
+
+def test_a_disk_that_fills_while_writing_keeps_what_it_has(server, tmp_path, monkeypatch):
+    def filling(path, mode):
+        file = open(path, mode)  # noqa: SIM115
+        if path.name == "data.bin.part":
+            blocks = []
+
+            class Filling:
+                def write(self, block):
+                    blocks.append(block)
+                    if len(blocks) == 2:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    return file.write(block)
+
+                def __getattr__(self, name):
+                    return getattr(file, name)
+
+                def __enter__(self):
+                    return self
+
+                def __exit__(self, *error):
+                    file.close()
+
+            return Filling()
+        return file
+
+    with monkeypatch.context() as patched:
+        patched.setattr(download, "open", filling, raising=False)
+        with pytest.raises(UserError, match="No space left"):
+            fetched(server, tmp_path)
+    assert names(tmp_path) == ["data.bin.part", "data.bin.part.json"]
+    assert (tmp_path / "data.bin.part").read_bytes() == BODY[: download.BLOCK_BYTES]
+    assert fetched(server, tmp_path).read_bytes() == BODY
+    assert ranges(server) == [None, f"bytes={download.BLOCK_BYTES}-"]
 
 
 def test_too_little_room_is_said_before_anything_is_read(server, tmp_path, monkeypatch):
@@ -346,7 +394,7 @@ def test_too_little_room_is_said_before_anything_is_read(server, tmp_path, monke
     monkeypatch.setattr(download.shutil, "disk_usage", lambda path: Usage)
     with pytest.raises(UserError, match="needs 300000 more bytes, but the disk has 1000"):
         fetched(server, tmp_path)
-    assert not (tmp_path / "data.zip").exists()
+    assert not (tmp_path / "data.bin").exists()
 
 
 def test_a_folder_that_cannot_be_made(server, tmp_path):
@@ -357,8 +405,8 @@ def test_a_folder_that_cannot_be_made(server, tmp_path):
 
 def test_two_processes_do_not_write_one_part(server, tmp_path):
     with (
-        download._alone(tmp_path / "data.zip"),
-        pytest.raises(UserError, match=r"another process is fetching .*data\.zip"),
+        download._alone(tmp_path / "data.bin"),
+        pytest.raises(UserError, match=r"another process is fetching .*data\.bin"),
     ):
         fetched(server, tmp_path)
     assert fetched(server, tmp_path).read_bytes() == BODY

@@ -20,6 +20,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -189,6 +190,9 @@ class _Transfer:
         """Where the answer's first byte belongs, and how long the whole file is."""
         if answer.headers.get_content_type() == "text/html":
             raise _Unusable("sends a web page instead of the file")
+        coding = answer.headers.get("Content-Encoding", "identity")
+        if coding != "identity" and self.file.checksum is None:  # else the checksum will tell
+            raise _Unusable(f"sends the file in the coding {coding!r}, which was not asked for")
         if answer.status == 206:
             text = answer.headers.get("Content-Range", "")
             match = CONTENT_RANGE.fullmatch(text)
@@ -248,6 +252,9 @@ class _Transfer:
         if published is not None and size != published:
             self.discard()
             raise _Unusable(f"gave {size} bytes, but the published file has {published}")
+        if self.path.suffix == ".zip" and not zipfile.is_zipfile(self.part):
+            self.discard()
+            raise _Unusable("gave something that is not a .zip archive")
         expected = self.file.checksum or recorded_checksum(self.path)
         kind = expected.kind if expected else "sha256"
         digest = digest_of(self.part, kind)

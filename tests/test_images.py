@@ -363,6 +363,14 @@ def test_senseless_programs_are_refused(program):
         plain_values(program, source="a")
 
 
+def test_an_array_whose_shape_is_nested_beyond_any_depth():
+    nested = b"(" * 50_000 + b"t" * 50_000
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+    program = array + b"(K\x01" + nested + b"cnumpy\ndtype\n(U\x02u1tR\x89U\x00tb."
+    with pytest.raises(UserError, match="instruction BUILD"):
+        plain_values(program, source="a")
+
+
 def test_an_array_of_another_size_than_its_bytes(tmp_path):
     data = python_2_pickle({"data": np.zeros((2, 3072), dtype=np.uint8), "labels": [1, 2]})
     wrong = data.replace(b"K\x02M\x00\x0c\x86", b"K\x03M\x00\x0c\x86")

@@ -232,9 +232,7 @@ class _Transfer:
 
     def receive(self, answer: Any, have: int, total: int | None) -> None:
         limit = self.max_bytes if total is None else total
-        with open(self.part, "r+b") as part:
-            part.truncate(have)
-            part.seek(have)
+        with open(self.part, "ab") as part:  # which has `have` bytes
             while block := _read(answer):
                 have += len(block)
                 if have > limit:

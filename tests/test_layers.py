@@ -16,7 +16,7 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "app": [
         "evenhand",  # the package's own __init__.py
-        "building", "cli", "commands", "config", "demo", "pipeline", "progress", "report",
+        "building", "cli", "commands", "config", "demo", "pipeline", "progress", "public", "report",
         "reproduce", "runs", "serving", "settings", "tables", "tuning",
     ],
     "system": ["distributed", "evaluation", "search", "training"],

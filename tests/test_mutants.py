@@ -38,6 +38,9 @@ TESTED_BY = {
     "theory/certificate.py": "test_certificate.py",
     "evaluation/scan.py": "test_slices.py",
     "tuning/choice.py": "test_tuning.py",
+    "data/download.py": "test_download.py",
+    "data/images.py": "test_images.py",
+    "data/pickled.py": "test_images.py",
 }
 SECONDS_FOR_A_TEST = 20
 NUM_WORKERS = max(2, os.cpu_count() or 1)
@@ -289,6 +292,52 @@ MUTANTS = [
     Mutant("tuning/choice.py", "self.average) and not", "self.average) or not", "rule"),
     Mutant("tuning/choice.py", "t.criterion >= chosen.low", "t.criterion > chosen.low", "rivals"),
     Mutant("tuning/choice.py", "trial.criterion > front", "trial.criterion >= front", "front"),
+    Mutant("data/download.py", 'headers["If-Range"] = validator', "pass", "continued"),
+    Mutant("data/download.py", "bytes={have}-", "bytes={have + 1}-", "continued"),
+    Mutant("data/download.py", "not in (None, _validator(", "in (None, _validator(", "continued"),
+    Mutant(
+        "data/download.py",
+        "            self.discard()\n            self.part.touch()\n",
+        "",
+        "know_ranges",
+    ),
+    Mutant("data/download.py", "have, length = 0,", "have, length = have,", "know_ranges"),
+    Mutant("data/download.py", "start != have", "start < have", "content_range"),
+    Mutant("data/download.py", "not start <= end < total", "not start <= end", "content_range"),
+    Mutant("data/download.py", "have < total:", "have < 0:", "continued or later"),
+    Mutant("data/download.py", "have > limit", "have < 0", "limit"),
+    Mutant("data/download.py", "total != published:", "total < published:", "than_published"),
+    Mutant(
+        "data/download.py", "(size, None) if self.file.checksum else", "(size, None) or", "name"
+    ),
+    Mutant("data/download.py", "self.file.checksum or recorded", "recorded", "wrong_checksum"),
+    Mutant("data/download.py", "checksum or recorded_checksum(self.path)", "checksum", "recorded"),
+    Mutant("data/download.py", "scheme not in SCHEMES or (", "(", "another_scheme"),
+    Mutant("data/download.py", 'scheme == "http"', "False", "from_https"),
+    Mutant("data/download.py", "if path.exists():", "if False:", "good_file or neither"),
+    Mutant("data/download.py", "etag.startswith('\"')", "etag", "last_change"),
+    Mutant("data/download.py", "total - have > free", "False", "little_room"),
+    Mutant(
+        "data/download.py", 'get_content_type() == "text/html"', "get_content_type() == 1", "page"
+    ),
+    Mutant("data/download.py", "and not is_chunked", "and is_chunked", "length"),
+    Mutant("data/images.py", "len(data) != expected", "len(data) > expected", "cut_short"),
+    Mutant("data/images.py", "found != magic", "found < magic", "wrong_magic"),
+    Mutant(
+        "data/images.py", "len(images) != len(labels):", "len(images) > len(labels):", "more_labels"
+    ),
+    Mutant("data/images.py", "labels >= NUM_CLASSES", "labels > NUM_CLASSES", "out_of_range"),
+    Mutant("data/images.py", "or len(data) % record", "", "inside_a_record"),
+    Mutant("data/images.py", "len(set(sizes.values())) > 1", "False", "between_records"),
+    Mutant("data/images.py", "or not member.isfile()", "", "links"),
+    Mutant("data/images.py", "records[:, 1:]", "records[:, :-1]", "same_from_all"),
+    Mutant("data/images.py", "0 <= label < NUM", "label < NUM", "fit_together"),
+    Mutant(
+        "data/pickled.py", "found not in {NDARRAY, DTYPE, *RECONSTRUCT}", "False", "instruction"
+    ),
+    Mutant("data/pickled.py", '"F" if is_by_column else "C"', '"C"', "newer_python"),
+    Mutant("data/pickled.py", "math.prod(shape) != len(content)", "False", "another_size"),
+    Mutant("data/pickled.py", "TypeError, RecursionError", "TypeError", "nested"),
 ]
 
 

@@ -201,8 +201,10 @@ def _add_data(verbs: Any) -> None:
     places.add_argument("--min-population", type=int, default=15000, help="(%(default)s)")
     places.add_argument("--num-buckets", type=int, default=2**18, help="(%(default)s)")
     extreme = _verb(kinds, "extreme", "the Extreme Classification text format")
-    extreme.add_argument("--train", required=True)
-    extreme.add_argument("--test", required=True)
+    extreme.add_argument("public", nargs="?", help="a public data set, such as EURLex-4K")
+    _add_folder(extreme)
+    extreme.add_argument("--train", help="instead of a name: a file, or archive.zip/member")
+    extreme.add_argument("--test")
     extreme.add_argument("--name")
     extreme.add_argument("--label-names", help="a name a line")
     extreme.add_argument("--train-groups", help="TSV: id, group; a line a document")
@@ -227,6 +229,28 @@ def _add_data(verbs: Any) -> None:
     show = _verb(kinds, "show", "what a prepared data set holds")
     show.add_argument("folder")
     _finish(show, commands.data_show_command)
+    _add_public(kinds)
+
+
+def _add_public(kinds: Any) -> None:
+    listed = _verb(kinds, "list", "the public data sets that are known, and which are here")
+    fetch = _verb(kinds, "fetch", "public data sets over the network, continued and checked")
+    fetch.add_argument("names", nargs="+", metavar="name", help="such as mnist, cifar10, EURLex-4K")
+    verify = _verb(kinds, "verify", "check the files of public data sets in a folder")
+    verify.add_argument("name", nargs="?", help="(all that are there)")
+    for parser, command_fn in (
+        (listed, commands.data_list_command),
+        (fetch, commands.data_fetch_command),
+        (verify, commands.data_verify_command),
+    ):
+        _add_folder(parser)
+        _finish(parser, command_fn)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--folder", default="downloads", help="of public data sets, or of one (%(default)s)"
+    )
 
 
 def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """What each command does. Its words and flags are in `cli`."""
 
 import argparse
+import dataclasses
 import shlex
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from evenhand.data import (
     featurizer_from,
     load_extreme,
     load_places,
+    load_public_extreme,
     load_table,
     normalized,
     open_dataset,
@@ -41,6 +43,7 @@ from evenhand.pipeline import (
     train_run,
 )
 from evenhand.progress import count_bar, file_bar, stop_requested
+from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
 from evenhand.runs import RunResult, check_trained_on, load_result
 from evenhand.search import ExactIndex
@@ -272,6 +275,28 @@ def data_places_command(options: argparse.Namespace) -> int:
 
 
 def data_extreme_command(options: argparse.Namespace) -> int:
+    if options.public is not None:
+        groups = (options.train_groups, options.test_groups)
+        if any((options.train, options.test, options.label_names, *groups)):
+            raise UserError(
+                f"{options.public} is opened by its name, so the files are known; give the name "
+                f"alone, or files alone"
+            )
+        with file_bar(console) as advance:
+            dataset = load_public_extreme(
+                options.public,
+                Path(options.folder),
+                validation_fraction=options.validation_fraction,
+                progress_fn=advance,
+            )
+        if options.name:
+            dataset = dataclasses.replace(dataset, name=options.name)
+        return _save(dataset, options)
+    if options.train is None or options.test is None:
+        raise UserError(
+            "evenhand data extreme needs the name of a public data set (see: evenhand data list), "
+            "or --train and --test"
+        )
     with file_bar(console) as advance:
         dataset = load_extreme(
             Path(options.train),
@@ -301,6 +326,21 @@ def data_table_command(options: argparse.Namespace) -> int:
 
 def data_show_command(options: argparse.Namespace) -> int:
     _show(open_dataset(Path(options.folder)))
+    return 0
+
+
+def data_list_command(options: argparse.Namespace) -> int:
+    list_public(Path(options.folder), console)
+    return 0
+
+
+def data_fetch_command(options: argparse.Namespace) -> int:
+    fetch_public(options.names, Path(options.folder), console)
+    return 0
+
+
+def data_verify_command(options: argparse.Namespace) -> int:
+    verify_public(options.name, Path(options.folder), console)
     return 0
 
 

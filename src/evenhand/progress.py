@@ -9,14 +9,17 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -71,6 +74,28 @@ def file_bar(console: Console) -> Iterator[Callable[[Path, int, int], None]]:
             if path not in tasks:
                 tasks[path] = progress.add_task(f"reading {path.name}", figures="")
             progress.update(tasks[path], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield advance
+
+
+@contextlib.contextmanager
+def download_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar a file: call it with the name, the bytes there are and, if known, the bytes in all."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=None)
+            progress.update(tasks[name], completed=done, total=total)
 
         yield advance
 

@@ -4,10 +4,12 @@
     dataset = save_dataset(dataset, Path("datasets/pairs"))
 
 `load_places` is the default data set, `load_table` reads one's own pairs of texts, `load_extreme`
-the Extreme Classification format. Each returns a `Dataset`: parts (train, validation, test) of
+the Extreme Classification format; `load_public_extreme` and `load_public_images` open public data
+sets by name from a folder. All but the last return a `Dataset`: parts (train, validation, test) of
 queries with features, positives and groups.
 """
 
+from evenhand.data.catalog import PUBLIC_DATA, PublicData, public_data
 from evenhand.data.dataset import (
     Dataset,
     Groups,
@@ -22,32 +24,43 @@ from evenhand.data.dataset import (
     save_dataset,
     taken_rows,
 )
-from evenhand.data.extreme import ExtremeFile, load_extreme, read_extreme
+from evenhand.data.extreme import ExtremeFile, load_extreme, load_extreme_split, read_extreme
+from evenhand.data.folders import load_public_extreme, load_public_images
 from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data.images import ImageData, load_cifar10, load_mnist
 from evenhand.data.places import load_places
 from evenhand.data.table import load_table
 from evenhand.data.text import NgramFeaturizer, featurizer_from, normalized, script_of
 
 __all__ = [
+    "PUBLIC_DATA",
     "Dataset",
     "ExtremeFile",
     "Groups",
+    "ImageData",
     "NgramFeaturizer",
     "Pairs",
     "Part",
+    "PublicData",
     "Rows",
     "Strings",
     "count_unseen_labels",
     "featurizer_from",
     "frequency_groups_by_labels",
     "frequency_groups_by_pairs",
+    "load_cifar10",
     "load_extreme",
+    "load_extreme_split",
+    "load_mnist",
     "load_places",
+    "load_public_extreme",
+    "load_public_images",
     "load_table",
     "normalized",
     "open_dataset",
     "padded_rows",
     "pairs_of",
+    "public_data",
     "read_extreme",
     "save_dataset",
     "script_of",

@@ -2,8 +2,9 @@
 
 The first line is `num_rows num_features num_labels`; then comes a line a document,
 `label,label feature:value feature:value ...`, where a line that starts with a space has no label.
-Files may be compressed (.gz, .bz2, .xz). A label named twice in a line counts once; a feature
-named twice is kept twice, so its values add. A wrong file is refused, by file and line.
+Files may be compressed (.gz, .bz2, .xz) or members of an archive (data.zip/train.txt). A label
+named twice in a line counts once; a feature named twice is kept twice, so its values add. A wrong
+file is refused, by file and line.
 """
 
 import codecs
@@ -27,6 +28,7 @@ ProgressFn = Callable[[Path, int, int], None]  # the file, rows read, rows it ha
 HEADER = re.compile(rb"([0-9]{1,18}) +([0-9]{1,18}) +([0-9]{1,18}) *")
 COUNTED = "documents, features and labels"
 MAX_IDS = 2**31 - 1  # ids are 32 bits wide on disk
+HEADER_BYTES = 64  # more than it has
 GROWTH_MARGIN = 1.05  # the later rows may be longer
 LEAST_GROWTH, MOST_GROWTH = 1.25, 64.0  # a header may lie
 
@@ -85,6 +87,42 @@ def load_extreme(
         },
         label_names=label_names,
     )
+
+
+def load_extreme_split(
+    path: Path,
+    train_rows_path: Path,
+    test_rows_path: Path,
+    *,
+    name: str,
+    validation_fraction: float = 0.1,
+    progress_fn: ProgressFn | None = None,
+) -> Dataset:
+    """A data set from one file of all documents and two lists of which are of which part.
+
+    A list has a line a document: its number, from 1 (or from 0, if a 0 occurs), or several such
+    numbers, of which the first counts: every column of the published lists is another split.
+    """
+    check_fractions(validation_fraction=validation_fraction)
+    whole = read_extreme(path, progress_fn=progress_fn)
+    train_ids, test_ids = _split_rows(train_rows_path, test_rows_path, len(whole.positives))
+    parts = [
+        Part(taken_rows(whole.features, row_ids), taken_rows(whole.positives, row_ids))
+        for row_ids in (train_ids, test_ids)
+    ]
+    return Dataset(
+        name=name,
+        num_features=whole.num_features,
+        num_labels=whole.num_labels,
+        parts={**_without_validation(parts[0], validation_fraction), "test": parts[1]},
+    )
+
+
+def read_header(path: Path) -> Header:
+    """The numbers of documents, features and labels that a file promises."""
+    for _, text in line_blocks(path, block_bytes=HEADER_BYTES):
+        return _header(text.partition(b"\n")[0], path)
+    raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
 
 
 def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
@@ -205,6 +243,40 @@ def _check_same_ids(
                 f"{test_path}, line 1: the header says {counts[1]} {kind}, that of {train_path} "
                 f"says {counts[0]}; if their ids mean the same, write the larger number in both"
             )
+
+
+def _split_rows(train_path: Path, test_path: Path, num_rows: int) -> tuple[IntArray, IntArray]:
+    """The rows of the train and of the test part, from 0; no row may be in both or twice."""
+    numbers = {path: _first_numbers(path) for path in (train_path, test_path)}
+    first = min(min(listed) for listed in numbers.values())
+    base = 0 if first == 0 else 1
+    seen: dict[int, str] = {}
+    for path, listed in numbers.items():
+        for line_number, number in enumerate(listed, start=1):
+            place = f"{path}, line {line_number}"
+            if not base <= number < num_rows + base:
+                raise UserError(
+                    f"{place}: document {number} is not between {base} and {num_rows + base - 1}; "
+                    f"is the list of another data set?"
+                )
+            if number in seen:
+                raise UserError(f"{place}: document {number} was named before: {seen[number]}")
+            seen[number] = place
+    train_rows, test_rows = (np.array(listed) - base for listed in numbers.values())
+    return train_rows, test_rows
+
+
+def _first_numbers(path: Path) -> list[int]:
+    """The first number of every line."""
+    numbers = []
+    for line_number, line in enumerate(lines_of(path), start=1):
+        cells = line.split()
+        if not cells or not re.fullmatch("[0-9]{1,18}", cells[0]):
+            raise UserError(f"{path}, line {line_number}: {shown(line)} is not a document's number")
+        numbers.append(int(cells[0]))
+    if not numbers:
+        raise UserError(f"{path} is empty; it must name a document a line")
+    return numbers
 
 
 def _label_names(path: Path | None, num_labels: int) -> Strings | None:

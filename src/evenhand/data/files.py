@@ -1,11 +1,14 @@
 """Text files, plain or compressed (.gz, .bz2, .xz by ending), read a block at a time.
 
+A path that goes through a .zip archive, as in `data.zip/train.txt`, is a member of it, which is
+read where it is: nothing is unpacked.
 Whatever can be wrong with a file is a `UserError` that names it: absent, cut short, not UTF-8.
 """
 
 import bz2
 import gzip
 import lzma
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,10 +78,29 @@ def lines_of(path: Path) -> Iterator[str]:
 def _opened(path: Path) -> IO[bytes]:
     try:
         return OPENERS.get(path.suffix, open)(path, "rb")  # type: ignore[no-any-return]
+    except NotADirectoryError as error:
+        if (member := _opened_member(path)) is not None:
+            return member
+        raise UserError(f"{path} does not exist; check the path") from error
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; check the path") from error
     except OSError as error:
         raise UserError(f"{path} cannot be opened ({error.strerror or error})") from error
+
+
+def _opened_member(path: Path) -> IO[bytes] | None:
+    """The member that a path through a .zip archive names; None if there is no archive in it."""
+    for archive in path.parents:
+        if archive.suffix.lower() == ".zip" and archive.is_file():
+            name = path.relative_to(archive).as_posix()
+            try:
+                with zipfile.ZipFile(archive) as opened:
+                    return opened.open(name)  # which keeps the file open for itself
+            except KeyError as error:
+                raise UserError(f"{archive} has no member {shown(name)}") from error
+            except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+                raise UserError(f"{archive}: {name} cannot be read ({error})") from error
+    return None
 
 
 def _read(read_fn: Callable[[int], bytes], num_bytes: int, path: Path, line_number: int) -> bytes:
@@ -89,7 +111,7 @@ def _read(read_fn: Callable[[int], bytes], num_bytes: int, path: Path, line_numb
             f"{path}: the archive is cut short, in or after line {line_number}; "
             f"fetch or copy the file again"
         ) from error
-    except (OSError, lzma.LZMAError, zlib.error) as error:
+    except (OSError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"{path}: cannot be read beyond line {line_number - 1} ({error}); fetch or copy the "
             f"file again, and check that its ending tells how it is compressed"

@@ -1,0 +1,430 @@
+"""Public data sets by name: found in a folder in every form, fetched, verified, opened."""
+
+import dataclasses
+import gzip
+import re
+import zipfile
+
+import numpy as np
+import pytest
+
+import small
+from evenhand.data import (
+    PUBLIC_DATA,
+    load_extreme,
+    load_public_extreme,
+    load_public_images,
+    open_dataset,
+    public_data,
+    read_extreme,
+)
+from evenhand.data.catalog import KNOWN_MD5, known_checksum
+from evenhand.data.download import RemoteFile
+from evenhand.data.folders import present_files
+from evenhand.errors import UserError
+from file_server import served
+from image_files import binary_batches, mnist_arrays, write_mnist, write_tar
+
+EXTREME = [data.name for data in PUBLIC_DATA.values() if data.extreme]
+IN_TWO = [name for name in EXTREME if PUBLIC_DATA[name].extreme.whole is None]
+IN_ONE = [name for name in EXTREME if PUBLIC_DATA[name].extreme.whole]
+TRAIN = "4 5 3\n0,2 1:0.5 4:1\n1 0:1\n 2:2\n2 3:0.25\n"
+TEST = "2 5 3\n1 1:1\n0 2:0.5\n"
+WHOLE = "6 5 3\n" + TRAIN.partition("\n")[2] + TEST.partition("\n")[2]
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def texts_of(name):
+    """File name -> text, as the archive of a data set holds them."""
+    names = PUBLIC_DATA[name].extreme
+    if names.whole is None:
+        return {names.train: TRAIN, names.test: TEST}
+    return {names.whole: WHOLE, names.train: "1 3\n2 1\n3 6\n4 2\n", names.test: "5 5\n6 4\n"}
+
+
+def write_zip(path, texts, folder=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in texts.items():
+            archive.writestr(f"{folder}{name}", text)
+
+
+def assert_is_the_example(dataset, name):
+    assert dataset.name == name
+    assert (dataset.num_features, dataset.num_labels) == (5, 3)
+    assert dataset.parts["train"].positives.ids.tolist() == [0, 2, 1, 2]
+    assert dataset.parts["train"].features.offsets.tolist() == [0, 2, 3, 4, 5]
+    assert dataset.parts["test"].positives.ids.tolist() == [1, 0]
+    assert dataset.parts["test"].features.values.tolist() == [1, 0.5]
+    assert PUBLIC_DATA[name].title in dataset.attribution
+    assert "2016" in dataset.attribution
+
+
+def opened(name, folder):
+    return load_public_extreme(name, folder, validation_fraction=0)
+
+
+# --- the catalogue --------------------------------------------------------------------------------
+
+
+def test_the_promised_data_sets_are_known():
+    assert list(PUBLIC_DATA) == [
+        "mnist", "cifar10", "amazoncat-13k", "eurlex-4k", "wiki10-31k", "delicious", "bibtex",
+        "amazon-670k", "wikilshtc-325k",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", PUBLIC_DATA.values(), ids=PUBLIC_DATA)
+def test_every_entry_is_whole(data):
+    assert data.licence.endswith(".")
+    assert data.citation.endswith(".")
+    assert data.page.startswith("http")
+    for file in data.files:
+        assert "/" not in file.name
+        for url in file.urls:
+            assert url.startswith(("https://", "http://"))
+            assert url.startswith("https://") or file.checksum  # http alone proves nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("MNIST", "mnist"), ("cifar-10", "cifar10"), (" EURLex-4K ", "eurlex-4k"),
+     ("WikiLSHTC", "wikilshtc-325k"), ("AmazonCat", "amazoncat-13k")],
+)  # fmt: skip
+def test_names_are_found_however_they_are_written(name, found):
+    assert public_data(name).name == found
+
+
+def test_a_name_that_is_not_known():
+    with pytest.raises(UserError, match="no public data set 'eurlex4'; did you mean 'eurlex-4k'"):
+        public_data("eurlex4")
+    with pytest.raises(UserError, match="no public data set 'x'; known: mnist, cifar10, amazoncat"):
+        public_data("x")
+
+
+def test_checksums_are_md5s_and_no_two_are_the_same():
+    assert len(set(KNOWN_MD5.values())) == len(KNOWN_MD5) == 8 + 2 + 12
+    assert all(re.fullmatch("[0-9a-f]{32}", digest) for digest in KNOWN_MD5.values())
+    assert known_checksum("train-images.idx3-ubyte") == known_checksum("train-images-idx3-ubyte")
+    assert known_checksum("train.txt") is None
+
+
+# --- a folder -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXTREME)
+@pytest.mark.parametrize("where", ["flat", "own", "inner", "gz", "zip", "own zip", "inner zip"])
+def test_a_set_is_opened_by_its_name_from_every_form(tmp_path, name, where):
+    data, texts = PUBLIC_DATA[name], texts_of(name)
+    inner = data.extreme.folders[0]
+    if where.endswith("zip"):
+        place = {"zip": f"{inner}.zip", "own zip": f"{name}/{name}.zip", "inner zip": f"{name}.zip"}
+        write_zip(tmp_path / place[where], texts, "" if where == "own zip" else f"{inner}/")
+    else:
+        place = {"flat": ".", "own": name, "inner": f"{name}/{inner}", "gz": inner}
+        folder = tmp_path / place[where]
+        folder.mkdir(parents=True, exist_ok=True)
+        for file_name, text in texts.items():
+            if where == "gz":
+                (folder / f"{file_name}.gz").write_bytes(gzip.compress(text.encode()))
+            else:
+                (folder / file_name).write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    assert_is_the_example(opened(name.upper(), tmp_path), name)
+    assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
+    assert present_files(data, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["amazoncat-13k", "wiki10-31k", "amazon-670k"])
+def test_the_names_of_newer_archives_count_only_where_the_place_says_what_they_are(tmp_path, name):
+    texts = {"train.txt": TRAIN, "test.txt": TEST}
+    for file_name, text in texts.items():
+        (tmp_path / file_name).write_text(text)
+    with pytest.raises(UserError, match="has no"):
+        opened(name, tmp_path)
+    title = PUBLIC_DATA[name].title
+    write_zip(tmp_path / f"{title}.bow.zip", texts, f"{title}.bow/")
+    assert_is_the_example(opened(name, tmp_path), name)
+
+
+def test_an_absent_set_says_what_to_get_and_where(tmp_path):
+    with pytest.raises(UserError, match=r"has no amazonCat_train\.txt and .*data fetch amazoncat"):
+        opened("AmazonCat-13K", tmp_path)
+    with pytest.raises(UserError, match=r"Bibtex_data\.txt.*XMLRepository.* save it as .*bibtex\."):
+        opened("Bibtex", tmp_path)
+    with pytest.raises(UserError, match="MNIST is not of the Extreme Classification Repository"):
+        opened("mnist", tmp_path)
+    with pytest.raises(UserError, match="Bibtex holds no images"):
+        load_public_images("bibtex", tmp_path)
+
+
+def test_an_archive_that_is_damaged(tmp_path):
+    path = tmp_path / "Eurlex.zip"
+    write_zip(path, texts_of("eurlex-4k"))
+    data = path.read_bytes()
+    path.write_bytes(data[:100])
+    with pytest.raises(UserError, match=r"Eurlex\.zip is not a whole \.zip archive"):
+        opened("eurlex-4k", tmp_path)
+    changed = bytearray(data)
+    changed[60] ^= 255
+    path.write_bytes(changed)
+    with pytest.raises(UserError, match=r"Eurlex\.zip"):
+        opened("eurlex-4k", tmp_path)
+
+
+def test_members_with_odd_paths_are_read_from_the_archive_or_not_at_all(tmp_path):
+    outside = tmp_path / "eurlex_train.txt"
+    outside.write_text("never read")
+    folder = tmp_path / "a" / "b"
+    path = folder / "Eurlex.zip"
+    write_zip(path, texts_of("eurlex-4k"), "../../")
+    assert_is_the_example(opened("eurlex-4k", folder), "eurlex-4k")
+    write_zip(path, texts_of("eurlex-4k"), f"{tmp_path}/")
+    with pytest.raises(UserError, match="has no"):
+        opened("eurlex-4k", folder)
+    write_zip(path, {**texts_of("eurlex-4k"), "again/eurlex_train.txt": TRAIN})
+    with pytest.raises(UserError, match=r"holds more than one eurlex_train\.txt"):
+        opened("eurlex-4k", folder)
+    write_zip(path, {**texts_of("eurlex-4k"), "__MACOSX/eurlex_train.txt": "x"})
+    assert_is_the_example(opened("eurlex-4k", folder), "eurlex-4k")
+
+
+# --- members of an archive as files ---------------------------------------------------------------
+
+
+def test_a_path_through_an_archive_is_a_member_of_it(tmp_path):
+    write_zip(tmp_path / "a.zip", {"in/train.txt": TRAIN, "test.txt": TEST})
+    through = load_extreme(
+        tmp_path / "a.zip/in/train.txt",
+        tmp_path / "a.zip/test.txt",
+        name="a",
+        validation_fraction=0,
+    )
+    assert through.parts["train"].positives.ids.tolist() == [0, 2, 1, 2]
+    with pytest.raises(UserError, match=r"a\.zip has no member 'train\.txt'"):
+        read_extreme(tmp_path / "a.zip/train.txt")
+    (tmp_path / "b.txt").write_text("x")
+    with pytest.raises(UserError, match=r"b\.txt/train\.txt does not exist"):
+        read_extreme(tmp_path / "b.txt/train.txt")
+    (tmp_path / "c.zip").write_text("x")
+    with pytest.raises(UserError, match=r"c\.zip: train\.txt cannot be read \(File is not a zip"):
+        read_extreme(tmp_path / "c.zip/train.txt")
+
+
+def test_a_member_whose_bytes_changed_is_refused(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:  # stored, so that only the checksum can tell
+        archive.writestr("train.txt", TRAIN)
+    path.write_bytes(path.read_bytes().replace(b"0.25", b"0.35"))
+    with pytest.raises(UserError, match=r"a\.zip/train\.txt.*Bad CRC-32"):
+        read_extreme(path / "train.txt")
+
+
+# --- one file and two lists -----------------------------------------------------------------------
+
+
+def split_error(folder, **texts):
+    names = PUBLIC_DATA["bibtex"].extreme
+    files = {names.whole: WHOLE, names.train: "1\n2\n3\n4\n", names.test: "5\n6\n"}
+    files |= {getattr(names, key): text for key, text in texts.items()}
+    for file_name, text in files.items():
+        (folder / file_name).write_text(text)
+    with pytest.raises(UserError) as caught:
+        opened("bibtex", folder)
+    return str(caught.value)
+
+
+def test_the_first_column_counts_in_the_order_of_the_list(tmp_path):
+    names = PUBLIC_DATA["bibtex"].extreme
+    for file_name, text in {
+        names.whole: WHOLE, names.train: "6 1\n1 1\n", names.test: "4 2\n",
+    }.items():  # fmt: skip
+        (tmp_path / file_name).write_text(text)
+    dataset = opened("bibtex", tmp_path)
+    assert dataset.parts["train"].positives.ids.tolist() == [0, 0, 2]
+    assert dataset.parts["test"].positives.ids.tolist() == [2]
+
+
+def test_lists_that_count_from_0(tmp_path):
+    names = PUBLIC_DATA["bibtex"].extreme
+    for file_name, text in {
+        names.whole: WHOLE, names.train: "1\n2\n3\n5\n", names.test: "0\n4\n",
+    }.items():  # fmt: skip
+        (tmp_path / file_name).write_text(text)
+    assert opened("bibtex", tmp_path).parts["test"].positives.ids.tolist() == [0, 2, 1]
+
+
+def test_lists_that_do_not_fit_are_refused_by_file_and_line(tmp_path):
+    for texts, said in [
+        ({"train": "1\n7\n"}, r"trSplit\.txt, line 2: document 7 is not between 1 and 6"),
+        ({"train": "1\n2\n1\n"}, r"trSplit\.txt, line 3: document 1 was named before"),
+        ({"test": "5\n1\n"}, r"tstSplit\.txt, line 2: document 1 was named before: .*line 1"),
+        ({"test": "5\n-1\n"}, r"tstSplit\.txt, line 2: '-1' is not a document's number"),
+        ({"test": "5\n\n"}, r"tstSplit\.txt, line 2: '' is not a document's number"),
+        ({"test": ""}, r"tstSplit\.txt is empty"),
+    ]:
+        assert re.search(said, split_error(tmp_path, **texts)), said
+
+
+def test_a_validation_part_is_taken_from_the_listed_training_rows(tmp_path):
+    names, count = PUBLIC_DATA["bibtex"].extreme, 200
+    rows = "\n".join(f"{row % 3} {row % 5}:{row + 1}" for row in range(count))
+    (tmp_path / names.whole).write_text(f"{count} 5 3\n{rows}\n")
+    (tmp_path / names.train).write_text("\n".join(str(row) for row in range(150, 0, -1)))
+    (tmp_path / names.test).write_text("\n".join(str(row) for row in range(151, 201)))
+    parts = load_public_extreme("bibtex", tmp_path).parts
+    values = {name: part.features.values.tolist() for name, part in parts.items()}
+    assert 0 < len(values["validation"]) < 50
+    assert sorted(values["train"] + values["validation"]) == list(range(1, 151))
+    assert values["test"] == list(range(151, 201))
+
+
+# --- the commands ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch, capsys):
+    """Runs a command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: small.run_main(capsys, *words)
+
+
+def serve(monkeypatch, name, url):
+    """The catalogue says that the first file of a data set is at this address, and no more."""
+    data = PUBLIC_DATA[name]
+    files = (RemoteFile(data.files[0].name, (url,)),)
+    monkeypatch.setitem(PUBLIC_DATA, name, dataclasses.replace(data, files=files))
+
+
+def test_list_shows_what_is_known_and_what_is_here(user, tmp_path):
+    write_mnist(tmp_path / "downloads/mnist")
+    (tmp_path / "downloads/cifar10").mkdir()
+    (tmp_path / "downloads/cifar10/cifar-10-binary.tar.gz.part").touch()
+    answer = user("data", "list")
+    assert (answer.code, answer.err) == (0, "")
+    for data in PUBLIC_DATA.values():
+        assert data.title in answer.out
+    assert re.search(r"MNIST .*12 MB.* downloads/mnist", answer.out)
+    assert re.search(r"CIFAR-10 .*170 MB.* not complete", answer.out)
+    assert re.search(r"Bibtex .*by hand.* - ", answer.out)
+
+
+def test_fetch_then_open_then_show(user, tmp_path, monkeypatch):
+    write_zip(tmp_path / "served.zip", texts_of("eurlex-4k"), "Eurlex/")
+    with served((tmp_path / "served.zip").read_bytes()) as (url, server):
+        serve(monkeypatch, "eurlex-4k", url)
+        server.cut_after = [100]
+        monkeypatch.setattr("evenhand.data.download.time.sleep", lambda seconds: None)
+        answer = user("data", "fetch", "EURLex-4K")
+        assert (answer.code, answer.err) == (0, "")
+        assert "every member is whole" in answer.out
+        assert "this is another version" in answer.out  # six documents are not 19,348
+        assert "Cite: Bhatia" in answer.out
+        assert len(server.requests) == 2
+        assert user("data", "fetch", "EURLex-4K").code == 0
+        assert len(server.requests) == 2  # it is there
+    opens = re.search("open it with: evenhand (.*)", answer.out)[1].split()
+    answer = user(*opens, "--validation-fraction", "0")
+    assert (answer.code, answer.err) == (0, "")
+    assert "written to datasets/eurlex-4k" in answer.out
+    assert_is_the_example(open_dataset(tmp_path / "datasets/eurlex-4k"), "eurlex-4k")
+    answer = user("data", "verify")
+    assert answer.code == 0
+    assert "eurlex-4k.zip: sha256 as when it was first seen" in answer.out
+
+
+def test_fetch_of_what_is_fetched_by_hand_names_page_and_file(user):
+    answer = user("data", "fetch", "bibtex")
+    assert answer.code == 2
+    assert "XMLRepository.html and save it as downloads/bibtex/bibtex.zip" in answer.err
+
+
+def test_a_failed_fetch_tells_the_way_by_hand(user, tmp_path, monkeypatch):
+    with served(b"") as (url, server):
+        server.content_type = "text/html"
+        serve(monkeypatch, "eurlex-4k", url)
+        answer = user("data", "fetch", "eurlex-4k")
+    assert answer.code == 2
+    assert "sends a web page instead of the file" in answer.err
+    assert "by hand: http://manikvarma.org" in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert list((tmp_path / "downloads/eurlex-4k").iterdir()) == []
+
+
+def test_fetch_of_all_files_of_mnist(user, tmp_path, monkeypatch):
+    """Four files; those that are there already are not asked for."""
+    write_mnist(tmp_path / "source", is_zipped=True)
+    names = [file.name for file in PUBLIC_DATA["mnist"].files]
+    with served((tmp_path / "source" / names[0]).read_bytes()) as (url, server):
+        files = tuple(RemoteFile(name, (url,)) for name in names)
+        changed = dataclasses.replace(PUBLIC_DATA["mnist"], files=files)
+        monkeypatch.setitem(PUBLIC_DATA, "mnist", changed)
+        monkeypatch.setattr("evenhand.data.folders.known_checksum", lambda name: None)
+        (tmp_path / "d/mnist").mkdir(parents=True)
+        for name in names[1:]:
+            (tmp_path / "d/mnist" / name).write_bytes((tmp_path / "source" / name).read_bytes())
+        answer = user("data", "fetch", "mnist", "--folder", "d")
+        assert (answer.code, answer.err) == (0, "")
+        assert len(server.requests) == 1
+    assert "MNIST: 7 / 3 images" in answer.out
+    images = load_public_images("mnist", tmp_path / "d")
+    np.testing.assert_array_equal(images.train_images, mnist_arrays()[0])
+
+
+def test_verify_says_what_is_wrong_and_goes_on(user, tmp_path):
+    assert "downloads holds no public data set" in user("data", "verify").err
+    write_mnist(tmp_path / "downloads/mnist")
+    write_zip(tmp_path / "downloads/bibtex/Bibtex.zip", texts_of("bibtex"), "Bibtex/")
+    answer = user("data", "verify")
+    assert answer.code == 2  # of tiny files the md5 is not that of MNIST's
+    assert re.search(
+        r"train-images-idx3-ubyte has the md5 \w+, but 6bbc\w+ is published", answer.err
+    )
+    assert "Bibtex.zip: no checksum is published; its sha256 was written to" in answer.out
+    assert user("data", "verify", "bibtex").code == 0
+    data = bytearray((tmp_path / "downloads/bibtex/Bibtex.zip").read_bytes())
+    data[60] ^= 255
+    (tmp_path / "downloads/bibtex/Bibtex.zip").write_bytes(data)
+    assert "is in Bibtex.zip.sha256; it is damaged" in user("data", "verify", "bibtex").err
+    (tmp_path / "downloads/bibtex/Bibtex.zip.sha256").unlink()
+    assert re.search(r"Bibtex\.zip.*(is damaged|cannot be read)", user("data", "verify").err)
+
+
+def test_verify_in_a_folder_that_is_only_read(user, tmp_path, monkeypatch):
+    folder = tmp_path / "downloads/bibtex"
+    write_zip(folder / "Bibtex.zip", texts_of("bibtex"))
+
+    def refuse(path, text):
+        raise UserError("read-only")
+
+    monkeypatch.setattr("evenhand.data.download.write_text", refuse)
+    answer = user("data", "verify", "bibtex")
+    assert answer.code == 0
+    assert "could not be kept" in answer.out
+
+
+def test_verify_of_cifar_in_its_archive(user, tmp_path, monkeypatch):
+    write_tar(tmp_path / "downloads/cifar10/cifar-10-binary.tar.gz", binary_batches())
+    assert "but c32a1d4ab5d03f1284b67883e8d87530 is published" in user("data", "verify").err
+    monkeypatch.setattr("evenhand.data.folders.known_checksum", lambda name: None)
+    assert "CIFAR-10: 20 / 4 images" in user("data", "verify", "cifar10").out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "needs the name of a public data set"),
+        (["--train", "a"], "or --train and --test"),
+        (["bibtex", "--train", "a"], "give the name alone, or files alone"),
+        (["bibtx"], "did you mean 'bibtex'?"),
+        (["mnist"], "but images"),
+    ],
+)
+def test_extreme_wants_a_name_or_files(user, words, said):
+    answer = user("data", "extreme", *words)
+    assert answer.code == 2
+    assert said in answer.err

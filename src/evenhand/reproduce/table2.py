@@ -11,6 +11,7 @@ same command continues after a stop:
 import dataclasses
 import math
 import platform
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -201,12 +202,12 @@ def run_table(
     _train(
         training, first.num_steps, run, title=f"training {len(members)} models", every_fn=evaluate
     )
-    if not curve or curve[-1]["step"] != training.step:
+    if not result or result["num_steps"] != training.step:
         evaluate()
-    if run.saves and training.step < first.num_steps:
+    if training.step >= first.num_steps:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif run.saves:
         save_checkpoint(folder, training.checkpoint(), step=training.step)
-    elif not result:  # it had been complete before
-        result = before
     title = f"{run.table}, {training.step:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"
     run.console.print(printed(result["rows"], title=title))
     return result

@@ -114,9 +114,7 @@ def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow
     given = {name: value for name, value in changes.items() if value is not None}
     if options.no_controls:
         given["has_control"] = False
-    changed = [
-        dataclasses.replace(row, row=dataclasses.replace(row.row, **given)) for row in rows
-    ]
+    changed = [dataclasses.replace(row, row=dataclasses.replace(row.row, **given)) for row in rows]
     return checked_together(changed)
 
 

@@ -246,9 +246,7 @@ def _per_member(
     test = pictures_of(data.test_images, data.test_labels)
     predicted = training.predictions(test.pixels).numpy()  # (M, N)
     found = {}
-    for member, own, diverged in zip(
-        training.members, predicted, training.diverged(), strict=True
-    ):
+    for member, own, diverged in zip(training.members, predicted, training.diverged(), strict=True):
         figures = accuracies(own, data.test_labels, row)
         if diverged:
             figures = dict.fromkeys(figures, math.nan)
@@ -321,8 +319,9 @@ def about(run: Run) -> dict[str, Any]:
     on_gpu = run.device.type == "cuda"
     return {
         "command": run.command,
-        "machine": torch.cuda.get_device_name(run.device) if on_gpu else platform.processor()
-        or platform.machine(),
+        "machine": torch.cuda.get_device_name(run.device)
+        if on_gpu
+        else platform.processor() or platform.machine(),
         "versions": {
             "evenhand": __version__,
             "python": platform.python_version(),

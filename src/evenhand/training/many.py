@@ -24,7 +24,7 @@ IntArray = NDArray[np.int64]
 StepFn = Callable[[], None]
 STATISTICS_RATE = 0.1  # of the running means and variances, the default of torch.nn
 WARM_UP, TIMED = 3, 20  # steps before a recording, and to see which way is faster
-WORTH_COMPILING = 2000  # steps: compiling takes about a minute
+WORTH_COMPILING = 90.0  # seconds that a training must still take; compiling takes about 60
 BLOCK = 2**14  # pictures x models looked at at once in a test
 
 
@@ -79,9 +79,7 @@ class ManyTraining:
                     f"num_hard_examples must be between 1 and the batch size {batch_size}, "
                     f"got {member.num_hard_examples}"
                 )
-        starts = {
-            seed: classifier.init(torch.Generator().manual_seed(seed)) for seed in self.seeds
-        }
+        starts = {seed: classifier.init(torch.Generator().manual_seed(seed)) for seed in self.seeds}
         self.weights = {
             name: torch.stack([starts[member.seed][name] for member in members]).to(
                 device, state_dtype
@@ -99,9 +97,7 @@ class ManyTraining:
         self.rates = torch.tensor(
             [member.learning_rate for member in members], device=device, dtype=state_dtype
         )
-        self.counts = torch.tensor(
-            [member.num_hard_examples for member in members], device=device
-        )
+        self.counts = torch.tensor([member.num_hard_examples for member in members], device=device)
         places = self.batches_per_epoch * batch_size
         self.order = torch.zeros(len(self.seeds), places, dtype=torch.int64, device=device)
         self.place = torch.zeros((), dtype=torch.int64, device=device)  # of the batch in the epoch
@@ -197,7 +193,7 @@ class ManyTraining:
             return "plain", plain
         recorded, seconds = self._recorded(plain)
         ways = [(seconds, "recorded", recorded)]
-        if compiles and num_steps - self.step >= WORTH_COMPILING:
+        if compiles and seconds * (num_steps - self.step) > WORTH_COMPILING:
             compiled_objective = torch.compile(objective, dynamic=False)
             compiled_update = torch.compile(update, dynamic=False)
 
@@ -205,12 +201,12 @@ class ManyTraining:
                 self.train_step(compiled_objective, compiled_update)
 
             try:
-                recorded, seconds = self._recorded(compiled)
-                ways.append((seconds, "compiled and recorded", recorded))
+                graph, each = self._recorded(compiled)
+                ways.append((each, "compiled and recorded", graph))
             except Exception as error:  # whatever a compiler may raise: there is another way
-                ways[0] = (ways[0][0], f"recorded (not compiled: {type(error).__name__})", ways[0][2])
+                ways = [(seconds, f"recorded (not compiled: {type(error).__name__})", recorded)]
         seconds, way, step_fn = min(ways, key=lambda item: item[0])
-        times = ", ".join(f"{name} {1000 * each:.2f} ms" for each, name, _ in ways)
+        times = ", ".join(f"{name} {1000 * took:.2f} ms" for took, name, _ in ways)
         return f"{way} ({times} a step)", step_fn
 
     def _recorded(self, step_fn: StepFn) -> tuple[StepFn, float]:
@@ -312,6 +308,4 @@ def update(
 ObjectiveFn = Callable[
     [Classifier, Mapping[str, Tensor], Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
 ]
-UpdateFn = Callable[
-    [Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Tensor, float], None
-]
+UpdateFn = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Tensor, float], None]

@@ -97,7 +97,8 @@ def _pooled_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     blocks = x.view(num_models, num_images, height // 2, 2, width // 2, 2, channels)
     blocks = blocks.transpose(3, 4).flatten(4)  # (M, B, h, w, 2 * 2 * C)
     rows, height, width = _patches(blocks, size=3, stride=1)  # (M, B * (h-2) * (w-2), 36 C)
-    four = _product(rows, _block_kernel(weight)).unflatten(2, (4, -1))  # (M, rows, 4, O)
+    four = _product(rows, _block_kernel(weight))  # (M, rows, 4 * O)
+    four = four.view(*rows.shape[:2], 4, -1)
     best = torch.relu(four.amax(2) + _row(bias, x))
     return best.view(num_models, num_images, height, width, -1)
 
@@ -196,7 +197,7 @@ class _Layers:
         self.given: dict[str, Tensor] = {}
         if running is not None:
             widths = [outputs for _, _, outputs, _ in shapes.values()]
-            parts = running.split(widths, dim=2)
+            parts = torch.split(running, widths, dim=2)
             self.given = dict(zip(shapes, parts, strict=True))
 
     def __call__(self, x: Tensor, name: str) -> Tensor:
@@ -282,7 +283,8 @@ def _max_pool(x: Tensor) -> Tensor:
     """3 x 3 with stride 2: (M, B, H, W, C) -> (M, B, H / 2, W / 2, C)."""
     flat = x.flatten(0, 1).permute(0, 3, 1, 2)  # (M * B, C, H, W), channels last in memory
     pooled = F.max_pool2d(flat, kernel_size=3, stride=2, padding=1)
-    return pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+    pooled = pooled.permute(0, 2, 3, 1)  # (M * B, H / 2, W / 2, C)
+    return pooled.reshape(*x.shape[:2], *pooled.shape[1:])
 
 
 def _row(bias: Tensor, like: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
         raise UserError(f"name a table ({', '.join(TABLES)}), or take a quick look with --quick")
     if options.quick:
         for table in [options.table] if options.table else TABLES:
-            with tempfile.TemporaryDirectory() as folder:
-                _quick(table, Path(folder), options, device=device, console=console)
+            with tempfile.TemporaryDirectory() as place:
+                _quick(table, Path(place), options, device=device, console=console)
         return 0
     if options.data is None:
         raise UserError(f"--data is missing: the folder with the files of {options.table}")

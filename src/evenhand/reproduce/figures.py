@@ -15,7 +15,7 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    count: int  # of seeds in which neither diverged
+    seeds: int  # in which neither diverged
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:

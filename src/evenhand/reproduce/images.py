@@ -71,9 +71,10 @@ def fixture(row: Row, *, per_class: int = 80, seed: int = 0) -> ImageData:
     shape = (28, 28) if row.data == "mnist" else (3, 32, 32)
     generator = np.random.default_rng(seed)
     patterns = generator.integers(0, 256, (10, *shape))
-    sides = []
-    for count in (per_class, 10):
+
+    def side(count: int) -> tuple[NDArray[np.uint8], IntArray]:
         labels = np.repeat(np.arange(10), count)
         noise = generator.integers(0, 256, (len(labels), *shape))
-        sides += [((patterns[labels] + noise) // 2).astype(np.uint8), labels]
-    return ImageData(*sides)
+        return ((patterns[labels] + noise) // 2).astype(np.uint8), labels
+
+    return ImageData(*side(per_class), *side(10))

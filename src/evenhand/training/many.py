@@ -211,7 +211,7 @@ class ManyTraining:
 
     def _recorded(self, step_fn: StepFn) -> tuple[StepFn, float]:
         """A CUDA graph of the step, and the seconds that one replay takes."""
-        stream = torch.cuda.Stream(self.device)
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             self._advance(step_fn, WARM_UP)
@@ -234,7 +234,7 @@ class ManyTraining:
         """The class that every model gives every picture: (N, H, W, C) -> (M, N), on the CPU."""
         block = max(1, BLOCK // len(self.members))
         found = []
-        for part in pixels.split(block):
+        for part in torch.split(pixels, block):
             images = self._seen(part.to(self.device)).expand(len(self.members), -1, -1, -1, -1)
             scores, _ = self.classifier.scores(self.weights, images, self.running)
             found.append(scores.argmax(2).cpu())  # (M, block)

@@ -110,10 +110,12 @@ class ManyTraining:
         """One batch for every model: losses, their k' largest, gradient, momentum SGD."""
         ids = self.order.index_select(1, self.place * self.batch_size + self.offsets)  # (S, B)
         ids = ids.index_select(0, self.seed_places)  # (M, B)
-        images = self._seen(self.pictures.pixels[ids])  # (M, B, H, W, C)
+        pixels = self.pictures.pixels.index_select(0, ids.flatten())
+        images = self._seen(pixels.view(*ids.shape, *pixels.shape[1:]))  # (M, B, H, W, C)
+        labels = self.pictures.labels.index_select(0, ids.flatten()).view(ids.shape)  # (M, B)
         leaves = {name: value.detach().requires_grad_() for name, value in self.weights.items()}
         objective, losses, statistics = objective_fn(
-            self.classifier, leaves, images, self.pictures.labels[ids], self.counts
+            self.classifier, leaves, images, labels, self.counts
         )
         gradients = torch.autograd.grad(objective, list(leaves.values()))
         with torch.no_grad():
@@ -279,7 +281,8 @@ def objective(
     losses = losses.view(labels.shape)  # (M, B)
     chosen = hardest_weights(losses.detach(), counts)
     # A zero weight must not carry the infinite loss of an example that was not chosen.
-    return torch.where(chosen > 0, chosen * losses, 0).sum(), losses.detach(), statistics
+    kept = losses.masked_fill(chosen == 0, 0)
+    return (chosen * kept).sum(), losses.detach(), statistics
 
 
 def hardest_weights(losses: Tensor, counts: Tensor) -> Tensor:

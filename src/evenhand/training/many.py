@@ -6,6 +6,7 @@ Models never touch each other: one that diverges becomes NaN alone and is report
 A step asks nothing of the host; on a CUDA device it is recorded once and replayed.
 """
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -196,11 +197,9 @@ class ManyTraining:
         recorded, seconds = self._recorded(plain)
         ways = [(seconds, "recorded", recorded)]
         if compiles and seconds * (num_steps - self.step) > WORTH_COMPILING:
-            compiled_objective = torch.compile(objective, dynamic=False)
-            compiled_update = torch.compile(update, dynamic=False)
 
             def compiled() -> None:
-                self.train_step(compiled_objective, compiled_update)
+                self.train_step(*_compiled())
 
             try:
                 graph, each = self._recorded(compiled)
@@ -306,6 +305,12 @@ def update(
     for value, speed, gradient in zip(weights, velocity, gradients, strict=True):
         speed.mul_(momentum).add_(gradient)
         value.sub_(rates.view(-1, *[1] * (value.dim() - 1)) * speed)
+
+
+@functools.cache
+def _compiled() -> "tuple[ObjectiveFn, UpdateFn]":
+    """Once for all trainings: one of the same shapes, as after tuning, compiles nothing again."""
+    return torch.compile(objective, dynamic=False), torch.compile(update, dynamic=False)
 
 
 ObjectiveFn = Callable[

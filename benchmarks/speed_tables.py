@@ -1,17 +1,12 @@
-"""The tables of docs/speed.md, written anew from the committed results.
-
-python benchmarks/speed_tables.py
-"""
+"""The tables of docs/speed.md, from the committed results."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[1] / "docs/speed.md"
 
 
 def step_table(file: str, *, dim: int, labels: list[int]) -> list[str]:
@@ -88,16 +83,3 @@ def _cell(found: list[dict[str, Any]], key: str, digits: int) -> str:
 def _rows(file: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads((RESULTS / file).read_text("utf-8"))
     return rows
-
-
-def with_tables(page: str) -> str:
-    """The page, with every marked table replaced by that of the results."""
-    for mark, lines in tables().items():
-        table = f"<!-- {mark} -->\n" + "\n".join(lines) + "\n"
-        page, count = re.subn(rf"<!-- {mark} -->\n(\|.*\n)+", lambda _, t=table: t, page)
-        assert count == 1, mark
-    return page
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text("utf-8")), "utf-8")

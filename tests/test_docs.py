@@ -88,10 +88,13 @@ def test_the_tables_of_methods_are_those_of_the_results(monkeypatch, noise):
     assert methods.table_of(methods.RESULTS, noise) in (ROOT / "docs/methods.md").read_text("utf-8")
 
 
-def test_the_tables_of_speed_are_those_of_the_results(monkeypatch):
+@pytest.mark.parametrize("name", ["speed.md", "reproduction.md"])
+def test_tables_of_results_are_those_of_the_results(monkeypatch, name):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    page = (ROOT / "docs/speed.md").read_text("utf-8")
-    assert importlib.import_module("speed_tables").with_tables(page) == page
+    pages = importlib.import_module("pages")
+    assert set(pages.PAGES) == {"speed.md", "reproduction.md"}
+    page = (ROOT / "docs" / name).read_text("utf-8")
+    assert pages.with_tables(page, pages.PAGES[name]()) == page
 
 
 def theory_rows():

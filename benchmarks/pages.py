@@ -1,0 +1,36 @@
+"""Pages of docs/ whose tables come from committed results: a mark, then the table.
+
+    python benchmarks/pages.py      writes the tables of all of them anew
+
+A test compares each page with what this writes.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import reproduction_tables
+import speed_tables
+
+DOCS = Path(__file__).parents[1] / "docs"
+Tables = dict[str, list[str]]  # lines of a table, by its mark
+PAGES: dict[str, Callable[[], Tables]] = {
+    "speed.md": speed_tables.tables,
+    "reproduction.md": reproduction_tables.tables,
+}
+
+
+def with_tables(page: str, tables: Tables) -> str:
+    """The page, with every marked table replaced by that of the results."""
+    for mark, lines in tables.items():
+        marked = f"<!-- {mark} -->\n" + "\n".join(lines) + "\n"
+        parts = re.split(rf"<!-- {re.escape(mark)} -->\n(?:\|.*\n)+", page)
+        assert len(parts) == 2, f"{mark}: {len(parts) - 1} tables"
+        page = marked.join(parts)
+    return page
+
+
+if __name__ == "__main__":
+    for name, tables_fn in PAGES.items():
+        path = DOCS / name
+        path.write_text(with_tables(path.read_text("utf-8"), tables_fn()), "utf-8")

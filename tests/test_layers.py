@@ -15,7 +15,7 @@ ROOT = Path(evenhand.__file__).parent
 # `evenhand/training/` and all within it. A layer may import from itself and from those below.
 LAYERS = {
     "app": [
-        "evenhand",  # the package's own __init__.py
+        "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "building", "cli", "commands", "config", "demo", "pipeline", "progress", "report",
         "reproduce", "runs", "serving", "settings", "tables", "tuning",
     ],

@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tune(verbs)
     _add_readers(verbs)
     _add_data(verbs)
+    _add_reproduce(verbs)
     demo = _verb(verbs, "demo", "SNM and S2M on places, side by side, in minutes")
     demo.add_argument("--run", default="runs/demo", help="folder to write to (%(default)s)")
     _finish(demo, commands.demo_command)
@@ -227,6 +228,31 @@ def _add_data(verbs: Any) -> None:
     show = _verb(kinds, "show", "what a prepared data set holds")
     show.add_argument("folder")
     _finish(show, commands.data_show_command)
+
+
+def _add_reproduce(verbs: Any) -> None:
+    parser = _verb(verbs, "reproduce", "run a table of the paper, beside the paper's figures")
+    parser.add_argument("table", nargs="?", help="table2-mnist or table2-cifar10")
+    parser.add_argument("--data", help="folder with the files of MNIST or CIFAR-10")
+    parser.add_argument("--out", help="folder to write, and to continue from (runs/<table>)")
+    parser.add_argument("--json", help="file to write the figures to as well")
+    parser.add_argument("--quick", action="store_true", help="generated pictures, in seconds")
+    parser.add_argument(
+        "--tune", action="store_true", help="choose each row's learning rate on validation first"
+    )
+    parser.add_argument("--tune-only", action="store_true", help="with --tune: only choose")
+    parser.add_argument("--steps", type=int, help="training steps (the paper's)")
+    parser.add_argument("--tuning-steps", type=int, help="steps of a trial of --tune")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds of the table")
+    parser.add_argument("--tuning-seeds", type=int, nargs="+", help="other seeds, for --tune")
+    parser.add_argument("--every", type=int, help="steps between evaluations (a fifth of all)")
+    parser.add_argument("--minutes", type=float, help="stop after so many, to be continued")
+    parser.add_argument(
+        "--no-controls", action="store_true", help="without SGD at the larger learning rates"
+    )
+    parser.add_argument("--no-compile", action="store_true", help="do not try compiled code")
+    parser.add_argument("--no-checkpoints", action="store_true", help="nothing to continue from")
+    _finish(parser, commands.reproduce_command)
 
 
 def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:

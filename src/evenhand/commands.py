@@ -42,6 +42,7 @@ from evenhand.pipeline import (
 )
 from evenhand.progress import count_bar, file_bar, stop_requested
 from evenhand.report import write_report
+from evenhand.reproduce.command import reproduce
 from evenhand.runs import RunResult, check_trained_on, load_result
 from evenhand.search import ExactIndex
 from evenhand.tables import (
@@ -108,6 +109,10 @@ def train_command(options: argparse.Namespace) -> int:
 def tune_command(options: argparse.Namespace) -> int:
     config = None if options.resume else _config(options)
     return tune(options, config, device=_device(options), console=console)
+
+
+def reproduce_command(options: argparse.Namespace) -> int:
+    return reproduce(options, device=_device(options), console=console)
 
 
 def evaluate_command(options: argparse.Namespace) -> int:

@@ -1,0 +1,142 @@
+"""`evenhand reproduce`: runs a table of the paper, or a quick look at all of them."""
+
+import argparse
+import dataclasses
+import shlex
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from evenhand.errors import UserError
+from evenhand.files import read_json, write_json
+from evenhand.progress import stop_requested
+from evenhand.reproduce.images import fixture, load_images
+from evenhand.reproduce.rows import TABLES, TableRow, checked_together, table_rows
+from evenhand.reproduce.table2 import Run, classifier_of, run_table, tune
+
+EVALUATIONS = 5  # of a run, unless --every says otherwise
+QUICK: dict[str, Any] = {
+    "num_steps": 12, "tuning_steps": 4, "seeds": (1, 2), "tuning_seeds": (101,),
+    "tail_share": 0.1, "batch_size": 16, "has_control": False,
+}  # fmt: skip
+
+
+def reproduce(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
+    if options.table is not None and options.table not in TABLES:
+        raise UserError(f"there is no table {options.table!r}; known: {', '.join(TABLES)}")
+    if options.table is None and not options.quick:
+        raise UserError(f"name a table ({', '.join(TABLES)}), or take a quick look with --quick")
+    if options.quick:
+        for table in [options.table] if options.table else TABLES:
+            with tempfile.TemporaryDirectory() as place:
+                _quick(table, Path(place), options, device=device, console=console)
+        return 0
+    if options.data is None:
+        raise UserError(f"--data is missing: the folder with the files of {options.table}")
+    rows = _changed(table_rows(options.table), options)
+    data = load_images(rows[0].row, Path(options.data))
+    classifier = classifier_of(rows[0].row)
+    folder = Path(options.out or f"runs/{options.table}")
+    with stop_requested() as should_stop_fn:
+        run = Run(
+            table=options.table,
+            folder=folder,
+            command=_command(options),
+            device=device,
+            console=console,
+            every=options.every or max(1, rows[0].row.num_steps // EVALUATIONS),
+            compiles=not options.no_compile,
+            saves=not options.no_checkpoints,
+            should_stop_fn=_with_limit(should_stop_fn, options.minutes),
+        )
+        tuned = tune(rows, data, classifier, run) if options.tune else rows
+        if tuned is None:
+            raise UserError("stopped before a learning rate was chosen; nothing was kept")
+        if options.tune_only:
+            _copy(folder / "tuning.json", options.json)
+            return 0
+        result = run_table(tuned, data, classifier, run)
+    _copy(folder / "result.json", options.json)
+    console.print(f"written to {folder / 'result.json'}")
+    if not result["is_complete"]:
+        console.print(f"stopped at step {result['num_steps']:,}; the same command continues")
+    return 0
+
+
+def _quick(
+    table: str, folder: Path, options: argparse.Namespace, *, device: torch.device, console: Console
+) -> None:
+    """The smallest row and SGD, on generated pictures, with small models: does it all run?"""
+    smallest, *_, sgd = table_rows(table)
+    rows = [
+        dataclasses.replace(
+            row,
+            row=dataclasses.replace(
+                row.row,
+                **QUICK,
+                num_hard_examples=min(row.row.num_hard_examples, QUICK["batch_size"]),
+                learning_rates=row.row.learning_rates[:2],
+            ),
+        )
+        for row in (smallest, sgd)
+    ]
+    run = Run(
+        table=f"{table} (quick: generated pictures, small models; the figures mean nothing)",
+        folder=folder,
+        command=_command(options),
+        device=device,
+        console=console,
+        every=6,
+    )
+    data, classifier = fixture(rows[0].row), classifier_of(rows[0].row, is_small=True)
+    tuned = tune(rows, data, classifier, run)
+    assert tuned is not None  # nothing stops it
+    result = run_table(tuned, data, classifier, run)
+    if options.json:
+        path = Path(options.json)
+        name = path.name if options.table else f"{path.stem}-{table}{path.suffix}"
+        write_json(path.with_name(name), result)
+
+
+def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow]:
+    """Rows with the numbers that the flags give in the place of the files'."""
+    changes = {
+        "num_steps": options.steps,
+        "tuning_steps": options.tuning_steps,
+        "seeds": options.seeds and tuple(options.seeds),
+        "tuning_seeds": options.tuning_seeds and tuple(options.tuning_seeds),
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    if options.no_controls:
+        given["has_control"] = False
+    changed = [dataclasses.replace(row, row=dataclasses.replace(row.row, **given)) for row in rows]
+    return checked_together(changed)
+
+
+def _with_limit(should_stop_fn: Callable[[], bool], minutes: float | None) -> Callable[[], bool]:
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    return lambda: should_stop_fn() or (end is not None and time.monotonic() > end)
+
+
+def _copy(path: Path, target: str | None) -> None:
+    if target:
+        write_json(Path(target), read_json(path))
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The words that matter for the figures; folders are the reader's own."""
+    words = ["evenhand", "reproduce", *([options.table] if options.table else [])]
+    for name in ("steps", "tuning_steps", "minutes", "every"):
+        value = getattr(options, name)
+        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    for name in ("seeds", "tuning_seeds"):
+        values = getattr(options, name) or []
+        words += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
+    for name in ("quick", "tune", "no_controls"):
+        words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
+    return shlex.join(words)

@@ -1,0 +1,120 @@
+"""The rows of a table of the paper, each a TOML file in presets/reproduce."""
+
+import dataclasses
+import tomllib
+from importlib import resources
+
+from evenhand.config import build
+from evenhand.errors import UserError
+from evenhand.settings import check_choice, check_positive
+
+TABLES = {
+    "table2-mnist": "LeNet on MNIST, the tail classes cut 100 : 1",
+    "table2-cifar10": "ResNet-50 on CIFAR-10, the tail classes cut 100 : 1",
+}
+MODELS = ("lenet", "resnet50")
+DATA = ("mnist", "cifar10")
+PRECISIONS = ("float32", "bfloat16")  # of products on a GPU; float32 is TF32 there
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of table 2: what is trained, how, and how often."""
+
+    name: str
+    data: str
+    model: str
+    num_hard_examples: int  # k'; the batch size is SGD
+    learning_rate: float  # constant; see the comment in the file for where it comes from
+    learning_rates: tuple[float, ...]  # what --tune tries
+    has_control: bool = False  # SGD at this row's learning rate x batch size / k' as well
+    batch_size: int = 64
+    momentum: float = 0.9
+    num_steps: int
+    tuning_steps: int
+    seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]  # none of the seeds
+    tail_classes: tuple[int, ...] = (5, 6, 7, 8, 9)
+    tail_share: float = 0.01  # of the tail classes' training pictures that are kept
+    validation_share: float = 0.2  # of every class, held out while tuning
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_choice("row.data", self.data, DATA)
+        check_choice("row.model", self.model, MODELS)
+        check_choice("row.precision", self.precision, PRECISIONS)
+        check_positive(
+            "row", batch_size=self.batch_size, learning_rate=self.learning_rate,
+            num_steps=self.num_steps, tuning_steps=self.tuning_steps,
+        )  # fmt: skip
+        if not 1 <= self.num_hard_examples <= self.batch_size:
+            raise UserError(
+                f"row.num_hard_examples must be between 1 and the batch size {self.batch_size}, "
+                f"got {self.num_hard_examples}"
+            )
+        for name in ("tail_share", "validation_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise UserError(f"row.{name} must be between 0 and 1, got {getattr(self, name)}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"row.seeds must be one or more different numbers, got {self.seeds}")
+        if set(self.seeds) & set(self.tuning_seeds):
+            raise UserError("row.tuning_seeds must be other seeds than row.seeds")
+
+    @property
+    def is_sgd(self) -> bool:
+        return self.num_hard_examples == self.batch_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Paper:
+    """What the paper's table says of the row: accuracy on the test part."""
+
+    head: float
+    tail: float
+    full: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableRow:
+    row: Row
+    paper: Paper
+
+
+def table_rows(table: str) -> list[TableRow]:
+    """The rows of a table, the smallest k' first and SGD last."""
+    check_choice("the table", table, list(TABLES))
+    folder = resources.files("evenhand").joinpath("presets", "reproduce")
+    texts = {
+        file.name: file.read_text(encoding="utf-8")
+        for file in folder.iterdir()
+        if file.name.startswith(f"{table}-") and file.name.endswith(".toml")
+    }
+    rows = [read_row(text, name=name) for name, text in texts.items()]
+    return checked_together(sorted(rows, key=lambda row: row.row.num_hard_examples))
+
+
+def read_row(text: str, *, name: str) -> TableRow:
+    try:
+        sections = tomllib.loads(text)
+        return TableRow(
+            row=build(Row, sections["row"], section="row"),
+            paper=build(Paper, sections["paper"], section="paper"),
+        )
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{name} is not TOML: {error}") from error
+    except KeyError as error:
+        raise UserError(f"{name} has no section [{error.args[0]}]") from error
+    except TypeError as error:
+        raise UserError(f"{name} lacks a setting: {error}") from error
+
+
+def checked_together(rows: list[TableRow]) -> list[TableRow]:
+    """Rows are trained together and compared in pairs: only k', its rate and name may differ."""
+    own = {"name", "num_hard_examples", "learning_rate", "learning_rates", "has_control"}
+    for field in dataclasses.fields(Row):
+        values = {getattr(row.row, field.name) for row in rows}
+        if field.name not in own and len(values) > 1:
+            raise UserError(f"rows of one table must agree on {field.name}, got {values}")
+    if sum(row.row.is_sgd for row in rows) != 1:
+        raise UserError("one row of the table must be SGD, with k' = the batch size")
+    return rows

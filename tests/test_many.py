@@ -1,0 +1,231 @@
+"""Many models together: each must be what a plain torch model of its own would have become."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from evenhand.errors import UserError
+from evenhand.models.images import LeNet, ResNet
+from evenhand.training.checkpoint import load_latest_checkpoint, save_checkpoint
+from evenhand.training.many import ManyTraining, Member, Pictures, hardest_weights, objective
+
+CPU = torch.device("cpu")
+BATCH, NUM_ROWS = 8, 37  # an epoch of 4 batches, the last one incomplete
+ROWS = {1: np.arange(NUM_ROWS), 2: np.arange(5, NUM_ROWS + 5)}
+LENET = LeNet(channels=(4, 6), hidden=10)
+RESNETS = [ResNet(blocks=(1, 2), width=8, stem=stem) for stem in ("imagenet", "cifar")]
+
+
+def pictures(shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (NUM_ROWS + 5, *shape), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 10, (NUM_ROWS + 5,), generator=generator)
+    return Pictures(pixels, labels, shift=10.0, scale=200.0)
+
+
+def many(classifier, members, *, seed=0, dtype=torch.float64):
+    is_lenet = isinstance(classifier, LeNet)
+    return ManyTraining(
+        classifier,
+        pictures((28, 28, 1) if is_lenet else (32, 32, 3), seed),
+        members,
+        ROWS,
+        batch_size=BATCH,
+        momentum=0.9,
+        device=CPU,
+        precision=dtype,
+        state_dtype=dtype,
+    )
+
+
+class PlainLeNet(nn.Sequential):
+    def __init__(self, weights):
+        channels, hidden = LENET.channels, LENET.hidden
+        super().__init__(
+            nn.Conv2d(1, channels[0], 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(channels[0], channels[1], 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(16 * channels[1], hidden), nn.ReLU(), nn.Linear(hidden, 10),
+        )  # fmt: skip
+        fc = weights["hidden.weight"].view(4, 4, channels[1], hidden).permute(3, 2, 0, 1)
+        values = [
+            weights["conv1.weight"], weights["conv1.bias"],
+            weights["conv2.weight"], weights["conv2.bias"],
+            fc.flatten(1), weights["hidden.bias"],
+            weights["classes.weight"].T, weights["classes.bias"],
+        ]  # fmt: skip
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters(), values, strict=True):
+                parameter.copy_(value)
+
+
+class PlainResNet(nn.Module):
+    """From nn.Conv2d and nn.BatchNorm2d, the same names as ours."""
+
+    def __init__(self, resnet, weights):
+        super().__init__()
+        self.resnet, self.layers = resnet, nn.ModuleDict()
+        for name, size, inputs, outputs, stride in resnet._convolutions():
+            convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+            kernel = weights[f"{name}.weight"].view(size, size, inputs, outputs)
+            convolution.weight.data.copy_(kernel.permute(3, 2, 0, 1))
+            self.layers[name.replace(".", "_")] = nn.Sequential(
+                convolution, nn.BatchNorm2d(outputs)
+            )
+        self.classes = nn.Linear(*weights["classes.weight"].shape)
+        self.classes.weight.data.copy_(weights["classes.weight"].T)
+        self.classes.bias.data.copy_(weights["classes.bias"])
+
+    def forward(self, x):
+        x = F.relu(self.layers["stem"](x))
+        if self.resnet.stem == "imagenet":
+            x = F.max_pool2d(x, 3, 2, 1)
+        for stage, count in enumerate(self.resnet.blocks):
+            for block in range(count):
+                name = f"stage{stage}_{block}"
+                out = F.relu(self.layers[f"{name}_reduce"](x))
+                out = F.relu(self.layers[f"{name}_spatial"](out))
+                out = self.layers[f"{name}_expand"](out)
+                x = F.relu(out + (x if block else self.layers[f"{name}_shortcut"](x)))
+        return self.classes(x.mean((2, 3)))
+
+
+def plain_model(classifier, weights):
+    if isinstance(classifier, LeNet):
+        return PlainLeNet(weights).double()
+    return PlainResNet(classifier, weights).double()
+
+
+def seen(images, ids):
+    """(B, H, W, C) bytes -> (B, C, H, W), as a model sees them."""
+    return ((images.pixels[ids].double() - images.shift) / images.scale).permute(0, 3, 1, 2)
+
+
+def train_plain(classifier, member, images, num_steps):
+    """Autograd, topk and torch.optim.SGD, one model alone."""
+    weights = classifier.init(torch.Generator().manual_seed(member.seed))
+    model = plain_model(classifier, weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=member.learning_rate, momentum=0.9)
+    rows = ROWS[member.seed]
+    for step in range(num_steps):
+        epoch, batch = divmod(step, NUM_ROWS // BATCH)
+        order = np.random.default_rng([member.seed, epoch]).permutation(NUM_ROWS)
+        ids = torch.from_numpy(rows[order][batch * BATCH : (batch + 1) * BATCH])
+        losses = F.cross_entropy(model(seen(images, ids)), images.labels[ids], reduction="none")
+        optimizer.zero_grad()
+        losses.topk(member.num_hard_examples).values.mean().backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("classifier", [LENET, *RESNETS], ids=["lenet", "resnet", "resnet-cifar"])
+def test_each_model_is_what_it_would_be_alone(classifier):
+    members = [Member(1, 0.05, 3), Member(1, 0.02, BATCH), Member(2, 0.05, 1)]
+    training = many(classifier, members)
+    training.train(6)  # beyond the first epoch
+    pixels = training.pictures.pixels
+    images = ((pixels.double() - 10) / 200).expand(len(members), -1, -1, -1, -1)
+    scores, _ = classifier.scores(training.weights, images, training.running)
+    for place, member in enumerate(members):
+        model = train_plain(classifier, member, training.pictures, 6).eval()
+        expected = model(seen(training.pictures, torch.arange(len(pixels))))
+        torch.testing.assert_close(scores[place], expected, rtol=1e-7, atol=1e-9)
+    assert training.predictions(pixels).equal(scores.argmax(2))
+
+
+def test_resnet_50_has_the_parameters_of_resnet_50():
+    weights = ResNet(num_classes=1000).init(torch.Generator().manual_seed(0))
+    assert sum(value.numel() for value in weights.values()) == 25_557_032
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exactly_the_hardest_are_weighed(seed):
+    generator = torch.Generator().manual_seed(seed)
+    losses = torch.randint(0, 4, (7, 9), generator=generator).double()  # full of ties
+    counts = torch.tensor([1, 2, 3, 4, 5, 8, 9])
+    weights = hardest_weights(losses, counts)
+    for row, own, count in zip(losses, weights, counts.tolist(), strict=True):
+        assert (own > 0).sum() == count
+        assert own.sum() == pytest.approx(1)
+        assert (own * row).sum() == pytest.approx(row.topk(count).values.mean().item())
+
+
+def test_the_whole_batch_is_the_mean_loss():
+    losses = torch.randn(2, 6, dtype=torch.float64)
+    weights = hardest_weights(losses, torch.tensor([6, 6]))
+    torch.testing.assert_close(weights, torch.full_like(losses, 1 / 6))
+
+
+def test_a_model_that_diverges_is_reported_and_disturbs_no_other():
+    members = [Member(1, 0.01, 4), Member(1, 1e30, 4), Member(2, 0.01, BATCH)]
+    training = many(LENET, members, dtype=torch.float32)
+    training.train(9)
+    assert training.diverged() == [False, True, False]
+    alone = many(LENET, [members[0], members[2]], dtype=torch.float32)
+    alone.train(9)
+    for name, value in training.weights.items():
+        torch.testing.assert_close(value[[0, 2]], alone.weights[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("classifier", [LENET, RESNETS[0]], ids=["lenet", "resnet"])
+def test_resume_is_exact(classifier, tmp_path):
+    members = [Member(1, 0.05, 3), Member(2, 0.02, BATCH)]
+    whole = many(classifier, members, dtype=torch.float32)
+    whole.train(7)
+    first = many(classifier, members, dtype=torch.float32)
+    first.train(5)  # in the middle of the second epoch
+    save_checkpoint(tmp_path, first.checkpoint(), step=5)
+    second = many(classifier, members, dtype=torch.float32)
+    second.restore(load_latest_checkpoint(tmp_path))
+    assert second.step == 5
+    second.train(7)
+    for name, value in whole.weights.items():
+        assert second.weights[name].equal(value)
+        assert second.velocity[name].equal(whole.velocity[name])
+    assert second.running.equal(whole.running)
+
+
+def test_a_checkpoint_of_other_models_is_refused(tmp_path):
+    save_checkpoint(tmp_path, many(LENET, [Member(1, 0.05, 3)]).checkpoint(), step=0)
+    with pytest.raises(UserError, match="other seeds, learning rates or k'"):
+        many(LENET, [Member(1, 0.06, 3)]).restore(load_latest_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("count", [0, BATCH + 1])
+def test_k_prime_outside_the_batch_is_refused(count):
+    with pytest.raises(UserError, match="between 1 and the batch size 8"):
+        many(LENET, [Member(1, 0.1, count)])
+
+
+def test_too_few_pictures_are_refused():
+    with pytest.raises(UserError, match="3 training pictures do not fill a batch of 8"):
+        ManyTraining(
+            LENET, pictures((28, 28, 1)), [Member(1, 0.1, 1)], {1: np.arange(3)},
+            batch_size=8, momentum=0.9, device=CPU,
+        )  # fmt: skip
+
+
+def test_an_infinite_loss_outside_the_chosen_leaves_the_gradient_finite():
+    scores = torch.tensor([[[0.0, 0.0], [0.0, 1.0]]], dtype=torch.float64, requires_grad=True)
+
+    class Fixed:
+        def scores(self, weights, images, running):
+            return weights["scores"], torch.zeros(1, 2, 0)
+
+    labels, counts = torch.zeros(1, 2, dtype=torch.long), torch.tensor([1])
+    total, losses, _ = objective(Fixed(), {"scores": scores}, scores, labels, counts)
+    assert total.item() == pytest.approx(losses.max().item())
+    total.backward()
+    assert (scores.grad[0, 0] == 0).all()
+    assert (scores.grad[0, 1] != 0).all()
+
+
+def test_training_calls_back_stops_and_continues():
+    training = many(LENET, [Member(1, 0.05, 3)])
+    steps, seen_at = [], []
+    training.train(6, on_step_fn=steps.append, every=2, every_fn=lambda: seen_at.append(1))
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert len(seen_at) == 3
+    training.train(9, should_stop_fn=lambda: training.step >= 7)
+    assert training.step == 7

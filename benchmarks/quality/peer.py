@@ -36,7 +36,7 @@ def main():
         model = fit_fn(features, labels, settings, folder)
         seconds = time.perf_counter() - began
         asking = []
-        for part, out in zip(options.ask, options.out):
+        for part, out in zip(options.ask, options.out, strict=True):
             queries = unit_rows(read(part, "x"))
             began = time.perf_counter()
             found = ask_fn(model, queries, settings)

@@ -232,8 +232,12 @@ def _add_data(verbs: Any) -> None:
 
 def _add_reproduce(verbs: Any) -> None:
     parser = _verb(verbs, "reproduce", "run a table of the paper, beside the paper's figures")
-    parser.add_argument("table", nargs="?", help="table2-mnist or table2-cifar10")
-    parser.add_argument("--data", help="folder with the files of MNIST or CIFAR-10")
+    parser.add_argument("table", nargs="?", help="table2-mnist, table2-cifar10 or table3")
+    parser.add_argument(
+        "--data",
+        help="folder with the files of MNIST or CIFAR-10; for table3: 'places', a folder made by "
+        "`evenhand data`, or one with train.txt and test.txt",
+    )
     parser.add_argument("--out", help="folder to write, and to continue from (runs/<table>)")
     parser.add_argument("--json", help="file to write the figures to as well")
     parser.add_argument("--quick", action="store_true", help="generated pictures, in seconds")
@@ -242,6 +246,9 @@ def _add_reproduce(verbs: Any) -> None:
     )
     parser.add_argument("--tune-only", action="store_true", help="with --tune: only choose")
     parser.add_argument("--steps", type=int, help="training steps (the paper's)")
+    parser.add_argument(
+        "--learning-rates", type=float, nargs="+", help="what table3 tries for every k'"
+    )
     parser.add_argument("--tuning-steps", type=int, help="steps of a trial of --tune")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds of the table")
     parser.add_argument("--tuning-seeds", type=int, nargs="+", help="other seeds, for --tune")

@@ -8,6 +8,7 @@ from torch import nn
 
 from evenhand.errors import UserError
 from evenhand.models.images import LeNet, ResNet
+from evenhand.training import many as many_module
 from evenhand.training.checkpoint import load_latest_checkpoint, save_checkpoint
 from evenhand.training.many import ManyTraining, Member, Pictures, hardest_weights, objective
 
@@ -25,7 +26,7 @@ def pictures(shape, seed=0):
     return Pictures(pixels, labels, shift=10.0, scale=200.0)
 
 
-def many(classifier, members, *, seed=0, dtype=torch.float64):
+def many(classifier, members, *, seed=0, dtype=torch.float64, device=CPU):
     is_lenet = isinstance(classifier, LeNet)
     return ManyTraining(
         classifier,
@@ -34,7 +35,7 @@ def many(classifier, members, *, seed=0, dtype=torch.float64):
         ROWS,
         batch_size=BATCH,
         momentum=0.9,
-        device=CPU,
+        device=device,
         precision=dtype,
         state_dtype=dtype,
     )
@@ -229,3 +230,25 @@ def test_training_calls_back_stops_and_continues():
     assert len(seen_at) == 3
     training.train(9, should_stop_fn=lambda: training.step >= 7)
     assert training.step == 7
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("compiles", [False, True], ids=["recorded", "compiled"])
+@pytest.mark.parametrize("classifier", [LENET, RESNETS[0]], ids=["lenet", "resnet"])
+@pytest.mark.filterwarnings("default")  # those of a compiler are not ours
+def test_recorded_steps_are_the_plain_ones(classifier, compiles, monkeypatch):
+    monkeypatch.setattr(many_module, "WORTH_COMPILING", 0.0)
+    members = [Member(1, 0.005, 3), Member(1, 0.002, BATCH), Member(2, 1e300, 1)]
+    plain, recorded = (
+        many(classifier, members, device=device) for device in (CPU, torch.device("cuda"))
+    )
+    plain.train(100)
+    way = recorded.train(100, compiles=compiles)
+    assert way.startswith(("recorded", "compiled"))
+    assert ("compiled and recorded" in way) == compiles
+    assert recorded.diverged() == plain.diverged() == [False, False, True]
+    for name, value in plain.weights.items():
+        torch.testing.assert_close(
+            recorded.weights[name][:2].cpu(), value[:2], rtol=1e-5, atol=1e-7
+        )

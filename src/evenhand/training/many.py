@@ -6,6 +6,7 @@ Models never touch each other: one that diverges becomes NaN alone and is report
 A step asks nothing of the host; on a CUDA device it is recorded once and replayed.
 """
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -110,10 +111,12 @@ class ManyTraining:
         """One batch for every model: losses, their k' largest, gradient, momentum SGD."""
         ids = self.order.index_select(1, self.place * self.batch_size + self.offsets)  # (S, B)
         ids = ids.index_select(0, self.seed_places)  # (M, B)
-        images = self._seen(self.pictures.pixels[ids])  # (M, B, H, W, C)
+        pixels = self.pictures.pixels.index_select(0, ids.flatten())
+        images = self._seen(pixels.view(*ids.shape, *pixels.shape[1:]))  # (M, B, H, W, C)
+        labels = self.pictures.labels.index_select(0, ids.flatten()).view(ids.shape)  # (M, B)
         leaves = {name: value.detach().requires_grad_() for name, value in self.weights.items()}
         objective, losses, statistics = objective_fn(
-            self.classifier, leaves, images, self.pictures.labels[ids], self.counts
+            self.classifier, leaves, images, labels, self.counts
         )
         gradients = torch.autograd.grad(objective, list(leaves.values()))
         with torch.no_grad():
@@ -194,11 +197,9 @@ class ManyTraining:
         recorded, seconds = self._recorded(plain)
         ways = [(seconds, "recorded", recorded)]
         if compiles and seconds * (num_steps - self.step) > WORTH_COMPILING:
-            compiled_objective = torch.compile(objective, dynamic=False)
-            compiled_update = torch.compile(update, dynamic=False)
 
             def compiled() -> None:
-                self.train_step(compiled_objective, compiled_update)
+                self.train_step(*_compiled())
 
             try:
                 graph, each = self._recorded(compiled)
@@ -279,7 +280,8 @@ def objective(
     losses = losses.view(labels.shape)  # (M, B)
     chosen = hardest_weights(losses.detach(), counts)
     # A zero weight must not carry the infinite loss of an example that was not chosen.
-    return torch.where(chosen > 0, chosen * losses, 0).sum(), losses.detach(), statistics
+    kept = losses.masked_fill(chosen == 0, 0)
+    return (chosen * kept).sum(), losses.detach(), statistics
 
 
 def hardest_weights(losses: Tensor, counts: Tensor) -> Tensor:
@@ -303,6 +305,12 @@ def update(
     for value, speed, gradient in zip(weights, velocity, gradients, strict=True):
         speed.mul_(momentum).add_(gradient)
         value.sub_(rates.view(-1, *[1] * (value.dim() - 1)) * speed)
+
+
+@functools.cache
+def _compiled() -> "tuple[ObjectiveFn, UpdateFn]":
+    """Once for all trainings: one of the same shapes, as after tuning, compiles nothing again."""
+    return torch.compile(objective, dynamic=False), torch.compile(update, dynamic=False)
 
 
 ObjectiveFn = Callable[

@@ -125,7 +125,7 @@ def _add_tune(verbs: Any) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", help="TOML file with settings")
+    parser.add_argument("config", nargs="?", help="TOML file with settings, or a preset's name")
     parser.add_argument("--data", help="'places' or a folder made by `evenhand data`")
     parser.add_argument("--method", help=", ".join(METHODS))
     parser.add_argument("--hard-labels", type=int, help="k: hardest labels kept for an example")

@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from evenhand.averaging import average_runs
-from evenhand.config import Config, read_settings, toml_value, with_assignments
+from evenhand.config import (
+    Config,
+    preset_names,
+    read_preset,
+    read_settings,
+    toml_value,
+    with_assignments,
+)
 from evenhand.data import (
     Dataset,
     featurizer_from,
@@ -343,7 +350,10 @@ def _open_results(options: argparse.Namespace) -> tuple[Dataset, list[RunResult]
 def _config(options: argparse.Namespace, *, default: Path | None = None) -> Config:
     """The TOML file, or else the default one, with the flags on top."""
     path = Path(options.config) if options.config else default
-    settings = read_settings(path) if path else {}
+    if path and not path.exists() and str(path) in preset_names():
+        settings = read_preset(str(path))
+    else:
+        settings = read_settings(path) if path else {}
     settings = with_assignments(settings, [*_flag_settings(options), *options.set])
     return guarded_config(settings, options, console)
 

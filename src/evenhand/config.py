@@ -7,6 +7,7 @@ import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -334,6 +335,18 @@ class Config:
 SECTIONS: dict[str, type[Any]] = {
     field.name: typing.cast(type[Any], field.type) for field in dataclasses.fields(Config)
 }
+
+
+def preset_names() -> list[str]:
+    """The configs that come with the package; `evenhand train` takes a name for a file."""
+    files = resources.files("evenhand").joinpath("presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def read_preset(name: str) -> dict[str, dict[str, Any]]:
+    """The sections of a preset."""
+    file = resources.files("evenhand").joinpath("presets", f"{name}.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:

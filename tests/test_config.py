@@ -19,6 +19,8 @@ from evenhand.config import (
     LossConfig,
     MiningConfig,
     build_config,
+    preset_names,
+    read_preset,
     read_settings,
     to_toml,
     toml_value,
@@ -336,3 +338,9 @@ def test_a_method_that_keeps_every_example_does_not_ask_for_fewer_of_them():
     build_config({"mining": {"method": "snm", "batch_size": 256}})
     with pytest.raises(UserError, match="num_hard_examples"):
         build_config({"mining": {"method": "s2m", "batch_size": 256}})
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_a_config(name):
+    settings = read_preset(name)
+    assert dataclasses.asdict(build_config(settings)).keys() >= settings.keys()

@@ -16,8 +16,8 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "app": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
-        "building", "cli", "commands", "config", "demo", "pipeline", "progress", "public", "report",
-        "reproduce", "runs", "serving", "settings", "tables", "tuning",
+        "averaging", "building", "cli", "commands", "config", "demo", "pipeline", "progress",
+        "public", "report", "reproduce", "runs", "serving", "settings", "tables", "tuning",
     ],
     "system": ["distributed", "evaluation", "search", "training"],
     "parts": ["data", "models", "theory"],

@@ -159,6 +159,7 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             f"labels), got {mining.num_sampled_labels}"
         )
     _check_finite(dataset)
+    check_neighbours(config, dataset)
     _pair_groups(config, dataset)
     if config.training.evaluate_every and "validation" not in dataset.parts:
         raise UserError(
@@ -172,6 +173,24 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             "validation",
             cutoffs=config.evaluation.cutoffs,
             min_pairs=config.evaluation.min_pairs,
+        )
+
+
+def check_neighbours(config: Config, dataset: Dataset) -> None:
+    """Neighbours are found by sparse features with values, among the training queries."""
+    count, train_part = config.search.num_neighbours, dataset.parts["train"]
+    if not count:
+        return
+    rows = train_part.features
+    if not isinstance(rows, Rows) or rows.values is None:
+        raise UserError(
+            f"search.num_neighbours needs sparse features with values, and {dataset.name} has "
+            f"none; set it to 0"
+        )
+    if count > len(train_part):
+        raise UserError(
+            f"search.num_neighbours must be at most {len(train_part)} (the training queries of "
+            f"{dataset.name}), got {count}"
         )
 
 

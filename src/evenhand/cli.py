@@ -125,7 +125,7 @@ def _add_tune(verbs: Any) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", help="TOML file with settings")
+    parser.add_argument("config", nargs="?", help="TOML file with settings, or a preset's name")
     parser.add_argument("--data", help="'places' or a folder made by `evenhand data`")
     parser.add_argument("--method", help=", ".join(METHODS))
     parser.add_argument("--hard-labels", type=int, help="k: hardest labels kept for an example")
@@ -150,6 +150,10 @@ def _add_readers(verbs: Any) -> None:
     evaluate.add_argument("run", help="run folder")
     _add_part(evaluate)
     _finish(evaluate, commands.evaluate_command)
+    average = _verb(verbs, "average", "several runs as one, by the mean of their scores")
+    average.add_argument("runs", nargs="+", help="trained run folders, of dot products")
+    average.add_argument("--run", required=True, help="folder to write")
+    _finish(average, commands.average_command)
     compare = _verb(verbs, "compare", "two or more runs, with paired intervals")
     compare.add_argument("runs", nargs="+", help="run folders; the others are held to the first")
     compare.add_argument("--metric", default="recall@10", help="of the differences (%(default)s)")
@@ -256,8 +260,12 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 def _add_reproduce(verbs: Any) -> None:
     parser = _verb(verbs, "reproduce", "run a table of the paper, beside the paper's figures")
-    parser.add_argument("table", nargs="?", help="table2-mnist or table2-cifar10")
-    parser.add_argument("--data", help="folder with the files of MNIST or CIFAR-10")
+    parser.add_argument("table", nargs="?", help="table2-mnist, table2-cifar10 or table3")
+    parser.add_argument(
+        "--data",
+        help="folder with the files of MNIST or CIFAR-10; for table3: 'places', a folder made by "
+        "`evenhand data`, or one with train.txt and test.txt",
+    )
     parser.add_argument("--out", help="folder to write, and to continue from (runs/<table>)")
     parser.add_argument("--json", help="file to write the figures to as well")
     parser.add_argument("--quick", action="store_true", help="generated pictures, in seconds")
@@ -266,6 +274,9 @@ def _add_reproduce(verbs: Any) -> None:
     )
     parser.add_argument("--tune-only", action="store_true", help="with --tune: only choose")
     parser.add_argument("--steps", type=int, help="training steps (the paper's)")
+    parser.add_argument(
+        "--learning-rates", type=float, nargs="+", help="what table3 tries for every k'"
+    )
     parser.add_argument("--tuning-steps", type=int, help="steps of a trial of --tune")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds of the table")
     parser.add_argument("--tuning-seeds", type=int, nargs="+", help="other seeds, for --tune")

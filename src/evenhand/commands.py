@@ -10,7 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evenhand.config import Config, read_settings, toml_value, with_assignments
+from evenhand.averaging import average_runs
+from evenhand.config import (
+    Config,
+    preset_names,
+    read_preset,
+    read_settings,
+    toml_value,
+    with_assignments,
+)
 from evenhand.data import (
     Dataset,
     featurizer_from,
@@ -116,6 +124,19 @@ def tune_command(options: argparse.Namespace) -> int:
 
 def reproduce_command(options: argparse.Namespace) -> int:
     return reproduce(options, device=_device(options), console=console)
+
+
+def average_command(options: argparse.Namespace) -> int:
+    """Several runs as one, evaluated like any other."""
+    folders, out = [Path(run) for run in options.runs], Path(options.run)
+    dataset = open_data(run_config(folders[0]).data, console)
+    average_runs(folders, out, dataset)
+    part_name = "test" if "test" in dataset.parts else "validation"
+    if part_name in dataset.parts:
+        scores = evaluate_run(out, dataset, part_name, device=_device(options), console=console)
+        console.print(results_table([(out.resolve().name, scores)], part_name=part_name))
+    console.print(f"run folder: {out}")
+    return 0
 
 
 def evaluate_command(options: argparse.Namespace) -> int:
@@ -259,7 +280,7 @@ def search_command(options: argparse.Namespace) -> int:
     featurizer = featurizer_from(dataset.featurizer)
     device = _device(options)
     model = load_model(folder, dataset, device=device)
-    index = ExactIndex(model.label_vectors(), label_bias=model.biases())
+    index = ExactIndex(model.label_vectors(), label_bias=model.biases())  # texts have no neighbours
     bags = bags_of(featurizer.featurize(options.queries), device=device)
     found = index.search(model.query_vectors(bags), options.results)
     results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)
@@ -369,7 +390,10 @@ def _open_results(options: argparse.Namespace) -> tuple[Dataset, list[RunResult]
 def _config(options: argparse.Namespace, *, default: Path | None = None) -> Config:
     """The TOML file, or else the default one, with the flags on top."""
     path = Path(options.config) if options.config else default
-    settings = read_settings(path) if path else {}
+    if path and not path.exists() and str(path) in preset_names():
+        settings = read_preset(str(path))
+    else:
+        settings = read_settings(path) if path else {}
     settings = with_assignments(settings, [*_flag_settings(options), *options.set])
     return guarded_config(settings, options, console)
 

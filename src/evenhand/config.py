@@ -7,9 +7,11 @@ import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evenhand.data.weighting import WEIGHTINGS
 from evenhand.errors import UserError
 from evenhand.losses import (
     LossFn,
@@ -66,12 +68,14 @@ class DataConfig:
     dataset: str = "places"
     min_population: int = 15000  # of the cities in `places`: 500, 1000, 5000 or 15000
     num_buckets: int = 2**18  # n-grams of a name are hashed into so many features
+    weighting: str = "as-is"  # of feature values: or "unit" (rows of length 1), or "tf-idf"
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_buckets < 2**31:
             raise UserError(
                 f"data.num_buckets must be between 1 and {2**31 - 1}, got {self.num_buckets}"
             )
+        check_choice("data.weighting", self.weighting, WEIGHTINGS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,6 +271,20 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Votes of the most similar training queries, beside the model's scores."""
+
+    num_neighbours: int = 0  # 0: none are asked
+    neighbour_weight: float = 5.0  # what the votes of all neighbours together add to a score
+    neighbour_power: float = 4.0  # a neighbour counts by its similarity to this power
+
+    def __post_init__(self) -> None:
+        for name in ("num_neighbours", "neighbour_weight", "neighbour_power"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"search.{name} must be at least 0, got {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     cutoffs: tuple[int, ...] = (1, 5, 10, 25, 50)
     num_resamples: int = 1000  # of the bootstrap intervals
@@ -290,6 +308,7 @@ class Config:
     mining: MiningConfig = dataclasses.field(default_factory=MiningConfig)
     risk: RiskConfig = dataclasses.field(default_factory=RiskConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
@@ -316,6 +335,18 @@ class Config:
 SECTIONS: dict[str, type[Any]] = {
     field.name: typing.cast(type[Any], field.type) for field in dataclasses.fields(Config)
 }
+
+
+def preset_names() -> list[str]:
+    """The configs that come with the package; `evenhand train` takes a name for a file."""
+    files = resources.files("evenhand").joinpath("presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def read_preset(name: str) -> dict[str, dict[str, Any]]:
+    """The sections of a preset."""
+    file = resources.files("evenhand").joinpath("presets", f"{name}.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:

@@ -14,10 +14,18 @@ import safetensors.torch
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
+from torch import Tensor
 
-from evenhand.building import build_model, build_training, check_against_data
+from evenhand.building import (
+    build_model,
+    build_training,
+    check_against_data,
+    check_neighbours,
+)
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
+from evenhand.data.dataset import IntArray, taken_rows
+from evenhand.data.weighting import weighted
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     Outcome,
@@ -30,7 +38,7 @@ from evenhand.files import atomic_path, write_json, write_text
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar, step_bar
 from evenhand.runs import about_run, check_trained_on, read_about, save_result
-from evenhand.search import ExactIndex
+from evenhand.search import ExactIndex, NeighbourIndex, VotedQueries
 from evenhand.training.checkpoint import load_latest_checkpoint
 from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, rewind_metrics, train
@@ -44,7 +52,7 @@ DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
 def open_data(config: DataConfig, console: Console) -> Dataset:
     """The data set of a config; `places` is prepared the first time it is asked for."""
     if config.dataset != "places":
-        return open_dataset(Path(config.dataset))
+        return weighted(open_dataset(Path(config.dataset)), config.weighting)
     folder = DATASETS_DIR / f"places-{config.min_population}-{config.num_buckets}"
     if not folder.exists():
         with console.status(f"preparing {folder} (once)"):
@@ -52,7 +60,7 @@ def open_data(config: DataConfig, console: Console) -> Dataset:
                 min_population=config.min_population, num_buckets=config.num_buckets
             )
             save_dataset(dataset, folder)
-    return open_dataset(folder)
+    return weighted(open_dataset(folder), config.weighting)
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -237,9 +245,17 @@ def evaluate_model(
     if model.label_table.dtype != torch.float32:
         model = copy.deepcopy(model).float()
     part, device = dataset.parts[part_name], model.label_table.device
-    index = ExactIndex(model.label_vectors(), label_bias=model.biases())
+    index = model_index(model, dataset, config)
+
+    def encode(row_ids: IntArray) -> Tensor | VotedQueries:
+        vectors = model.query_vectors(features_of(part, row_ids, device=device))
+        if isinstance(index, ExactIndex):
+            return vectors
+        assert isinstance(part.features, Rows)
+        return index.asked(vectors, taken_rows(part.features, row_ids))
+
     return evaluate(
-        lambda row_ids: model.query_vectors(features_of(part, row_ids, device=device)),
+        encode,
         index,
         part,
         dataset.label_counts(),
@@ -247,6 +263,25 @@ def evaluate_model(
         cutoffs=config.evaluation.cutoffs,
         num_train_queries=len(dataset.parts["train"]),
         progress=progress_fn,
+    )
+
+
+def model_index(model: Retriever, dataset: Dataset, config: Config) -> ExactIndex | NeighbourIndex:
+    """All labels by the model's scores and, where asked for, the votes of the training queries."""
+    index = ExactIndex(model.label_vectors(), label_bias=model.biases())
+    if not config.search.num_neighbours:
+        return index
+    train_part = dataset.parts["train"]
+    check_neighbours(config, dataset)
+    assert isinstance(train_part.features, Rows)
+    return NeighbourIndex(
+        index,
+        train_part.features,
+        train_part.positives,
+        num_features=dataset.num_features,
+        num_neighbours=config.search.num_neighbours,
+        weight=config.search.neighbour_weight,
+        power=config.search.neighbour_power,
     )
 
 

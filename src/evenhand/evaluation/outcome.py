@@ -20,10 +20,12 @@ NUM_SHOWN = 10  # results kept for each query
 
 
 class Index(Protocol):
-    def search(self, queries: Tensor, num_results: int) -> tuple[Tensor, Tensor]:
+    """Queries are what `encode_fn` gives: vectors (Q, D), or what the index makes of them."""
+
+    def search(self, queries: Any, num_results: int) -> tuple[Tensor, Tensor]:
         """Label ids (Q, R), best first, -1 where fewer were found, and their scores (Q, R)."""
 
-    def scores_of(self, queries: Tensor, label_ids: Tensor) -> Tensor:
+    def scores_of(self, queries: Any, label_ids: Tensor) -> Tensor:
         """Scores of chosen labels: (Q, D), (Q, P) -> (Q, P)."""
 
 
@@ -45,7 +47,7 @@ class Outcome:
 
 @torch.no_grad()
 def evaluate(
-    encode_fn: Callable[[IntArray], Tensor],
+    encode_fn: Callable[[IntArray], Any],
     index: Index,
     part: Part,
     label_counts: IntArray,
@@ -59,7 +61,7 @@ def evaluate(
     """Searches for every query of a part and keeps what was found.
 
     Args:
-        encode_fn: row numbers of queries (B,) -> their vectors (B, D).
+        encode_fn: row numbers of queries (B,) -> their vectors (B, D), as the index takes them.
         label_counts: (L,) training pairs of each label, for the propensities.
         num_train_queries: N in the propensities; without it there is no 'psp@r'.
         progress: called with the number of queries done and of all.

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.progress import stop_requested
 from evenhand.reproduce.images import fixture, load_images
 from evenhand.reproduce.rows import TABLES, TableRow, checked_together, table_rows
-from evenhand.reproduce.table2 import Run, classifier_of, run_table, tune
+from evenhand.reproduce.table2 import Run, about, classifier_of, run_table, tune
+from evenhand.reproduce.table3 import Protocol, open_any, printed_table3, run_table3
+from evenhand.reproduce.table3 import fixture as documents
 
 EVALUATIONS = 5  # of a run, unless --every says otherwise
 QUICK: dict[str, Any] = {
@@ -26,11 +29,22 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 
+QUICK_3 = Protocol(
+    embedding_dim=16, batch_size=128, num_sampled_labels=64, num_hard_labels=16,
+    hard_examples=(32,), learning_rates=(0.01, 0.03), steps=(15,), seeds=(1, 2),
+)  # fmt: skip
+
+
 def reproduce(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
-    if options.table is not None and options.table not in TABLES:
-        raise UserError(f"there is no table {options.table!r}; known: {', '.join(TABLES)}")
+    known = [*TABLES, "table3"]
+    if options.table is not None and options.table not in known:
+        raise UserError(f"there is no table {options.table!r}; known: {', '.join(known)}")
     if options.table is None and not options.quick:
-        raise UserError(f"name a table ({', '.join(TABLES)}), or take a quick look with --quick")
+        raise UserError(f"name a table ({', '.join(known)}), or take a quick look with --quick")
+    if options.table == "table3" or (options.table is None and options.quick):
+        _table3(options, device=device, console=console)
+        if options.table == "table3":
+            return 0
     if options.quick:
         for table in [options.table] if options.table else TABLES:
             with tempfile.TemporaryDirectory() as place:
@@ -103,6 +117,59 @@ def _quick(
         write_json(path.with_name(name), result)
 
 
+def _table3(options: argparse.Namespace, *, device: torch.device, console: Console) -> None:
+    """Table 3's protocol on any multilabel data; or, quickly, on generated documents."""
+    if options.quick:
+        with tempfile.TemporaryDirectory() as place:
+            _run_table3(QUICK_3, documents(), Path(place), options, device, console)
+        return
+    if options.data is None:
+        raise UserError(
+            "--data is missing: 'places', a folder made by evenhand data, or one with train.txt "
+            "and test.txt"
+        )
+    given = {
+        "steps": options.steps and (options.steps,),
+        "learning_rates": options.learning_rates and tuple(options.learning_rates),
+        "seeds": options.seeds and tuple(options.seeds),
+        "tuning_seed": options.tuning_seeds and options.tuning_seeds[0],
+    }
+    protocol = Protocol(**{name: value for name, value in given.items() if value})
+    dataset = open_any(options.data, console)
+    folder = Path(options.out or f"runs/table3-{dataset.name}")
+    _run_table3(protocol, dataset, folder, options, device, console)
+
+
+def _run_table3(
+    protocol: Protocol,
+    dataset: Dataset,
+    folder: Path,
+    options: argparse.Namespace,
+    device: torch.device,
+    console: Console,
+) -> None:
+    with stop_requested() as should_stop_fn:
+        run = Run(
+            table="table3",
+            folder=folder,
+            command=_command(options),
+            device=device,
+            console=console,
+            every=1,
+            should_stop_fn=_with_limit(should_stop_fn, options.minutes),
+        )
+        result = {"table": run.table, **run_table3(protocol, dataset, run), **about(run)}
+    write_json(folder / "result.json", result)
+    console.print(printed_table3(result))
+    name = Path(options.json or "result.json").name
+    if options.json and options.quick and options.table is None:
+        name = f"{Path(name).stem}-table3{Path(name).suffix}"
+    if options.json:
+        write_json(Path(options.json).with_name(name), result)
+    if not options.quick:
+        console.print(f"written to {folder / 'result.json'}")
+
+
 def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow]:
     """Rows with the numbers that the flags give in the place of the files'."""
     changes = {
@@ -134,7 +201,9 @@ def _command(options: argparse.Namespace) -> str:
     for name in ("steps", "tuning_steps", "minutes", "every"):
         value = getattr(options, name)
         words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    for name in ("seeds", "tuning_seeds"):
+    if options.table == "table3" and options.data is not None:
+        words += ["--data", Path(options.data).name]
+    for name in ("seeds", "tuning_seeds", "learning_rates"):
         values = getattr(options, name) or []
         words += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
     for name in ("quick", "tune", "no_controls"):

@@ -1,0 +1,299 @@
+"""Evenhand, PECOS XR-Linear and napkinXC on the same files: recall by group, P@1, times.
+
+    python benchmarks/quality/quality.py --data FOLDER --preset PRESET.toml \\
+        --pecos PECOS/bin/python --napkinxc NAPKINXC/bin/python --json RESULT.json
+
+The folder holds train.txt and test.txt (plain or compressed) in the Extreme Classification format.
+Each side has NUM_TRIALS trials: trained on the training part without its validation rows, judged
+by the mean of the 16 cells, recall@5/10/25/50 of head, torso, tail (over labels) and all pairs, on
+the validation part. The best setting of each is trained on all of the training part and asked the
+test part once. A peer whose interpreter is not given is left out. See README.md for the
+environments.
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from evenhand.averaging import averaged_model
+from evenhand.building import build_training
+from evenhand.config import build_config, read_settings
+from evenhand.data import load_extreme
+from evenhand.data.dataset import padded_rows
+from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data.weighting import weighted
+from evenhand.metrics import pair_ranks
+from evenhand.pipeline import evaluate_model
+from evenhand.training.loop import Places, train
+
+NUM_TRIALS = 6
+CUTOFFS = (5, 10, 25, 50)
+GROUPINGS = {"labels": frequency_groups_by_labels, "pairs": frequency_groups_by_pairs}
+VALIDATION = 0.1
+VARIED = ("training", "search")  # sections in which our trials differ
+PEER = Path(__file__).with_name("peer.py")
+
+WIDE = {"ask": {"beam_size": 50}}
+PECOS = [
+    {},
+    {**WIDE, "train": {"threshold": 0.0}},
+    {**WIDE, "train": {"Cp": 0.3, "Cn": 0.3, "threshold": 0.0}},
+    {**WIDE, "train": {"Cp": 3, "Cn": 3}},
+    {**WIDE, "tree": {"max_leaf_size": 1000, "nr_splits": 2}},
+    {"train": {"solver_type": "L2R_LR_DUAL", "threshold": 0.05},
+     "ask": {"beam_size": 50, "post_processor": "sigmoid"}},
+]  # fmt: skip
+NAPKIN_FEW = [  # one-vs-rest where the labels are few enough
+    ("napkinxc-ovr", {}),
+    ("napkinxc-ovr", {"train": {"liblinear_c": 3, "weights_threshold": 0}}),
+    ("napkinxc-ovr", {"train": {"liblinear_c": 30}}),
+    ("napkinxc-plt", {}),
+    ("napkinxc-plt", {"train": {"liblinear_c": 30}}),
+    ("napkinxc-plt", {"train": {"ensemble": 3}}),
+]
+NAPKIN_MANY = [
+    ("napkinxc-plt", settings)
+    for settings in (
+        {},
+        {"train": {"liblinear_c": 3}},
+        {"train": {"liblinear_c": 30}},
+        {"train": {"ensemble": 3}},
+        {"train": {"loss": "l2svm", "liblinear_c": 1}},
+        {"train": {"max_leaves": 400}},
+    )
+]
+MOST_LABELS_OF_OVR = 5000
+
+
+def main():
+    options = parsed()
+    console = Console(width=160)
+    folder = Path(options.data)
+    paths = [next(folder.glob(f"{part}.txt*")) for part in ("train", "test")]
+    sides = {
+        "tune": load_extreme(*paths, name=folder.name, validation_fraction=VALIDATION),
+        "whole": load_extreme(*paths, name=folder.name, validation_fraction=0.0),
+    }
+    with tempfile.TemporaryDirectory() as place:
+        write_matrices(sides, Path(place))
+        results = {}
+        for system, trials in systems(options, sides["whole"].num_labels).items():
+            if len(trials) != NUM_TRIALS:
+                raise SystemExit(f"{system} has {len(trials)} trials, not {NUM_TRIALS}")
+            results[system] = run_system(system, trials, sides, Path(place), console)
+    report = {
+        "data": folder.name,
+        "command": " ".join(["quality.py", "--data", folder.name]),
+        "machine": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "num_trials": NUM_TRIALS,
+        "systems": results,
+    }
+    for grouping in GROUPINGS:
+        console.print(printed(report, grouping))
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def parsed():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--members", type=int, default=2, help="models whose scores are averaged")
+    parser.add_argument("--pecos", help="interpreter of the environment with libpecos")
+    parser.add_argument("--napkinxc", help="interpreter of the environment with napkinxc")
+    parser.add_argument("--json")
+    return parser.parse_args()
+
+
+def systems(options, num_labels):
+    """For each system, functions (side, part asked) -> (ranks, first hits, seconds)."""
+    found = {}
+    if options.pecos:
+        found["PECOS XR-Linear"] = [("peer", options.pecos, "pecos", s) for s in PECOS]
+    if options.napkinxc:
+        trials = NAPKIN_FEW if num_labels <= MOST_LABELS_OF_OVR else NAPKIN_MANY
+        found["napkinXC"] = [("peer", options.napkinxc, *trial) for trial in trials]
+    settings = read_settings(Path(options.preset))
+    weight = settings["search"]["neighbour_weight"]
+    steps = settings["training"]["num_steps"]
+    found["Evenhand"] = [
+        ("ours", changed(settings, round(share * steps), factor * weight), options.members)
+        for share in (0.75, 1.0)
+        for factor in (0.6, 1.0, 1.5)
+    ]
+    return found
+
+
+def changed(settings, num_steps, weight):
+    return {
+        **settings,
+        "training": {**settings["training"], "num_steps": num_steps},
+        "search": {**settings["search"], "neighbour_weight": weight},
+    }
+
+
+def run_system(system, trials, sides, place, console):
+    tried = []
+    for trial in trials:
+        figures = run(trial, sides["tune"], "tune", "validation", place, members=1)
+        tried.append({"settings": shown(trial), **figures})
+        told = shown(trial) if trial[0] == "peer" else [shown(trial)[k] for k in VARIED]
+        console.print(f"{system}: {told}: {mean_of_cells(figures):.4f}")
+    best = max(range(len(tried)), key=lambda number: mean_of_cells(tried[number]))
+    final = run(trials[best], sides["whole"], "whole", "test", place, members=None)
+    return {"settings": shown(trials[best]), **final, "trials": tried}
+
+
+def run(trial, dataset, side, part_name, place, *, members):
+    kind, *rest = trial
+    if kind == "peer":
+        found = run_peer(*rest, place / side, part_name)
+    else:
+        settings, wanted = rest
+        found = run_ours(settings, dataset, part_name, members=members or wanted)
+    return found | cells_of(found.pop("ranks"), dataset, part_name)
+
+
+def shown(trial):
+    return {"system": trial[2], **trial[3]} if trial[0] == "peer" else trial[1]
+
+
+# --- one model ------------------------------------------------------------------------------------
+
+
+def write_matrices(sides, place):
+    for side, dataset in sides.items():
+        for name, part in dataset.parts.items():
+            (place / side).mkdir(exist_ok=True)
+            shapes = dataset.num_features, dataset.num_labels
+            for kind, rows, width in zip(
+                "xy", (part.features, part.positives), shapes, strict=True
+            ):
+                values = np.ones(len(rows.ids), np.float32) if rows.values is None else rows.values
+                matrix = (values, rows.ids, rows.offsets)
+                scipy.sparse.save_npz(
+                    place / side / f"{name}.{kind}.npz",
+                    scipy.sparse.csr_matrix(matrix, shape=(len(rows), width)),
+                )
+
+
+def run_peer(python, system, settings, place, part_name):
+    out = place / "found.npy"
+    command = [
+        python, str(PEER), system, "--fit", str(place / "train"), "--ask", str(place / part_name),
+        "--out", str(out), "--settings", json.dumps(settings),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{system} {settings} failed:\n{done.stderr[-2000:]}")
+    times = json.loads(done.stdout.strip().splitlines()[-1])
+    return {
+        "train_seconds": times["train_seconds"],
+        "ask_seconds": round(sum(times["ask_seconds"]), 2),
+        "ranks": torch.from_numpy(np.load(out)),
+    }
+
+
+def run_ours(settings, dataset, part_name, *, members):
+    config = build_config(settings)
+    dataset = weighted(dataset, config.data.weighting)
+    trained = [trained_model(settings, dataset, seed) for seed in range(1, members + 1)]
+    models = [model for model, _ in trained]
+    model = averaged_model(models) if members > 1 else models[0]
+    began = time.perf_counter()
+    outcome = evaluate_model(model, dataset, part_name, config)
+    return {
+        "train_seconds": round(sum(seconds for _, seconds in trained), 2),
+        "ask_seconds": round(time.perf_counter() - began, 2),
+        "members": members,
+        "ranks": outcome,
+    }
+
+
+MODELS = {}  # trials that differ in the search alone share a model, and its seconds
+
+
+def trained_model(settings, dataset, seed):
+    settings = {**settings, "training": {**settings["training"], "seed": seed}}
+    key = json.dumps({**settings, "search": {}, "rows": len(dataset.parts["train"])})
+    if key in MODELS:
+        return MODELS[key]
+    built = build_training(build_config(settings), dataset, torch.device("cpu"))
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as place:
+        train(
+            built.training,
+            built.plan,
+            sampler=built.sampler,
+            loss_fn=built.loss_fn,
+            places=Places(Path(place) / "metrics.jsonl", Path(place) / "checkpoints"),
+        )
+    built.training.feed.close()
+    MODELS[key] = built.training.model, time.perf_counter() - began
+    return MODELS[key]
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def cells_of(found, dataset, part_name):
+    """Recall in every cell, by both definitions of head, torso and tail, and P@1."""
+    positives = dataset.parts[part_name].positives
+    if isinstance(found, torch.Tensor):  # (Q, R) label ids
+        wanted = torch.from_numpy(padded_rows(positives, np.arange(len(positives))))
+        table = pair_ranks(found, wanted)  # (Q, P)
+        ranks = table[table >= 0].numpy()
+    else:
+        ranks = np.asarray(found.ranks)
+    queries = np.repeat(np.arange(len(positives)), positives.lengths())
+    is_first = np.zeros(len(positives), bool)
+    is_first[queries[ranks == 1]] = True
+    cells = {}
+    for name, groups_fn in GROUPINGS.items():
+        groups = groups_fn(dataset.label_counts())
+        group_ids = groups.ids[positives.ids]
+        for cutoff in CUTOFFS:
+            is_hit = (ranks > 0) & (ranks <= cutoff)
+            row = {
+                group: float(is_hit[group_ids == number].mean())
+                for number, group in enumerate(groups.names)
+            }
+            cells.setdefault(name, {})[str(cutoff)] = {**row, "full": float(is_hit.mean())}
+    return {"precision@1": float(is_first[positives.lengths() > 0].mean()), "recall": cells}
+
+
+def mean_of_cells(figures):
+    rows = figures["recall"]["labels"].values()
+    return float(np.mean([list(row.values()) for row in rows]))
+
+
+def printed(report, grouping):
+    table = Table(title=f"{report['data']}: recall over pairs, head / torso / tail over {grouping}")
+    table.add_column("system")
+    for name in ("train s", "ask s", "P@1", *(f"recall@{cutoff}" for cutoff in CUTOFFS)):
+        table.add_column(name, justify="right")
+    for system, row in report["systems"].items():
+        cells = [
+            " / ".join(f"{value:.3f}".lstrip("0") for value in row["recall"][grouping][c].values())
+            for c in map(str, CUTOFFS)
+        ]
+        times = f"{row['train_seconds']:.1f}", f"{row['ask_seconds']:.1f}"
+        table.add_row(system, *times, f"{row['precision@1']:.3f}", *cells)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

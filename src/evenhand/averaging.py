@@ -1,0 +1,105 @@
+"""Several trained runs as one: the mean of their scores.
+
+With dot products the mean of n models' scores is the score of one wider model: query vectors side
+by side, label vectors side by side and divided by n, and the mean of the biases. So the average is
+a run folder like any other, to be evaluated, compared and served; only its vectors are longer.
+"""
+
+import dataclasses
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from evenhand.config import Config, to_toml
+from evenhand.data import Dataset
+from evenhand.errors import UserError
+from evenhand.files import write_json, write_text
+from evenhand.models.encoders import BagEncoder
+from evenhand.models.retriever import Retriever
+from evenhand.pipeline import load_model, run_config, save_model
+from evenhand.runs import about_run, read_about
+
+
+def averaged_model(models: Sequence[Retriever]) -> Retriever:
+    """One model whose scores are the mean of the models' scores."""
+    first = models[0]
+    encoders = [model.encoder for model in models if isinstance(model.encoder, BagEncoder)]
+    if len(encoders) < len(models) or any(model.is_cosine for model in models):
+        raise ValueError("only dot products of bags of features can be averaged")
+    if any(model.scale != first.scale for model in models):
+        raise ValueError(f"scales must be equal, got {[model.scale for model in models]}")
+    table = torch.cat([encoder.weight for encoder in encoders], dim=1)  # (F, sum of D)
+    width = table.shape[1]
+    encoder = BagEncoder(len(table), width)
+    encoder.weight.data = table
+    has_bias = first.label_bias is not None
+    whole = Retriever(
+        encoder,
+        first.num_labels,
+        width,
+        is_cosine=False,
+        scale=first.scale,
+        has_label_bias=has_bias,
+    )
+    whole.label_table.data = torch.cat([m.label_table for m in models], dim=1) / len(models)
+    if whole.label_bias is not None:
+        biases = [m.label_bias.data for m in models if m.label_bias is not None]  # (L, 1) each
+        whole.label_bias.data = torch.stack(biases).mean(0)
+    return whole
+
+
+def average_runs(folders: Sequence[Path], out: Path, dataset: Dataset) -> Config:
+    """Writes the average of trained runs as a run folder of its own, and returns its settings."""
+    if len(folders) < 2:
+        raise UserError("an average needs two runs or more")
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another --run folder, or remove it first")
+    configs = [run_config(folder) for folder in folders]
+    _check_alike(folders, configs)
+    device = torch.device("cpu")
+    whole = averaged_model([load_model(folder, dataset, device=device) for folder in folders])
+    config = dataclasses.replace(
+        configs[0],
+        model=dataclasses.replace(configs[0].model, embedding_dim=whole.label_table.shape[1]),
+    )
+    abouts = [read_about(folder) for folder in folders]
+    about = {
+        **about_run(out, config, dataset, device),
+        "averaged": [folder.resolve().name for folder in folders],
+        "training_seconds": round(sum(about.get("training_seconds", 0.0) for about in abouts), 1),
+        "is_complete": True,
+    }
+    command = f"evenhand average {shlex.join(map(str, folders))} --run {shlex.quote(str(out))}"
+    staging = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)  # what a crash may have left
+    try:
+        write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
+        write_json(staging / "run.json", about)
+        save_model(staging, whole)
+        os.rename(staging, out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return config
+
+
+def _check_alike(folders: Sequence[Path], configs: Sequence[Config]) -> None:
+    for folder, config in zip(folders, configs, strict=True):
+        if config.model.similarity != "dot":
+            raise UserError(
+                f"{folder} scores by the {config.model.similarity}; only runs with "
+                f'model.similarity = "dot" can be averaged'
+            )
+        for name in ("data", "search"):
+            if getattr(config, name) != getattr(configs[0], name):
+                raise UserError(f"{folder} and {folders[0]} differ in their [{name}] settings")
+        for name in ("scale", "label_bias", "hidden_widths"):
+            ours, theirs = getattr(config.model, name), getattr(configs[0].model, name)
+            if ours != theirs:
+                raise UserError(
+                    f"{folder} has model.{name} = {ours} and {folders[0]} {theirs}; runs that are "
+                    f"averaged must have the same"
+                )

@@ -1,0 +1,66 @@
+"""Feature values made comparable from row to row: each row of length 1, rare features first.
+
+- `unit`: every row is divided by its Euclidean length, so that long documents do not shout;
+- `tf-idf`: before that, every value is multiplied by 1 + log((1 + N) / (1 + n_f)), where n_f of the
+  N training rows have the feature. Weights come from the training part alone.
+
+Features without values (a plain mean, as in `places`) and dense features are left alone: they are
+refused, because a setting without effect misleads.
+"""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.data.dataset import Dataset, FloatArray, Part, Rows
+from evenhand.errors import UserError
+
+WEIGHTINGS = ("as-is", "unit", "tf-idf")
+
+
+def weighted(dataset: Dataset, weighting: str) -> Dataset:
+    """The data set with its feature values weighted; the ids, and the file, stay as they are."""
+    if weighting == "as-is":
+        return dataset
+    for name, part in dataset.parts.items():
+        if not isinstance(part.features, Rows) or part.features.values is None:
+            raise UserError(
+                f'data.weighting = "{weighting}" is for sparse features with values, and the '
+                f'{name} part of {dataset.name} has none; set it to "as-is"'
+            )
+    train = dataset.parts["train"].features
+    assert isinstance(train, Rows)
+    of_feature = np.ones(dataset.num_features, dtype=np.float32)
+    if weighting == "tf-idf":
+        of_feature = inverse_frequencies(train, dataset.num_features)
+    parts = {name: _weighted_part(part, of_feature) for name, part in dataset.parts.items()}
+    return dataclasses.replace(dataset, parts=parts)
+
+
+def inverse_frequencies(rows: Rows, num_features: int) -> FloatArray:
+    """1 + log((1 + N) / (1 + n_f)) of each feature: (F,)."""
+    counts = np.bincount(rows.ids, minlength=num_features)
+    return (1 + np.log((1 + len(rows)) / (1 + counts))).astype(np.float32)
+
+
+def unit_values(rows: Rows, of_feature: FloatArray) -> FloatArray:
+    """Values times the weight of their feature, over the length of their row: (nnz,)."""
+    assert rows.values is not None
+    values = rows.values * of_feature[rows.ids]
+    lengths = np.sqrt(row_sums(rows, values.astype(np.float64) ** 2))
+    inverse = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return values * np.repeat(inverse, rows.lengths()).astype(np.float32)
+
+
+def row_sums(rows: Rows, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of (nnz,) values over each row: (N,)."""
+    up_to = np.concatenate([[0.0], np.cumsum(values)])
+    return np.maximum(np.diff(up_to[rows.offsets]), 0)
+
+
+def _weighted_part(part: Part, of_feature: FloatArray) -> Part:
+    rows = part.features
+    assert isinstance(rows, Rows)
+    features = Rows(rows.offsets, rows.ids, unit_values(rows, of_feature))
+    return dataclasses.replace(part, features=features)

@@ -1,0 +1,203 @@
+"""Votes of the most similar training queries, added to what another index scores.
+
+A model of few dimensions knows what queries have in common, and forgets single ones. Its nearest
+training queries remember: where they agree on a label, the label rises, however rare it is.
+
+    score'(label) = score(label) + weight * sum of shares of the neighbours that have the label
+
+A neighbour's share is its similarity to the power `power`, over the sum of all neighbours'.
+Similarity is the product of the sparse features, the cosine where rows have length 1. The result
+is exact: a label that no neighbour has keeps its score, so the best labels are among the best of
+the other index and the labels of the neighbours.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evenhand.data.dataset import IntArray, Rows, padded_rows, taken_rows
+from evenhand.kernels.compiled import compiled
+from evenhand.search.exact import ExactIndex, SearchResult
+
+ROWS_AT_ONCE = 512  # queries whose neighbours' labels are laid side by side
+
+
+class VotedQueries(NamedTuple):
+    """Queries as the model's vectors, and what their neighbours say."""
+
+    vectors: Tensor  # (Q, D)
+    label_ids: Tensor  # (Q, C) distinct labels of the neighbours, in order; -1 where fewer
+    votes: Tensor  # (Q, C)
+
+    @property
+    def device(self) -> torch.device:
+        return self.vectors.device
+
+    def __len__(self) -> int:  # queries, not fields of the tuple
+        return len(self.vectors)
+
+
+class NeighbourIndex:
+    """The index of a model, and the training queries beside it."""
+
+    def __init__(
+        self,
+        index: ExactIndex,
+        features: Rows,
+        positives: Rows,
+        *,
+        num_features: int,
+        num_neighbours: int,
+        weight: float,
+        power: float,
+    ) -> None:
+        """
+        Args:
+            features: (N,) of the training queries, with values.
+            positives: (N,) their labels.
+        """
+        if not 1 <= num_neighbours <= len(features):
+            raise ValueError(
+                f"num_neighbours must be between 1 and {len(features)} (the training queries), "
+                f"got {num_neighbours}"
+            )
+        self.index = index
+        self.positives = positives
+        self.num_rows = len(features)
+        self.num_neighbours = num_neighbours
+        self.weight = weight
+        self.power = power
+        self.lists = _by_feature(features, num_features)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @torch.no_grad()
+    def asked(self, vectors: Tensor, features: Rows) -> VotedQueries:
+        """The queries with their neighbours' votes: (Q, D) and (Q,) rows."""
+        row_ids = np.arange(len(features))
+        blocks = [
+            self._votes(taken_rows(features, row_ids[start : start + ROWS_AT_ONCE]))
+            for start in range(0, len(features), ROWS_AT_ONCE)
+        ]
+        width = max((ids.shape[1] for ids, _ in blocks), default=1)
+        ids = [F.pad(ids, (0, width - ids.shape[1]), value=-1) for ids, _ in blocks]
+        votes = [F.pad(votes, (0, width - votes.shape[1])) for _, votes in blocks]
+        device = vectors.device
+        if not blocks:
+            return VotedQueries(
+                vectors, vectors.new_empty(0, 1, dtype=torch.long), vectors.new_empty(0, 1)
+            )
+        return VotedQueries(vectors, torch.cat(ids).to(device), torch.cat(votes).to(device))
+
+    @torch.no_grad()
+    def search(self, queries: VotedQueries, num_results: int) -> SearchResult:
+        """The labels of the highest score, votes included: (Q, R), R = min(num_results, L)."""
+        found = self.index.search(queries.vectors, num_results)
+        scores = self.index.scores_of(queries.vectors, queries.label_ids)
+        scores = scores + self.weight * queries.votes  # (Q, C), -inf where there is no label
+        # A label that is in both lists counts once, with its votes.
+        is_voted = _looked_up(found.label_ids, queries.label_ids, torch.ones_like(queries.votes))
+        rest = found.scores.masked_fill(is_voted > 0, -torch.inf)
+        ids = torch.cat([found.label_ids, queries.label_ids], dim=1)
+        scores, order = torch.cat([rest, scores], dim=1).sort(dim=1, descending=True, stable=True)
+        count = found.label_ids.shape[1]
+        return SearchResult(ids.gather(1, order[:, :count]), scores[:, :count])
+
+    @torch.no_grad()
+    def scores_of(self, queries: VotedQueries, label_ids: Tensor) -> Tensor:
+        """Scores of chosen labels, votes included: (Q, P), -inf where the id is -1."""
+        scores = self.index.scores_of(queries.vectors, label_ids)
+        return scores + self.weight * _looked_up(label_ids, queries.label_ids, queries.votes)
+
+    def _votes(self, features: Rows) -> tuple[Tensor, Tensor]:
+        """Distinct labels of each query's neighbours and their votes: (Q, C), (Q, C)."""
+        neighbours, similarities = self.neighbours(features)  # (Q, k)
+        shares = similarities.astype(np.float64) ** self.power
+        totals = shares.sum(axis=1, keepdims=True)
+        shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
+        labels = padded_rows(self.positives, neighbours.ravel())  # (Q * k, P)
+        ids = labels.reshape(len(neighbours), -1)  # (Q, k * P)
+        votes = np.repeat(shares, labels.shape[1], axis=1) * (ids >= 0)
+        return _summed(torch.from_numpy(ids), torch.from_numpy(votes.astype(np.float32)))
+
+    def neighbours(self, features: Rows) -> tuple[IntArray, NDArray[np.float32]]:
+        """The most similar training queries and how similar they are: (Q, k), (Q, k)."""
+        assert features.values is not None
+        shape = len(features), self.num_neighbours
+        ids, similarities = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        lists, sums = self.lists, np.zeros(self.num_rows, dtype=np.float32)
+        assert lists.values is not None
+        _most_similar(*features, *lists, sums, ids, similarities)  # type: ignore[arg-type]
+        return ids, similarities
+
+
+def _by_feature(rows: Rows, num_features: int) -> Rows:
+    """The same entries, listed by feature: which rows have it, and with what value."""
+    assert rows.values is not None
+    order = np.argsort(rows.ids, kind="stable")
+    row_ids = np.repeat(np.arange(len(rows), dtype=np.int32), rows.lengths())
+    counts = np.bincount(rows.ids, minlength=num_features)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return Rows(offsets, row_ids[order], np.ascontiguousarray(rows.values[order]))
+
+
+def _looked_up(wanted: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+    """The value of each wanted id, 0 where a row does not hold it: (Q, R), (Q, C) -> (Q, R)."""
+    last = torch.iinfo(ids.dtype).max  # no label has it
+    ordered, order = ids.masked_fill(ids < 0, last).sort(dim=1)
+    positions = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=ids.shape[1] - 1)
+    found = values.gather(1, order).gather(1, positions)
+    return found * (ordered.gather(1, positions) == wanted)
+
+
+def _summed(ids: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
+    """Votes of equal ids added up, each id once: (Q, W), (Q, W) -> (Q, C), (Q, C)."""
+    ids, order = ids.sort(dim=1)
+    votes = votes.gather(1, order)
+    is_new = torch.ones_like(ids, dtype=torch.bool)
+    is_new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    places = is_new.cumsum(1) - 1  # (Q, W)
+    width = int(places.max()) + 1 if places.numel() else 1
+    summed = votes.new_zeros(len(ids), width).scatter_add_(1, places, votes)
+    distinct = ids.new_full((len(ids), width), -1).scatter_(1, places, ids)
+    return distinct, summed
+
+
+@compiled
+def _most_similar(
+    offsets: NDArray[np.int64],
+    ids: NDArray[np.int32],
+    values: NDArray[np.float32],
+    list_offsets: NDArray[np.int64],
+    list_rows: NDArray[np.int32],
+    list_values: NDArray[np.float32],
+    sums: NDArray[np.float32],
+    best_rows: NDArray[np.int64],
+    best_values: NDArray[np.float32],
+) -> None:
+    """Fills (Q, k) rows and similarities, most similar first; `sums` (N,) starts and ends as 0."""
+    count = best_rows.shape[1]
+    for query in range(len(offsets) - 1):
+        for entry in range(offsets[query], offsets[query + 1]):
+            value = values[entry]
+            for place in range(list_offsets[ids[entry]], list_offsets[ids[entry] + 1]):
+                sums[list_rows[place]] += value * list_values[place]
+        least = np.float32(0)  # a row without a feature in common is no neighbour
+        for row in range(len(sums)):
+            total = sums[row]
+            sums[row] = 0
+            if total <= least:
+                continue
+            slot = count - 1  # sorted insertion: few rows get here
+            while slot > 0 and best_values[query, slot - 1] < total:
+                best_values[query, slot] = best_values[query, slot - 1]
+                best_rows[query, slot] = best_rows[query, slot - 1]
+                slot -= 1
+            best_values[query, slot] = total
+            best_rows[query, slot] = row
+            least = best_values[query, count - 1]

@@ -1,0 +1,68 @@
+"""Feature values of length 1, and by how rare a feature is: against a slow oracle."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from evenhand.config import DataConfig
+from evenhand.data.dataset import Dataset, Part, Rows
+from evenhand.data.weighting import weighted
+from evenhand.errors import UserError
+
+POSITIVES = Rows(np.array([0, 1, 2, 3]), np.array([0, 0, 1], np.int32))
+TRAIN = Rows(
+    np.array([0, 2, 3, 3]), np.array([0, 2, 2], np.int32), np.array([3.0, 4.0, -2.0], np.float32)
+)
+TEST = Rows(np.array([0, 0, 1, 3]), np.array([1, 0, 2], np.int32), np.array([5, 1, 1], np.float32))
+
+
+def dataset(train=TRAIN):
+    return Dataset("few", 3, 2, {"train": Part(train, POSITIVES), "test": Part(TEST, POSITIVES)})
+
+
+def values_of(data, name):
+    return data.parts[name].features.values.tolist()
+
+
+def test_rows_have_length_one_and_an_empty_row_stays_empty():
+    found = weighted(dataset(), "unit")
+    assert values_of(found, "train") == pytest.approx([0.6, 0.8, -1.0])
+    half = 1 / math.sqrt(2)
+    assert values_of(found, "test") == pytest.approx([1.0, half, half])
+    assert np.array_equal(found.parts["train"].features.offsets, TRAIN.offsets)
+
+
+def test_rare_features_weigh_more_by_the_training_part_alone():
+    rare, absent, common = (1 + math.log(4 / (1 + count)) for count in (1, 0, 2))
+    found = weighted(dataset(), "tf-idf")
+    length = math.hypot(3 * rare, 4 * common)
+    assert values_of(found, "train") == pytest.approx([3 * rare / length, 4 * common / length, -1])
+    length = math.hypot(rare, common)
+    assert values_of(found, "test") == pytest.approx([1.0, rare / length, common / length])
+    assert absent > rare > common
+
+
+def test_as_is_is_the_data_set_itself():
+    data = dataset()
+    assert weighted(data, "as-is") is data
+
+
+@pytest.mark.parametrize("train", [TRAIN._replace(values=None), np.ones((3, 3), np.float32)])
+def test_features_without_values_are_refused(train):
+    with pytest.raises(UserError, match=r"data\.weighting = \"unit\" is for sparse features"):
+        weighted(dataset(train), "unit")
+
+
+def test_an_unknown_weighting_is_refused():
+    with pytest.raises(UserError, match=r"data\.weighting"):
+        DataConfig(weighting="bm25")
+
+
+def test_the_data_set_that_was_given_is_not_changed():
+    data = dataset()
+    before = TRAIN.values.copy()
+    weighted(data, "tf-idf")
+    assert np.array_equal(TRAIN.values, before)
+    assert dataclasses.asdict(data).keys() == dataclasses.asdict(dataset()).keys()

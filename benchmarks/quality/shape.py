@@ -68,8 +68,10 @@ def main():
         "evaluating_seconds": round(times["training and evaluating"] - seconds, 1),
         "peak_gibibytes": round(peak, 2),
         "mean_recall": round(mean_recall(outcome), 4),
+        "command": f"benchmarks/quality/shape.py --share {options.share:g}",
         "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
     console.print(report)
     if options.json:

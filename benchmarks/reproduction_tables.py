@@ -14,6 +14,7 @@ def tables() -> dict[str, list[str]]:
         "mnist": table2("table2-mnist.json"),
         "mnist standardised": table2("table2-mnist-standardised.json"),
         "cifar10": table2("table2-cifar10.json"),
+        "quality": quality("bibtex", "delicious"),
     }
 
 
@@ -31,6 +32,21 @@ def table2(file: str) -> list[str]:
                 _difference(figures.get("minus_sgd")),
             ]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def quality(*names: str) -> list[str]:
+    """A line for each system and data set: recall of head / torso / tail (over labels) / all."""
+    cutoffs = ("5", "10", "25", "50")
+    heads = ["P@1", *(f"recall@{cutoff}" for cutoff in cutoffs)]
+    lines = [f"| data | system | train s | {' | '.join(heads)} |", "|---" * 8 + "|"]
+    for name in names:
+        report = json.loads((RESULTS / f"quality-{name}.json").read_text("utf-8"))
+        for system, row in report["systems"].items():
+            groups = [row["recall"]["labels"][cutoff].values() for cutoff in cutoffs]
+            recalls = [" / ".join(f"{value:.3f}"[1:] for value in cell) for cell in groups]
+            cells = [name, system, f"{row['train_seconds']:.1f}", f"{row['precision@1']:.3f}"]
+            lines.append(f"| {' | '.join(cells + recalls)} |")
     return lines
 
 

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from evenhand.cli import main
 from evenhand.errors import UserError
+from evenhand.reproduce import command
+from evenhand.reproduce.belonging import claim, digest_of
 from evenhand.reproduce.figures import paired_difference, printed, summary, with_summaries
 from evenhand.reproduce.images import accuracies, fixture, held_out, training_rows
 from evenhand.reproduce.rows import TABLES, checked_together, read_row, table_rows
@@ -200,3 +202,58 @@ def test_a_bad_row_is_one_sentence():
         read_row("", name="row.toml")
     with pytest.raises(UserError, match="agree on num_steps"):
         checked_together([small_rows()[0], small_rows(num_steps=11)[1]])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("flag", ["--steps", "--tuning-steps", "--every", "--minutes"])
+@pytest.mark.parametrize("value", ["0", "-5"])
+@pytest.mark.parametrize("table", ["table2-mnist", "table3"])
+def test_a_number_that_would_never_end_is_refused(table, flag, value, capsys):
+    assert main(["reproduce", table, "--data", "nowhere", flag, value]) == 2
+    assert f"{flag} must be above 0, got {value}" in capsys.readouterr().err
+
+
+def test_a_folder_of_other_settings_is_not_continued(tmp_path):
+    claim(tmp_path / "run", {"seeds": (1, 2), "data": "a"})
+    claim(tmp_path / "run", {"seeds": (1, 2), "data": "a"})
+    kept = (tmp_path / "run" / "settings.json").read_bytes()
+    with pytest.raises(UserError, match=r"begun with seeds = \[1, 2\], and now seeds = \[1, 3\]"):
+        claim(tmp_path / "run", {"seeds": (1, 3), "data": "a"})
+    with pytest.raises(UserError, match=r"begun with data = a, and now data = b; .*--out"):
+        claim(tmp_path / "run", {"seeds": (1, 2), "data": "b"})
+    assert (tmp_path / "run" / "settings.json").read_bytes() == kept
+
+
+def test_a_digest_tells_values_shapes_and_types_apart():
+    array = np.arange(6, dtype=np.int32)
+    others = [array + 1, array.reshape(2, 3), array.astype(np.uint32), array[::-1]]
+    digests = {digest_of([each]) for each in (array, *others)}
+    assert len(digests) == 5
+    assert digest_of([array]) == digest_of([array.copy()])
+
+
+def test_tuning_of_other_steps_is_not_taken_for_this_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "load_images", lambda row, folder: fixture(row, per_class=12))
+    monkeypatch.setattr(command, "classifier_of", lambda row: classifier_of(row, is_small=True))
+    words = ["reproduce", "table2-mnist", "--data", "any", "--out", str(tmp_path / "run")]
+    words += ["--tune", "--tune-only", "--tuning-seeds", "101", "--device", "cpu"]
+    monkeypatch.setattr(command, "table_rows", lambda table: _small_rows())
+    assert main([*words, "--tuning-steps", "2"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--tuning-steps", "3"]) == 2
+    assert "begun with tuning_steps = 2, and now tuning_steps = 3" in capsys.readouterr().err
+
+
+def _small_rows():
+    return [
+        dataclasses.replace(
+            row,
+            row=dataclasses.replace(
+                row.row, batch_size=16, num_hard_examples=count, tail_share=0.5,
+                learning_rates=(0.01, 0.02),
+            ),
+        )
+        for row, count in zip(table_rows("table2-mnist")[2:], (4, 16), strict=True)
+    ]  # fmt: skip

@@ -101,6 +101,20 @@ def test_the_same_command_continues_without_training_again(tmp_path, monkeypatch
     assert run_table3(TINY, fixture(), run_in(tmp_path)) == first
 
 
+def test_a_folder_of_other_data_or_another_model_is_not_continued(tmp_path):
+    run_table3(TINY, fixture(), run_in(tmp_path))
+    with pytest.raises(UserError, match="begun with data = "):
+        run_table3(TINY, fixture(seed=1), run_in(tmp_path))
+    with pytest.raises(UserError, match="begun with embedding_dim = "):
+        run_table3(dataclasses.replace(TINY, embedding_dim=7), fixture(), run_in(tmp_path))
+
+
+@pytest.mark.parametrize("seeds", [(), (1, 1)])
+def test_seeds_that_are_none_or_repeated_are_refused(seeds):
+    with pytest.raises(UserError, match="seeds must be one or more different numbers, got"):
+        dataclasses.replace(TINY, seeds=seeds)
+
+
 def test_mean_recall_is_over_pairs_and_cutoffs():
     outcome = type("Outcome", (), {"ranks": np.array([1, 6, 0, 30])})()
     assert mean_recall(outcome) == pytest.approx((1 / 4 + 2 / 4 + 2 / 4 + 3 / 4) / 4)

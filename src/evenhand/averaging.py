@@ -55,7 +55,7 @@ def averaged_model(models: Sequence[Retriever]) -> Retriever:
 def average_runs(folders: Sequence[Path], out: Path, dataset: Dataset) -> Config:
     """Writes the average of trained runs as a run folder of its own, and returns its settings."""
     if len(folders) < 2:
-        raise UserError("an average needs two runs or more")
+        raise UserError(f"an average needs two runs or more, got {len(folders)}")
     if out.exists():
         raise UserError(f"{out} exists already; choose another --run folder, or remove it first")
     configs = [run_config(folder) for folder in folders]

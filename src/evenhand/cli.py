@@ -268,7 +268,7 @@ def _add_reproduce(verbs: Any) -> None:
     )
     parser.add_argument("--out", help="folder to write, and to continue from (runs/<table>)")
     parser.add_argument("--json", help="file to write the figures to as well")
-    parser.add_argument("--quick", action="store_true", help="generated pictures, in seconds")
+    parser.add_argument("--quick", action="store_true", help="on generated data, in seconds")
     parser.add_argument(
         "--tune", action="store_true", help="choose each row's learning rate on validation first"
     )

@@ -170,12 +170,11 @@ class UniformSampler:
                 f"{'' if request.is_shared else ' but the positive'}), got {num_draws}"
             )
         key = random_integers(1, 1, generator).to(request.positive_ids.device)
+        slots = torch.arange(num_draws, device=key.device)
         if request.is_shared:
-            slots = torch.arange(num_draws, device=key.device).unsqueeze(0)  # (1, M)
-            return permuted(slots, row_keys(key, 1), self.num_labels)
+            return permuted(slots.unsqueeze(0), row_keys(key, 1), self.num_labels)  # (1, M)
         excluded, num_left = self._remaining(request)
         keys = row_keys(key, len(excluded))  # an order each
-        slots = torch.arange(num_draws, device=excluded.device)
         is_empty = slots >= num_left  # (R, M): more were asked for than there are
         slots = torch.where(is_empty, 0, slots)
         places = permuted(slots, keys, self.num_labels, sizes=num_left)  # (R, M)

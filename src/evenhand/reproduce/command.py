@@ -16,6 +16,7 @@ from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.progress import stop_requested
+from evenhand.reproduce.belonging import claim, digest_of
 from evenhand.reproduce.images import fixture, load_images
 from evenhand.reproduce.rows import TABLES, TableRow, checked_together, table_rows
 from evenhand.reproduce.table2 import Run, about, classifier_of, run_table, tune
@@ -41,6 +42,10 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
         raise UserError(f"there is no table {options.table!r}; known: {', '.join(known)}")
     if options.table is None and not options.quick:
         raise UserError(f"name a table ({', '.join(known)}), or take a quick look with --quick")
+    for name in ("steps", "tuning_steps", "every", "minutes"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} must be above 0, got {value}")
     if options.table == "table3" or (options.table is None and options.quick):
         _table3(options, device=device, console=console)
         if options.table == "table3":
@@ -56,6 +61,7 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
     data = load_images(rows[0].row, Path(options.data))
     classifier = classifier_of(rows[0].row)
     folder = Path(options.out or f"runs/{options.table}")
+    claim(folder, {"data": digest_of(data), **_fixed(rows)})
     with stop_requested() as should_stop_fn:
         run = Run(
             table=options.table,
@@ -168,6 +174,14 @@ def _run_table3(
         write_json(Path(options.json).with_name(name), result)
     if not options.quick:
         console.print(f"written to {folder / 'result.json'}")
+
+
+def _fixed(rows: list[TableRow]) -> dict[str, Any]:
+    """What a run that is continued may not change; more steps it may."""
+    names = ("batch_size", "momentum", "seeds", "tail_classes", "tail_share", "validation_share")
+    tuning = ("tuning_seeds", "tuning_steps")
+    fixed = {name: getattr(rows[0].row, name) for name in (*names, *tuning)}
+    return {**fixed, "learning_rates": [row.row.learning_rates for row in rows]}
 
 
 def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow]:

@@ -58,7 +58,10 @@ class Row:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"row.seeds must be one or more different numbers, got {self.seeds}")
         if set(self.seeds) & set(self.tuning_seeds):
-            raise UserError("row.tuning_seeds must be other seeds than row.seeds")
+            raise UserError(
+                f"row.tuning_seeds must be other seeds than row.seeds {self.seeds}, got "
+                f"{self.tuning_seeds}"
+            )
 
     @property
     def is_sgd(self) -> bool:
@@ -115,6 +118,8 @@ def checked_together(rows: list[TableRow]) -> list[TableRow]:
         values = {getattr(row.row, field.name) for row in rows}
         if field.name not in own and len(values) > 1:
             raise UserError(f"rows of one table must agree on {field.name}, got {values}")
-    if sum(row.row.is_sgd for row in rows) != 1:
-        raise UserError("one row of the table must be SGD, with k' = the batch size")
+    if (count := sum(row.row.is_sgd for row in rows)) != 1:
+        raise UserError(
+            f"one row of the table must be SGD, with k' = the batch size, and {count} are"
+        )
     return rows

@@ -35,6 +35,7 @@ from evenhand.evaluation import (
 from evenhand.files import read_json, write_json
 from evenhand.pipeline import evaluate_model, open_data
 from evenhand.progress import count_bar, file_bar, step_bar
+from evenhand.reproduce.belonging import claim, digest_of
 from evenhand.reproduce.table2 import Run
 from evenhand.training.loop import Places, train
 
@@ -57,6 +58,10 @@ class Protocol:
     steps: tuple[int, ...] = (500, 1500)
     seeds: tuple[int, ...] = (1, 2, 3)
     tuning_seed: int = 101
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"seeds must be one or more different numbers, got {self.seeds}")
 
 
 class Trial(NamedTuple):
@@ -218,6 +223,7 @@ def run_table3(protocol: Protocol, dataset: Dataset, run: Run) -> dict[str, Any]
             f"no k' of {', '.join(map(str, protocol.hard_examples))} is below the batch size "
             f"({batch_size}): {dataset.name} is too small for this table"
         )
+    claim(run.folder, {"data": _digest(dataset), **_fixed(protocol)})
     chosen, trials = {}, []
     for count in (*counts, batch_size):
         figures = []
@@ -272,6 +278,18 @@ def run_table3(protocol: Protocol, dataset: Dataset, run: Run) -> dict[str, Any]
         "cells": _cells(differences),
         "trials": trials,
     }
+
+
+def _digest(dataset: Dataset) -> str:
+    sides = [side for part in dataset.parts.values() for side in (part.features, part.positives)]
+    columns = [side if isinstance(side, Rows) else (side,) for side in sides]  # dense: one array
+    return digest_of(column for side in columns for column in side if column is not None)
+
+
+def _fixed(protocol: Protocol) -> dict[str, Any]:
+    """What the name of a trial does not tell."""
+    named = {"hard_examples", "learning_rates", "steps", "seeds", "tuning_seed"}
+    return {k: v for k, v in dataclasses.asdict(protocol).items() if k not in named}
 
 
 def _precision_at_1(outcomes: Sequence[Outcome]) -> list[float]:

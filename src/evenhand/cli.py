@@ -273,7 +273,13 @@ def _add_reproduce(verbs: Any) -> None:
         "--tune", action="store_true", help="choose each row's learning rate on validation first"
     )
     parser.add_argument("--tune-only", action="store_true", help="with --tune: only choose")
-    parser.add_argument("--steps", type=int, help="training steps (the paper's)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        nargs="+",
+        help="training steps (the paper's; of table3: what is tried)",
+    )
+    parser.add_argument("--power", type=float, help="of table3's loss: 1 (the default) or 2")
     parser.add_argument(
         "--learning-rates", type=float, nargs="+", help="what table3 tries for every k'"
     )

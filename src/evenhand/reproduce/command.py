@@ -42,10 +42,12 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
         raise UserError(f"there is no table {options.table!r}; known: {', '.join(known)}")
     if options.table is None and not options.quick:
         raise UserError(f"name a table ({', '.join(known)}), or take a quick look with --quick")
-    for name in ("steps", "tuning_steps", "every", "minutes"):
-        value = getattr(options, name)
+    numbers = {name: getattr(options, name) for name in ("tuning_steps", "every", "minutes")}
+    for name, value in [*numbers.items(), *(("steps", count) for count in options.steps or ())]:
         if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+    if options.table != "table3" and len(options.steps or ()) > 1:
+        raise UserError(f"--steps takes several numbers for table3 alone, got {options.steps}")
     if options.table == "table3" or (options.table is None and options.quick):
         _table3(options, device=device, console=console)
         if options.table == "table3":
@@ -135,7 +137,8 @@ def _table3(options: argparse.Namespace, *, device: torch.device, console: Conso
             "and test.txt"
         )
     given = {
-        "steps": options.steps and (options.steps,),
+        "steps": options.steps and tuple(options.steps),
+        "power": options.power,
         "learning_rates": options.learning_rates and tuple(options.learning_rates),
         "seeds": options.seeds and tuple(options.seeds),
         "tuning_seed": options.tuning_seeds and options.tuning_seeds[0],
@@ -188,7 +191,7 @@ def _fixed(rows: list[TableRow]) -> dict[str, Any]:
 def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow]:
     """Rows with the numbers that the flags give in the place of the files'."""
     changes = {
-        "num_steps": options.steps,
+        "num_steps": options.steps and options.steps[0],
         "tuning_steps": options.tuning_steps,
         "seeds": options.seeds and tuple(options.seeds),
         "tuning_seeds": options.tuning_seeds and tuple(options.tuning_seeds),
@@ -213,12 +216,12 @@ def _copy(path: Path, target: str | None) -> None:
 def _command(options: argparse.Namespace) -> str:
     """The words that matter for the figures; folders are the reader's own."""
     words = ["evenhand", "reproduce", *([options.table] if options.table else [])]
-    for name in ("steps", "tuning_steps", "minutes", "every"):
+    for name in ("power", "tuning_steps", "minutes", "every"):
         value = getattr(options, name)
         words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
     if options.table == "table3" and options.data is not None:
         words += ["--data", Path(options.data).name]
-    for name in ("seeds", "tuning_seeds", "learning_rates"):
+    for name in ("steps", "seeds", "tuning_seeds", "learning_rates"):
         values = getattr(options, name) or []
         words += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
     for name in ("quick", "tune", "no_controls", "mask_all_positives"):

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evenhand.models.noise import uniform
+
 Weights = Mapping[str, Tensor]
 EPSILON = 1e-5  # added to a variance, as everywhere
 ALIGNMENT = 8  # bfloat16 numbers in 16 bytes: rows of another length make a product slow
@@ -29,11 +31,13 @@ class Classifier(Protocol):
         """(2, C): the means and variances that one model keeps beside its weights."""
 
     def scores(
-        self, weights: Weights, images: Tensor, running: Tensor | None
+        self, weights: Weights, images: Tensor, running: Tensor | None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(M, B, H, W, C) -> scores (M, B, classes), and the batch's statistics (M, 2, C).
 
-        With `running` (M, 2, C) those are used in the place of the batch's own, as a test must.
+        Args:
+            running: (M, 2, C), used in the place of the batch's own statistics, as a test must.
+            keys: (M,), what a training step draws dropout with; a test drops nothing.
         """
 
 
@@ -52,13 +56,17 @@ class LeNet:
     num_classes: int = 10
     channels: tuple[int, int] = (20, 50)
     hidden: int = 500
+    padding: int = 0  # zeros around a picture before a convolution; 2 keeps its size
+    dropout: float = 0.0  # share of the hidden layer that a training step leaves out
     in_channels: int = 1
     size: int = 28
 
     def init(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Uniform within 1 / sqrt(fan-in), the default of torch.nn."""
         first, second = self.channels
-        side = (self.size // 2 - 2) // 2 - 2
+        side = self.size
+        for _ in self.channels:
+            side = side // 2 + self.padding - 2  # of the picture after a convolution and pooling
         shapes = {
             "conv1": ((first, self.in_channels, 5, 5), 25 * self.in_channels),
             "conv2": ((second, first, 5, 5), 25 * first),
@@ -76,13 +84,18 @@ class LeNet:
         return torch.zeros(2, 0)
 
     def scores(
-        self, weights: Weights, images: Tensor, running: Tensor | None
+        self, weights: Weights, images: Tensor, running: Tensor | None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         x = images
         for name in ("conv1", "conv2"):
+            if self.padding:
+                x = F.pad(x, (0, 0, *[self.padding] * 4))
             x = _pooled_convolution(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
         x = x.flatten(2)  # (M, B, height * width * channels)
         x = torch.relu(_product(x, weights["hidden.weight"]) + _row(weights["hidden.bias"], x))
+        if self.dropout and keys is not None:
+            drawn = uniform(keys, x.shape[1] * x.shape[2]).view(x.shape)
+            x = x * (drawn >= self.dropout) / (1 - self.dropout)
         scores = _product(x, weights["classes.weight"]) + _row(weights["classes.bias"], x)
         dtype = weights["classes.weight"].dtype
         return scores.to(dtype), scores.new_zeros(len(images), 2, 0, dtype=dtype)
@@ -150,7 +163,7 @@ class ResNet:
         return torch.stack([torch.zeros(total), torch.ones(total)])
 
     def scores(
-        self, weights: Weights, images: Tensor, running: Tensor | None
+        self, weights: Weights, images: Tensor, running: Tensor | None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         layers = _Layers(weights, {name: rest for name, *rest in self._convolutions()}, running)
         x = torch.relu(layers(images, "stem"))

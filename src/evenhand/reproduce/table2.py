@@ -54,7 +54,10 @@ class Run:
 def classifier_of(row: Row, *, is_small: bool = False) -> Classifier:
     """The model of the paper's row; a small one of its kind for the quick look."""
     if row.model == "lenet":
-        return LeNet(channels=(4, 8), hidden=16) if is_small else LeNet()
+        first, second, hidden = (4, 8, 16) if is_small else row.widths or (20, 50, 500)
+        return LeNet(
+            channels=(first, second), hidden=hidden, padding=row.padding, dropout=row.dropout
+        )
     return ResNet(blocks=(1, 1), width=8) if is_small else ResNet()
 
 
@@ -208,7 +211,10 @@ def run_table(
         shutil.rmtree(folder, ignore_errors=True)
     elif run.saves:
         save_checkpoint(folder, training.checkpoint(), step=training.step)
-    title = f"{run.table}, {training.step:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"
+    title = (
+        f"{run.table}, tail classes {', '.join(map(str, first.tail_classes))}, "
+        f"{training.step:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"
+    )
     run.console.print(printed(result["rows"], title=title))
     return result
 
@@ -278,6 +284,7 @@ def _training(
         rows_of_seed,
         batch_size=row.batch_size,
         momentum=row.momentum,
+        weight_decay=row.weight_decay,
         device=run.device,
         precision=getattr(torch, row.precision) if on_gpu else torch.float32,
     )

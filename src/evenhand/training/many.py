@@ -19,6 +19,7 @@ from torch import Tensor
 
 from evenhand.errors import UserError
 from evenhand.models.images import Classifier
+from evenhand.models.noise import keys
 from evenhand.training.checkpoint import Checkpoint
 
 IntArray = NDArray[np.int64]
@@ -26,6 +27,7 @@ StepFn = Callable[[], None]
 STATISTICS_RATE = 0.1  # of the running means and variances, the default of torch.nn
 WARM_UP, TIMED = 3, 20  # steps before a recording, and to see which way is faster
 WORTH_COMPILING = 90.0  # seconds that a training must still take; compiling takes about 60
+DROPOUT = 1  # what is drawn, of a seed and a step
 BLOCK = 2**14  # pictures x models looked at at once in a test
 
 
@@ -58,12 +60,14 @@ class ManyTraining:
         *,
         batch_size: int,
         momentum: float,
+        weight_decay: float = 0.0,
         device: torch.device,
         precision: torch.dtype = torch.float32,
         state_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.classifier, self.members, self.batch_size = classifier, list(members), batch_size
-        self.momentum, self.device, self.precision = momentum, device, precision
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self.device, self.precision = device, precision
         self.pictures = Pictures(
             pictures.pixels.to(device), pictures.labels.to(device), pictures.shift, pictures.scale
         )
@@ -95,6 +99,7 @@ class ManyTraining:
         self.seed_places = torch.tensor(
             [self.seeds.index(member.seed) for member in members], device=device
         )
+        self.seed_of = torch.tensor([member.seed for member in members], device=device)
         self.rates = torch.tensor(
             [member.learning_rate for member in members], device=device, dtype=state_dtype
         )
@@ -102,6 +107,7 @@ class ManyTraining:
         places = self.batches_per_epoch * batch_size
         self.order = torch.zeros(len(self.seeds), places, dtype=torch.int64, device=device)
         self.place = torch.zeros((), dtype=torch.int64, device=device)  # of the batch in the epoch
+        self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step, on the device
         self.offsets = torch.arange(batch_size, device=device)
         self.ordered_epoch = -1
 
@@ -116,17 +122,19 @@ class ManyTraining:
         labels = self.pictures.labels.index_select(0, ids.flatten()).view(ids.shape)  # (M, B)
         leaves = {name: value.detach().requires_grad_() for name, value in self.weights.items()}
         objective, losses, statistics = objective_fn(
-            self.classifier, leaves, images, labels, self.counts
-        )
+            self.classifier, leaves, images, labels, self.counts,
+            keys(self.seed_of, self.clock, purpose=DROPOUT),
+        )  # fmt: skip
         gradients = torch.autograd.grad(objective, list(leaves.values()))
         with torch.no_grad():
             update_fn(
                 list(self.weights.values()), list(self.velocity.values()), gradients,
-                self.rates, self.momentum,
+                self.rates, self.momentum, self.weight_decay,
             )  # fmt: skip
             self.running.lerp_(statistics, STATISTICS_RATE)
             self.losses.copy_(losses.mean(1))
             self.place.add_(1)
+            self.clock.add_(1)
 
     def train(
         self,
@@ -174,6 +182,7 @@ class ManyTraining:
         ]
         self.order.copy_(torch.from_numpy(np.stack(orders)))
         self.place.fill_(self.step % self.batches_per_epoch)
+        self.clock.fill_(self.step)
         self.ordered_epoch = epoch
 
     def _seen(self, pixels: Tensor) -> Tensor:
@@ -272,10 +281,10 @@ class ManyTraining:
 
 def objective(
     classifier: Classifier, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor,
-    counts: Tensor,
+    counts: Tensor, keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The sum over models of the average of its k' largest losses; losses (M, B); statistics."""
-    scores, statistics = classifier.scores(weights, images, None)  # (M, B, classes)
+    scores, statistics = classifier.scores(weights, images, None, keys)  # (M, B, classes)
     losses = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
     losses = losses.view(labels.shape)  # (M, B)
     chosen = hardest_weights(losses.detach(), counts)
@@ -299,11 +308,13 @@ def hardest_weights(losses: Tensor, counts: Tensor) -> Tensor:
 
 def update(
     weights: Sequence[Tensor], velocity: Sequence[Tensor], gradients: Sequence[Tensor],
-    rates: Tensor, momentum: float,
+    rates: Tensor, momentum: float, weight_decay: float,
 ) -> None:  # fmt: skip
     """Momentum SGD as in torch.optim.SGD, in place, each model at its own learning rate (M,)."""
     for value, speed, gradient in zip(weights, velocity, gradients, strict=True):
         speed.mul_(momentum).add_(gradient)
+        if weight_decay:
+            speed.add_(value, alpha=weight_decay)
         value.sub_(rates.view(-1, *[1] * (value.dim() - 1)) * speed)
 
 
@@ -314,6 +325,9 @@ def _compiled() -> "tuple[ObjectiveFn, UpdateFn]":
 
 
 ObjectiveFn = Callable[
-    [Classifier, Mapping[str, Tensor], Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
+    [Classifier, Mapping[str, Tensor], Tensor, Tensor, Tensor, Tensor | None],
+    tuple[Tensor, Tensor, Tensor],
 ]
-UpdateFn = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Tensor, float], None]
+UpdateFn = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Tensor, float, float], None
+]

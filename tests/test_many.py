@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from evenhand.errors import UserError
-from evenhand.models.images import LeNet, ResNet
+from evenhand.models.apart import Apart
+from evenhand.models.images import STEMS, LeNet, ResNet
 from evenhand.models.noise import keys, uniform
 from evenhand.training import many as many_module
 from evenhand.training.checkpoint import load_latest_checkpoint, save_checkpoint
@@ -18,7 +19,8 @@ BATCH, NUM_ROWS = 8, 37  # an epoch of 4 batches, the last one incomplete
 ROWS = {1: np.arange(NUM_ROWS), 2: np.arange(5, NUM_ROWS + 5)}
 LENET = LeNet(channels=(4, 6), hidden=10)
 SLIM = LeNet(channels=(4, 6), hidden=10, padding=2, dropout=0.5)
-RESNETS = [ResNet(blocks=(1, 2), width=8, stem=stem) for stem in ("imagenet", "cifar")]
+RESNETS = [ResNet(blocks=(1, 2), width=8, stem=stem) for stem in STEMS]
+APART = [Apart(resnet=resnet) for resnet in RESNETS]
 
 
 def pictures(shape, seed=0):
@@ -71,7 +73,7 @@ class PlainResNet(nn.Module):
     def __init__(self, resnet, weights):
         super().__init__()
         self.resnet, self.layers = resnet, nn.ModuleDict()
-        for name, size, inputs, outputs, stride in resnet._convolutions():
+        for name, size, inputs, outputs, stride in resnet.convolutions():
             convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
             kernel = weights[f"{name}.weight"].view(size, size, inputs, outputs)
             convolution.weight.data.copy_(kernel.permute(3, 2, 0, 1))
@@ -132,6 +134,11 @@ def plain_model(classifier, weights, seed):
     return PlainResNet(classifier, weights).double()
 
 
+def unrolled(classifier):
+    """The model whose first weights and layers those of an `Apart` are."""
+    return classifier.resnet if isinstance(classifier, Apart) else classifier
+
+
 def seen(images, ids):
     """(B, H, W, C) bytes -> (B, C, H, W), as a model sees them."""
     return ((images.pixels[ids].double() - images.shift) / images.scale).permute(0, 3, 1, 2)
@@ -139,6 +146,7 @@ def seen(images, ids):
 
 def train_plain(classifier, member, images, num_steps, *, weight_decay=0.0):
     """Autograd, topk and torch.optim.SGD, one model alone."""
+    classifier = unrolled(classifier)
     weights = classifier.init(torch.Generator().manual_seed(member.seed))
     model = plain_model(classifier, weights, member.seed)
     optimizer = torch.optim.SGD(
@@ -158,8 +166,8 @@ def train_plain(classifier, member, images, num_steps, *, weight_decay=0.0):
 
 @pytest.mark.parametrize(
     ("classifier", "weight_decay"),
-    [(LENET, 0.0), (SLIM, 0.1), (RESNETS[0], 0.0), (RESNETS[1], 0.1)],
-    ids=["lenet", "lenet-dropout", "resnet", "resnet-cifar"],
+    [(LENET, 0.0), (SLIM, 0.1), *[(resnet, 0.1) for resnet in (*RESNETS, *APART)]],
+    ids=["lenet", "lenet-dropout", *STEMS, *(f"apart-{stem}" for stem in STEMS)],
 )
 def test_each_model_is_what_it_would_be_alone(classifier, weight_decay):
     members = [Member(1, 0.05, 3), Member(1, 0.02, BATCH), Member(2, 0.05, 1)]
@@ -225,7 +233,9 @@ def test_dropout_is_of_the_seed_and_the_step_and_of_the_share_asked_for():
 
 
 @pytest.mark.parametrize(
-    "classifier", [LENET, SLIM, RESNETS[0]], ids=["lenet", "lenet-dropout", "resnet"]
+    "classifier",
+    [LENET, SLIM, RESNETS[0], APART[1]],
+    ids=["lenet", "lenet-dropout", "resnet", "apart"],
 )
 def test_resume_is_exact(classifier, tmp_path):
     members = [Member(1, 0.05, 3), Member(2, 0.02, BATCH)]
@@ -293,7 +303,9 @@ def test_training_calls_back_stops_and_continues():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiles", [False, True], ids=["recorded", "compiled"])
 @pytest.mark.parametrize(
-    "classifier", [LENET, SLIM, RESNETS[0]], ids=["lenet", "lenet-dropout", "resnet"]
+    "classifier",
+    [LENET, SLIM, RESNETS[0], APART[1]],
+    ids=["lenet", "lenet-dropout", "resnet", "apart"],
 )
 @pytest.mark.filterwarnings("default")  # those of a compiler are not ours
 def test_recorded_steps_are_the_plain_ones(classifier, compiles, monkeypatch):

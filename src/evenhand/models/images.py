@@ -18,6 +18,7 @@ from evenhand.models.noise import uniform
 
 Weights = Mapping[str, Tensor]
 EPSILON = 1e-5  # added to a variance, as everywhere
+STEMS = {"imagenet": (7, 2), "cifar": (3, 1), "small": (3, 2)}  # kernel size, stride
 ALIGNMENT = 8  # bfloat16 numbers in 16 bytes: rows of another length make a product slow
 
 
@@ -134,7 +135,8 @@ class ResNet:
     """ResNet with bottleneck blocks (He et al. 2016); its defaults are ResNet-50.
 
     The stem "imagenet" (7 x 7 with stride 2, then pooling with stride 2) is that of the article;
-    "cifar" (3 x 3, no stride, no pooling) sees small pictures at 16 times the places and the cost.
+    "cifar" (3 x 3, no stride, no pooling) sees small pictures at 16 times the places and the cost,
+    "small" (3 x 3 with stride 2, no pooling) at 4 times.
     """
 
     num_classes: int = 10
@@ -146,7 +148,7 @@ class ResNet:
     def init(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal with the fan-out's variance for convolutions; uniform for the last layer."""
         weights = {}
-        for name, size, inputs, outputs, _ in self._convolutions():
+        for name, size, inputs, outputs, _ in self.convolutions():
             deviation = math.sqrt(2 / (outputs * size * size))
             shape = (size * size * inputs, outputs)
             weights[f"{name}.weight"] = torch.randn(shape, generator=generator) * deviation
@@ -159,13 +161,13 @@ class ResNet:
         return weights
 
     def running(self) -> Tensor:
-        total = sum(outputs for _, _, _, outputs, _ in self._convolutions())
+        total = sum(outputs for _, _, _, outputs, _ in self.convolutions())
         return torch.stack([torch.zeros(total), torch.ones(total)])
 
     def scores(
         self, weights: Weights, images: Tensor, running: Tensor | None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        layers = _Layers(weights, {name: rest for name, *rest in self._convolutions()}, running)
+        layers = _Layers(weights, {name: rest for name, *rest in self.convolutions()}, running)
         x = torch.relu(layers(images, "stem"))
         if self.stem == "imagenet":
             x = _max_pool(x)
@@ -181,10 +183,10 @@ class ResNet:
         scores = _product(x, weights["classes.weight"]) + _row(weights["classes.bias"], x)
         return scores.to(weights["classes.weight"].dtype), layers.statistics()
 
-    def _convolutions(self) -> Iterator[tuple[str, int, int, int, int]]:
+    def convolutions(self) -> Iterator[tuple[str, int, int, int, int]]:
         """(name, kernel size, input channels, output channels, stride), in order of use."""
-        is_small = self.stem == "cifar"
-        yield "stem", 3 if is_small else 7, self.in_channels, self.width, 1 if is_small else 2
+        size, stride = STEMS[self.stem]
+        yield "stem", size, self.in_channels, self.width, stride
         inputs = self.width
         for stage, count in enumerate(self.blocks):
             inner = self.width * 2**stage

@@ -186,11 +186,12 @@ def _run_table3(
 
 
 def _fixed(rows: list[TableRow]) -> dict[str, Any]:
-    """What a run that is continued may not change; more steps it may."""
+    """What a run that is continued may not change; more steps it may, at a constant rate."""
+    free = {"num_steps"} if rows[0].row.schedule == "constant" else set()
     fixed = {
         field.name: getattr(rows[0].row, field.name)
         for field in dataclasses.fields(Row)
-        if field.name not in {*OWN_OF_A_ROW, "num_steps"}
+        if field.name not in {*OWN_OF_A_ROW, *free}
     }
     return {**fixed, "learning_rates": [row.row.learning_rates for row in rows]}
 

@@ -7,13 +7,16 @@ from importlib import resources
 
 from evenhand.config import build, with_assignments
 from evenhand.errors import UserError
+from evenhand.models.images import STEMS
 from evenhand.settings import check_choice, check_positive
 
 TABLES = {
     "table2-mnist": "LeNet on MNIST, the tail classes cut 100 : 1",
     "table2-cifar10": "ResNet-50 on CIFAR-10, the tail classes cut 100 : 1",
 }
-MODELS = ("lenet", "resnet50")
+# Models of a table are trained together: as one product a layer, or, "resnet50", each on a stream.
+MODELS = ("lenet", "resnet50", "resnet50-batched")
+SCHEDULES = ("constant", "cosine")
 NUM_CLASSES = 10  # of both
 DATA = ("mnist", "cifar10")
 PRECISIONS = ("float32", "bfloat16")  # of products on a GPU; float32 is TF32 there
@@ -36,6 +39,9 @@ class Row:
     weight_decay: float = 0.0
     widths: tuple[int, ...] = ()  # of LeNet: two convolutions and the hidden layer; () is 20-50-500
     padding: int = 0  # of LeNet's convolutions; 2 keeps a picture's size
+    stem: str = "cifar"  # of ResNet
+    augments: bool = False  # pictures moved by up to 4 points and mirrored, in training
+    schedule: str = "constant"  # of the learning rate; or "cosine", to 0 at the last step
     dropout: float = 0.0  # share of LeNet's hidden layer that a training step leaves out
     num_steps: int
     tuning_steps: int
@@ -50,6 +56,8 @@ class Row:
         check_choice("row.data", self.data, DATA)
         check_choice("row.model", self.model, MODELS)
         check_choice("row.precision", self.precision, PRECISIONS)
+        check_choice("row.stem", self.stem, list(STEMS))
+        check_choice("row.schedule", self.schedule, SCHEDULES)
         check_positive(
             "row", batch_size=self.batch_size, learning_rate=self.learning_rate,
             num_steps=self.num_steps, tuning_steps=self.tuning_steps,

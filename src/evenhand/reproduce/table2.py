@@ -24,6 +24,7 @@ from rich.console import Console
 
 from evenhand.data.images import ImageData
 from evenhand.files import read_json, write_json
+from evenhand.models.apart import Apart
 from evenhand.models.images import Classifier, LeNet, ResNet
 from evenhand.progress import count_bar
 from evenhand.reproduce.figures import printed, with_summaries
@@ -58,7 +59,9 @@ def classifier_of(row: Row, *, is_small: bool = False) -> Classifier:
         return LeNet(
             channels=(first, second), hidden=hidden, padding=row.padding, dropout=row.dropout
         )
-    return ResNet(blocks=(1, 1), width=8) if is_small else ResNet()
+    size: dict[str, Any] = {"blocks": (1, 1), "width": 8} if is_small else {}
+    resnet = ResNet(stem=row.stem, **size)
+    return resnet if row.model == "resnet50-batched" else Apart(resnet=resnet)
 
 
 # --- learning rates, on validation ----------------------------------------------------------------
@@ -100,9 +103,8 @@ def _trials(
         for rate in row.row.learning_rates
         for seed in first.tuning_seeds
     ]
-    training = _training(
-        classifier, data, members, {seed: part[0] for seed, part in parts.items()}, first, run
-    )
+    rows_of_seed = {seed: part[0] for seed, part in parts.items()}
+    training = _training(classifier, data, members, rows_of_seed, first, run, first.tuning_steps)
     seconds = _train(training, first.tuning_steps, run, title=f"tuning {len(members)} models")
     if training.step < first.tuning_steps:
         return None
@@ -163,7 +165,7 @@ def run_table(
     settings = sorted({(row["learning_rate"], row["num_hard_examples"]) for row in planned})
     members = [Member(seed, rate, count) for rate, count in settings for seed in first.seeds]
     rows_of_seed = {seed: training_rows(data.train_labels, first, seed) for seed in first.seeds}
-    training = _training(classifier, data, members, rows_of_seed, first, run)
+    training = _training(classifier, data, members, rows_of_seed, first, run, first.num_steps)
     folder = run.folder / "checkpoints"
     checkpoint = load_latest_checkpoint(folder) if run.saves else None
     path = run.folder / "result.json"
@@ -275,6 +277,7 @@ def _training(
     rows_of_seed: dict[int, Any],
     row: Row,
     run: Run,
+    num_steps: int,
 ) -> ManyTraining:
     on_gpu = run.device.type == "cuda"
     return ManyTraining(
@@ -285,6 +288,8 @@ def _training(
         batch_size=row.batch_size,
         momentum=row.momentum,
         weight_decay=row.weight_decay,
+        decay_steps=num_steps if row.schedule == "cosine" else 0,
+        augments=row.augments,
         device=run.device,
         precision=getattr(torch, row.precision) if on_gpu else torch.float32,
     )

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.errors import UserError
+from evenhand.models.apart import Apart
 from evenhand.models.images import Classifier
 from evenhand.models.noise import keys
+from evenhand.training.augmentation import moved_and_mirrored
 from evenhand.training.checkpoint import Checkpoint
 
 IntArray = NDArray[np.int64]
@@ -27,7 +29,7 @@ StepFn = Callable[[], None]
 STATISTICS_RATE = 0.1  # of the running means and variances, the default of torch.nn
 WARM_UP, TIMED = 3, 20  # steps before a recording, and to see which way is faster
 WORTH_COMPILING = 90.0  # seconds that a training must still take; compiling takes about 60
-DROPOUT = 1  # what is drawn, of a seed and a step
+DROPOUT, AUGMENTATION = 1, 2  # what is drawn, of a seed and a step
 BLOCK = 2**14  # pictures x models looked at at once in a test
 
 
@@ -61,12 +63,22 @@ class ManyTraining:
         batch_size: int,
         momentum: float,
         weight_decay: float = 0.0,
+        decay_steps: int = 0,
+        augments: bool = False,
         device: torch.device,
         precision: torch.dtype = torch.float32,
         state_dtype: torch.dtype = torch.float32,
     ) -> None:
+        """
+        Args:
+            rows_of_seed: of the pictures, those that a seed trains on; as many for each.
+            decay_steps: learning rates fall to 0 over so many steps, as a cosine does; 0: never.
+            augments: whether pictures are moved and mirrored, alike for all models of a seed.
+            precision: of products; weights and their sums are of `state_dtype`.
+        """
         self.classifier, self.members, self.batch_size = classifier, list(members), batch_size
         self.momentum, self.weight_decay = momentum, weight_decay
+        self.decay_steps, self.augments = decay_steps, augments
         self.device, self.precision = device, precision
         self.pictures = Pictures(
             pictures.pixels.to(device), pictures.labels.to(device), pictures.shift, pictures.scale
@@ -99,7 +111,7 @@ class ManyTraining:
         self.seed_places = torch.tensor(
             [self.seeds.index(member.seed) for member in members], device=device
         )
-        self.seed_of = torch.tensor([member.seed for member in members], device=device)
+        self.seed_numbers = torch.tensor(self.seeds, device=device)  # (S,)
         self.rates = torch.tensor(
             [member.learning_rate for member in members], device=device, dtype=state_dtype
         )
@@ -116,20 +128,19 @@ class ManyTraining:
     def train_step(self, objective_fn: "ObjectiveFn", update_fn: "UpdateFn") -> None:
         """One batch for every model: losses, their k' largest, gradient, momentum SGD."""
         ids = self.order.index_select(1, self.place * self.batch_size + self.offsets)  # (S, B)
-        ids = ids.index_select(0, self.seed_places)  # (M, B)
-        pixels = self.pictures.pixels.index_select(0, ids.flatten())
-        images = self._seen(pixels.view(*ids.shape, *pixels.shape[1:]))  # (M, B, H, W, C)
-        labels = self.pictures.labels.index_select(0, ids.flatten()).view(ids.shape)  # (M, B)
+        images = self._seen(self._pixels(ids)).index_select(0, self.seed_places)
+        labels = self.pictures.labels.index_select(0, ids.flatten()).view(ids.shape)
+        labels = labels.index_select(0, self.seed_places)  # (M, B)
         leaves = {name: value.detach().requires_grad_() for name, value in self.weights.items()}
         objective, losses, statistics = objective_fn(
             self.classifier, leaves, images, labels, self.counts,
-            keys(self.seed_of, self.clock, purpose=DROPOUT),
+            self._keys(DROPOUT).index_select(0, self.seed_places),
         )  # fmt: skip
         gradients = torch.autograd.grad(objective, list(leaves.values()))
         with torch.no_grad():
             update_fn(
                 list(self.weights.values()), list(self.velocity.values()), gradients,
-                self.rates, self.momentum, self.weight_decay,
+                self.rates * self._decay(), self.momentum, self.weight_decay,
             )  # fmt: skip
             self.running.lerp_(statistics, STATISTICS_RATE)
             self.losses.copy_(losses.mean(1))
@@ -185,6 +196,23 @@ class ManyTraining:
         self.clock.fill_(self.step)
         self.ordered_epoch = epoch
 
+    def _pixels(self, ids: Tensor) -> Tensor:
+        """(S, B) -> (S, B, H, W, C): what the seeds look at in this step."""
+        if self.augments:
+            return moved_and_mirrored(self.pictures.pixels, ids, self._keys(AUGMENTATION))
+        pixels = self.pictures.pixels.index_select(0, ids.flatten())
+        return pixels.view(*ids.shape, *pixels.shape[1:])
+
+    def _keys(self, purpose: int) -> Tensor:
+        return keys(self.seed_numbers, self.clock, purpose=purpose)  # (S,)
+
+    def _decay(self) -> Tensor | float:
+        """What is left of the learning rates at this step."""
+        if not self.decay_steps:
+            return 1.0
+        share = (self.clock.to(self.rates.dtype) / self.decay_steps).clamp(max=1)
+        return 0.5 * (1 + torch.cos(torch.pi * share))
+
     def _seen(self, pixels: Tensor) -> Tensor:
         return ((pixels.to(self.precision) - self.pictures.shift) / self.pictures.scale).to(
             self.precision
@@ -208,7 +236,7 @@ class ManyTraining:
         if compiles and seconds * (num_steps - self.step) > WORTH_COMPILING:
 
             def compiled() -> None:
-                self.train_step(*_compiled())
+                self.train_step(*_compiled(self.classifier))
 
             try:
                 graph, each = self._recorded(compiled)
@@ -318,8 +346,15 @@ def update(
         value.sub_(rates.view(-1, *[1] * (value.dim() - 1)) * speed)
 
 
+def _compiled(classifier: Classifier) -> "tuple[ObjectiveFn, UpdateFn]":
+    if isinstance(classifier, Apart):  # one model's code, compiled once, is that of all
+        own = classifier.compiled()
+        return lambda _, *rest: objective(own, *rest), update
+    return _compiled_together()
+
+
 @functools.cache
-def _compiled() -> "tuple[ObjectiveFn, UpdateFn]":
+def _compiled_together() -> "tuple[ObjectiveFn, UpdateFn]":
     """Once for all trainings: one of the same shapes, as after tuning, compiles nothing again."""
     return torch.compile(objective, dynamic=False), torch.compile(update, dynamic=False)
 

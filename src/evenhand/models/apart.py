@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evenhand.models.images import EPSILON, ResNet, Weights
+from evenhand.models.images import ALIGNMENT, EPSILON, ResNet, Weights
 
 ScoresFn = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -39,7 +39,8 @@ class Apart:
         kernels = [weights[f"{name}.weight"].T.flatten() for name in names]
         rest = [weights[f"{name}.{part}"] for part in ("scale", "bias") for name in names]
         rest += [weights["classes.weight"].flatten(), weights["classes.bias"]]
-        return {"kernels": torch.cat(kernels), "rest": torch.cat(rest)}
+        rows = {"kernels": torch.cat(kernels), "rest": torch.cat(rest)}
+        return {name: F.pad(row, (0, -len(row) % ALIGNMENT)) for name, row in rows.items()}
 
     def running(self) -> Tensor:
         return self.resnet.running()
@@ -74,13 +75,13 @@ def scores_function(resnet: ResNet, *, is_compiled: bool) -> ScoresFn:
     plan = {name: tuple(shape) for name, *shape in resnet.convolutions()}
     sizes = [size * size * inputs * outputs for size, inputs, outputs, _ in plan.values()]
     widths = [outputs for _, _, outputs, _ in plan.values()]
-    num_channels = sum(widths)
+    num_kernels, num_channels = sum(sizes), sum(widths)
     blocks, stem, num_classes = resnet.blocks, resnet.stem, resnet.num_classes
 
     def scores(
         kernels: Tensor, rest: Tensor, images: Tensor, running: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        kernel_of = dict(zip(plan, torch.split(kernels, sizes), strict=True))
+        kernel_of = dict(zip(plan, torch.split(kernels[:num_kernels], sizes), strict=True))
         scales, biases, last = rest.tensor_split([num_channels, 2 * num_channels])
         scale_of = dict(zip(plan, torch.split(scales, widths), strict=True))
         bias_of = dict(zip(plan, torch.split(biases, widths), strict=True))
@@ -113,7 +114,8 @@ def scores_function(resnet: ResNet, *, is_compiled: bool) -> ScoresFn:
                 out = layer(out, f"{name}.expand")
                 x = (out + (layer(x, f"{name}.shortcut") if block == 0 else x)).relu_()
         features = x.mean((2, 3), dtype=rest.dtype)  # (B, channels)
-        weight, bias = last.tensor_split([len(last) - num_classes])
+        num_weights = features.shape[1] * num_classes
+        weight, bias, _ = last.tensor_split([num_weights, num_weights + num_classes])
         found = features @ weight.view(-1, num_classes) + bias
         return found, torch.cat(noted, 1).detach()
 

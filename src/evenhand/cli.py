@@ -260,7 +260,9 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 def _add_reproduce(verbs: Any) -> None:
     parser = _verb(verbs, "reproduce", "run a table of the paper, beside the paper's figures")
-    parser.add_argument("table", nargs="?", help="table2-mnist, table2-cifar10 or table3")
+    parser.add_argument(
+        "table", nargs="?", help="table2-mnist, table2-mnist-odd, table2-cifar10 or table3"
+    )
     parser.add_argument(
         "--data",
         help="folder with the files of MNIST or CIFAR-10; for table3: 'places', a folder made by "

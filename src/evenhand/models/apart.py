@@ -81,7 +81,8 @@ def scores_function(resnet: ResNet, *, is_compiled: bool) -> ScoresFn:
     def scores(
         kernels: Tensor, rest: Tensor, images: Tensor, running: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        kernel_of = dict(zip(plan, torch.split(kernels[:num_kernels], sizes), strict=True))
+        *parts, _ = torch.split(kernels, [*sizes, len(kernels) - num_kernels])
+        kernel_of = dict(zip(plan, parts, strict=True))
         scales, biases, last = rest.tensor_split([num_channels, 2 * num_channels])
         scale_of = dict(zip(plan, torch.split(scales, widths), strict=True))
         bias_of = dict(zip(plan, torch.split(biases, widths), strict=True))

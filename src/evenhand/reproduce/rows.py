@@ -12,6 +12,7 @@ from evenhand.settings import check_choice, check_positive
 
 TABLES = {
     "table2-mnist": "LeNet on MNIST, the tail classes cut 100 : 1",
+    "table2-mnist-odd": "the same with odd digits as the tail",
     "table2-cifar10": "ResNet-50 on CIFAR-10, the tail classes cut 100 : 1",
 }
 # Models of a table are trained together: as one product a layer, or, "resnet50", each on a stream.
@@ -134,7 +135,7 @@ def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
     texts = {
         file.name: file.read_text(encoding="utf-8")
         for file in folder.iterdir()
-        if file.name.startswith(f"{table}-") and file.name.endswith(".toml")
+        if file.name.startswith(f"{table}-k") and file.name.endswith(".toml")
     }
     rows = [read_row(text, name=name, assignments=assignments) for name, text in texts.items()]
     return checked_together(sorted(rows, key=lambda row: row.row.num_hard_examples))

@@ -348,13 +348,13 @@ def update(
         speed.mul_(momentum).add_(gradient)
         if weight_decay:
             speed.add_(value, alpha=weight_decay)
-        value.sub_(rates.view(-1, *[1] * (value.dim() - 1)) * speed)
+        value.addcmul_(rates.view(-1, *[1] * (value.dim() - 1)), speed, value=-1)
 
 
 def _compiled(classifier: Classifier) -> "tuple[ObjectiveFn, UpdateFn]":
     if isinstance(classifier, Apart):  # one model's code, compiled once, is that of all
         own = classifier.compiled()
-        return lambda _, *rest: objective(own, *rest), update
+        return lambda _, *rest: objective(own, *rest), _compiled_together()[1]
     return _compiled_together()
 
 

@@ -294,6 +294,11 @@ def _add_reproduce(verbs: Any) -> None:
     parser.add_argument(
         "--no-controls", action="store_true", help="without SGD at the larger learning rates"
     )
+    parser.add_argument(
+        "--mask-all-positives",
+        action="store_true",
+        help="table3 with every positive of a query kept out of its negatives",
+    )
     parser.add_argument("--no-compile", action="store_true", help="do not try compiled code")
     parser.add_argument("--no-checkpoints", action="store_true", help="nothing to continue from")
     _finish(parser, commands.reproduce_command)

@@ -148,6 +148,7 @@ def _table3(options: argparse.Namespace, *, device: torch.device, console: Conso
         "learning_rates": options.learning_rates and tuple(options.learning_rates),
         "seeds": options.seeds and tuple(options.seeds),
         "tuning_seed": options.tuning_seeds and options.tuning_seeds[0],
+        "masks_all_positives": options.mask_all_positives,
     }
     protocol = Protocol(**{name: value for name, value in given.items() if value})
     dataset = open_any(options.data, console)
@@ -234,6 +235,6 @@ def _command(options: argparse.Namespace) -> str:
         words += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
     for assignment in options.set:
         words += ["--set", assignment]
-    for name in ("quick", "tune", "no_controls"):
+    for name in ("quick", "tune", "no_controls", "mask_all_positives"):
         words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
     return shlex.join(words)

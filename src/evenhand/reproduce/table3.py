@@ -54,8 +54,9 @@ class Protocol:
     num_sampled_labels: int = 4096  # K-bar, at most K - 1
     num_hard_labels: int = 64  # k, at most K-bar
     hard_examples: tuple[int, ...] = (256, 512)  # k'; the batch itself is SNM, and always run
-    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03)
-    steps: tuple[int, ...] = (500, 1500)
+    masks_all_positives: bool = False  # the paper's mask: the drawn positive alone
+    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
+    steps: tuple[int, ...] = (500, 1500, 5000)
     seeds: tuple[int, ...] = (1, 2, 3)
     tuning_seed: int = 101
 
@@ -150,7 +151,7 @@ def config_of(protocol: Protocol, dataset: Dataset, trial: Trial) -> Config:
                 "num_hard_labels": min(protocol.num_hard_labels, num_sampled),
                 "num_hard_examples": min(trial.num_hard_examples, batch_size),
                 "sampler": "uniform",
-                "masks_all_positives": False,
+                "masks_all_positives": protocol.masks_all_positives,
             },
             "training": {
                 "num_steps": trial.num_steps,

@@ -201,8 +201,14 @@ def small_rows(**changes):
     ]
 
 
-def test_a_stopped_table_continues_to_the_same_figures(tmp_path):
-    rows = small_rows()
+@pytest.mark.parametrize("words", [(), ("dropout", 0.5), ("model", "resnet50")])
+def test_a_stopped_table_continues_to_the_same_figures(words, tmp_path):
+    rows = small_rows(schedule="cosine", augments=True, **dict([words] if words else []))
+    if words[:1] == ("model",):
+        rows = [
+            dataclasses.replace(row, row=dataclasses.replace(row.row, data="cifar10"))
+            for row in rows
+        ]
     data, classifier = fixture(rows[0].row), classifier_of(rows[0].row, is_small=True)
     whole = run_table(rows, data, classifier, small_run(tmp_path / "whole"))
     asked = []
@@ -267,6 +273,17 @@ def test_a_folder_of_other_settings_is_not_continued(tmp_path):
     with pytest.raises(UserError, match=r"begun with data = a, and now data = b; .*--out"):
         claim(tmp_path / "run", {"seeds": (1, 2), "data": "b"})
     assert (tmp_path / "run" / "settings.json").read_bytes() == kept
+
+
+def test_more_steps_continue_a_constant_rate_and_not_one_that_falls():
+    constant, falling = (
+        table_rows("table2-mnist", words) for words in ([], ["row.schedule=cosine"])
+    )
+    assert "num_steps" not in command._fixed(constant)
+    assert command._fixed(falling)["num_steps"] == 100_000
+    assert {"dropout", "widths", "stem", "augments", "tail_classes"} <= command._fixed(
+        constant
+    ).keys()
 
 
 def test_a_digest_tells_values_shapes_and_types_apart():

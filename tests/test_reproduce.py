@@ -201,14 +201,13 @@ def small_rows(**changes):
     ]
 
 
-@pytest.mark.parametrize("words", [(), ("dropout", 0.5), ("model", "resnet50")])
-def test_a_stopped_table_continues_to_the_same_figures(words, tmp_path):
-    rows = small_rows(schedule="cosine", augments=True, **dict([words] if words else []))
-    if words[:1] == ("model",):
-        rows = [
-            dataclasses.replace(row, row=dataclasses.replace(row.row, data="cifar10"))
-            for row in rows
-        ]
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dropout": 0.5}, {"data": "cifar10", "model": "resnet50"}],
+    ids=["lenet", "dropout", "resnet"],
+)
+def test_a_stopped_table_continues_to_the_same_figures(changes, tmp_path):
+    rows = small_rows(schedule="cosine", augments=True, **changes)
     data, classifier = fixture(rows[0].row), classifier_of(rows[0].row, is_small=True)
     whole = run_table(rows, data, classifier, small_run(tmp_path / "whole"))
     asked = []

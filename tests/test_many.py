@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from evenhand.errors import UserError
-from evenhand.models.images import LeNet, ResNet
+from evenhand.models.apart import Apart
+from evenhand.models.images import STEMS, LeNet, ResNet
+from evenhand.models.noise import keys, uniform
 from evenhand.training import many as many_module
 from evenhand.training.checkpoint import load_latest_checkpoint, save_checkpoint
 from evenhand.training.many import ManyTraining, Member, Pictures, hardest_weights, objective
@@ -16,7 +18,9 @@ CPU = torch.device("cpu")
 BATCH, NUM_ROWS = 8, 37  # an epoch of 4 batches, the last one incomplete
 ROWS = {1: np.arange(NUM_ROWS), 2: np.arange(5, NUM_ROWS + 5)}
 LENET = LeNet(channels=(4, 6), hidden=10)
-RESNETS = [ResNet(blocks=(1, 2), width=8, stem=stem) for stem in ("imagenet", "cifar")]
+SLIM = LeNet(channels=(4, 6), hidden=10, padding=2, dropout=0.5)
+RESNETS = [ResNet(blocks=(1, 2), width=8, stem=stem) for stem in STEMS]
+APART = [Apart(resnet=resnet) for resnet in RESNETS]
 
 
 def pictures(shape, seed=0):
@@ -26,7 +30,7 @@ def pictures(shape, seed=0):
     return Pictures(pixels, labels, shift=10.0, scale=200.0)
 
 
-def many(classifier, members, *, seed=0, dtype=torch.float64, device=CPU):
+def many(classifier, members, *, seed=0, dtype=torch.float64, device=CPU, **more):
     is_lenet = isinstance(classifier, LeNet)
     return ManyTraining(
         classifier,
@@ -38,18 +42,20 @@ def many(classifier, members, *, seed=0, dtype=torch.float64, device=CPU):
         device=device,
         precision=dtype,
         state_dtype=dtype,
+        **more,
     )
 
 
 class PlainLeNet(nn.Sequential):
-    def __init__(self, weights):
-        channels, hidden = LENET.channels, LENET.hidden
+    def __init__(self, lenet, weights, dropout):
+        (first, second), hidden, edge = lenet.channels, lenet.hidden, lenet.padding
+        side = 7 if edge else 4
         super().__init__(
-            nn.Conv2d(1, channels[0], 5), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(channels[0], channels[1], 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(16 * channels[1], hidden), nn.ReLU(), nn.Linear(hidden, 10),
+            nn.Conv2d(1, first, 5, padding=edge), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 5, padding=edge), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(side * side * second, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10),
         )  # fmt: skip
-        fc = weights["hidden.weight"].view(4, 4, channels[1], hidden).permute(3, 2, 0, 1)
+        fc = weights["hidden.weight"].view(side, side, second, hidden).permute(3, 2, 0, 1)
         values = [
             weights["conv1.weight"], weights["conv1.bias"],
             weights["conv2.weight"], weights["conv2.bias"],
@@ -67,7 +73,7 @@ class PlainResNet(nn.Module):
     def __init__(self, resnet, weights):
         super().__init__()
         self.resnet, self.layers = resnet, nn.ModuleDict()
-        for name, size, inputs, outputs, stride in resnet._convolutions():
+        for name, size, inputs, outputs, stride in resnet.convolutions():
             convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
             kernel = weights[f"{name}.weight"].view(size, size, inputs, outputs)
             convolution.weight.data.copy_(kernel.permute(3, 2, 0, 1))
@@ -92,10 +98,45 @@ class PlainResNet(nn.Module):
         return self.classes(x.mean((2, 3)))
 
 
-def plain_model(classifier, weights):
+class PlainDropout(nn.Module):
+    """Of a seed's step, number by number."""
+
+    def __init__(self, share, seed):
+        super().__init__()
+        self.share, self.seed, self.step = share, seed, 0
+
+    def forward(self, x):
+        if not self.training or self.share == 0:
+            return x
+        key = slow_key(self.seed, self.step, purpose=1)
+        drawn = torch.tensor([slow_uniform(key, place) for place in range(x.numel())])
+        self.step += 1
+        return x * (drawn.view(x.shape) >= self.share) / (1 - self.share)
+
+
+def slow_mixed(word):
+    for _ in range(2):
+        word = ((word ^ word >> 16) * 0x45D9F3B) % 2**32
+    return word ^ word >> 16
+
+
+def slow_key(seed, step, *, purpose):
+    return slow_mixed(slow_mixed(slow_mixed(seed + 0x3C6EF372) ^ step) ^ purpose * 0x3C6EF372)
+
+
+def slow_uniform(key, place):
+    return (slow_mixed(key ^ slow_mixed(place + 0x3C6EF372)) >> 8) / 2**24
+
+
+def plain_model(classifier, weights, seed):
     if isinstance(classifier, LeNet):
-        return PlainLeNet(weights).double()
+        return PlainLeNet(classifier, weights, PlainDropout(classifier.dropout, seed)).double()
     return PlainResNet(classifier, weights).double()
+
+
+def unrolled(classifier):
+    """The model whose first weights and layers those of an `Apart` are."""
+    return classifier.resnet if isinstance(classifier, Apart) else classifier
 
 
 def seen(images, ids):
@@ -103,11 +144,14 @@ def seen(images, ids):
     return ((images.pixels[ids].double() - images.shift) / images.scale).permute(0, 3, 1, 2)
 
 
-def train_plain(classifier, member, images, num_steps):
+def train_plain(classifier, member, images, num_steps, *, weight_decay=0.0):
     """Autograd, topk and torch.optim.SGD, one model alone."""
+    classifier = unrolled(classifier)
     weights = classifier.init(torch.Generator().manual_seed(member.seed))
-    model = plain_model(classifier, weights)
-    optimizer = torch.optim.SGD(model.parameters(), lr=member.learning_rate, momentum=0.9)
+    model = plain_model(classifier, weights, member.seed)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=member.learning_rate, momentum=0.9, weight_decay=weight_decay
+    )
     rows = ROWS[member.seed]
     for step in range(num_steps):
         epoch, batch = divmod(step, NUM_ROWS // BATCH)
@@ -120,16 +164,22 @@ def train_plain(classifier, member, images, num_steps):
     return model
 
 
-@pytest.mark.parametrize("classifier", [LENET, *RESNETS], ids=["lenet", "resnet", "resnet-cifar"])
-def test_each_model_is_what_it_would_be_alone(classifier):
+@pytest.mark.parametrize(
+    ("classifier", "weight_decay"),
+    [(LENET, 0.0), (SLIM, 0.1), *[(resnet, 0.1) for resnet in (*RESNETS, *APART)]],
+    ids=["lenet", "lenet-dropout", *STEMS, *(f"apart-{stem}" for stem in STEMS)],
+)
+def test_each_model_is_what_it_would_be_alone(classifier, weight_decay):
     members = [Member(1, 0.05, 3), Member(1, 0.02, BATCH), Member(2, 0.05, 1)]
-    training = many(classifier, members)
+    training = many(classifier, members, weight_decay=weight_decay)
     training.train(6)  # beyond the first epoch
     pixels = training.pictures.pixels
     images = ((pixels.double() - 10) / 200).expand(len(members), -1, -1, -1, -1)
     scores, _ = classifier.scores(training.weights, images, training.running)
     for place, member in enumerate(members):
-        model = train_plain(classifier, member, training.pictures, 6).eval()
+        model = train_plain(
+            classifier, member, training.pictures, 6, weight_decay=weight_decay
+        ).eval()
         expected = model(seen(training.pictures, torch.arange(len(pixels))))
         torch.testing.assert_close(scores[place], expected, rtol=1e-7, atol=1e-9)
     assert training.predictions(pixels).equal(scores.argmax(2))
@@ -169,7 +219,24 @@ def test_a_model_that_diverges_is_reported_and_disturbs_no_other():
         torch.testing.assert_close(value[[0, 2]], alone.weights[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("classifier", [LENET, RESNETS[0]], ids=["lenet", "resnet"])
+def test_dropout_is_of_the_seed_and_the_step_and_of_the_share_asked_for():
+    seeds = torch.tensor([1, 2, 1])
+    first, second = (uniform(keys(seeds, torch.tensor(t), purpose=1), 40_000) for t in (0, 1))
+    assert first[0].equal(first[2])
+    for a, b in ((first[0], first[1]), (first[0], second[0]), (first[0, :-1], first[0, 1:])):
+        assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 0.02  # 4 deviations
+    assert (first[:2].mean(1) - 0.5).abs().max() < 0.006
+    assert (first >= 0).all()
+    assert (first < 1).all()
+    other = uniform(keys(seeds, torch.tensor(0), purpose=2), 40_000)
+    assert not other[0].equal(first[0])
+
+
+@pytest.mark.parametrize(
+    "classifier",
+    [LENET, SLIM, RESNETS[0], APART[1]],
+    ids=["lenet", "lenet-dropout", "resnet", "apart"],
+)
 def test_resume_is_exact(classifier, tmp_path):
     members = [Member(1, 0.05, 3), Member(2, 0.02, BATCH)]
     whole = many(classifier, members, dtype=torch.float32)
@@ -211,7 +278,7 @@ def test_an_infinite_loss_outside_the_chosen_leaves_the_gradient_finite():
     scores = torch.tensor([[[0.0, 0.0], [0.0, 1.0]]], dtype=torch.float64, requires_grad=True)
 
     class Fixed:
-        def scores(self, weights, images, running):
+        def scores(self, weights, images, running, keys=None):
             return weights["scores"], torch.zeros(1, 2, 0)
 
     labels, counts = torch.zeros(1, 2, dtype=torch.long), torch.tensor([1])
@@ -235,7 +302,11 @@ def test_training_calls_back_stops_and_continues():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiles", [False, True], ids=["recorded", "compiled"])
-@pytest.mark.parametrize("classifier", [LENET, RESNETS[0]], ids=["lenet", "resnet"])
+@pytest.mark.parametrize(
+    "classifier",
+    [LENET, SLIM, RESNETS[0], APART[1]],
+    ids=["lenet", "lenet-dropout", "resnet", "apart"],
+)
 @pytest.mark.filterwarnings("default")  # those of a compiler are not ours
 def test_recorded_steps_are_the_plain_ones(classifier, compiles, monkeypatch):
     monkeypatch.setattr(many_module, "WORTH_COMPILING", 0.0)

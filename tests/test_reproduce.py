@@ -20,6 +20,7 @@ from evenhand.reproduce.rows import TABLES, checked_together, read_row, table_ro
 from evenhand.reproduce.table2 import Run, _chosen, _planned, balanced, classifier_of, run_table
 
 LABELS = np.repeat(np.arange(10), 300)
+ODD = "row.tail_classes=[1,3,5,7,9]"
 ROW = table_rows("table2-mnist")[1].row
 
 
@@ -81,6 +82,47 @@ def test_controls_are_sgd_at_the_rate_that_a_small_k_amounts_to():
     rates = {row.row.num_hard_examples: row.row.learning_rate for row in table_rows("table2-mnist")}
     expected = [rates[count] * 64 / count for count in (1, 16, 32)]
     assert [row["learning_rate"] for row in controls] == expected
+
+
+def test_odd_digits_may_be_the_tail():
+    row = table_rows("table2-mnist-odd")[1].row
+    assert row.tail_classes == table_rows("table2-mnist", [ODD])[1].row.tail_classes
+    rows = training_rows(LABELS, row, 1)
+    assert np.bincount(LABELS[rows]).tolist() == [300, 3] * 5
+    _, validation = held_out(LABELS, rows, row, 1)
+    assert np.bincount(LABELS[validation]).tolist() == [60, 1] * 5
+    found = accuracies(np.array([0, 2, 1, 0]), np.array([0, 4, 1, 3]), row)
+    assert found == {"head": 0.5, "tail": 0.5, "full": 0.5}
+
+
+def test_a_table_may_be_changed_in_every_row():
+    words = ["row.widths=[32, 64, 1024]", "row.padding=2", "row.dropout=0.5"]
+    rows = table_rows("table2-mnist", words)
+    assert {row.row.dropout for row in rows} == {0.5}
+    model = classifier_of(rows[0].row)
+    assert (model.channels, model.hidden, model.padding, model.dropout) == ((32, 64), 1024, 2, 0.5)
+    assert classifier_of(ROW).channels == (20, 50)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("row.tail_classes=[5, 10]", "some of 0 to 9"),
+        ("row.tail_classes=[0,1,2,3,4,5,6,7,8,9]", "but not all"),
+        ("row.tail_classes=[]", "some of 0 to 9"),
+        ("row.widths=[20, 50]", "two numbers of channels"),
+        ("row.padding=1", "must be 0 or 2, got 1"),
+        ("row.dropout=1", "below 1, got 1"),
+        ("row.weight_decay=-1", "at least 0"),
+        ("row.tail=1", "has no setting 'tail'"),
+        ("dropout=0.5", "section.key=value"),
+        ("rows.dropout=0.5", r"no section \[rows\]"),
+        ("row.seeds=[1, 1]", "different numbers"),
+    ],
+)
+def test_a_bad_change_is_one_sentence(word, message):
+    with pytest.raises(UserError, match=message):
+        table_rows("table2-mnist", [word])
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -159,8 +201,13 @@ def small_rows(**changes):
     ]
 
 
-def test_a_stopped_table_continues_to_the_same_figures(tmp_path):
-    rows = small_rows()
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dropout": 0.5}, {"data": "cifar10", "model": "resnet50"}],
+    ids=["lenet", "dropout", "resnet"],
+)
+def test_a_stopped_table_continues_to_the_same_figures(changes, tmp_path):
+    rows = small_rows(schedule="cosine", augments=True, **changes)
     data, classifier = fixture(rows[0].row), classifier_of(rows[0].row, is_small=True)
     whole = run_table(rows, data, classifier, small_run(tmp_path / "whole"))
     asked = []
@@ -188,6 +235,7 @@ def test_a_stopped_table_continues_to_the_same_figures(tmp_path):
         (["reproduce", "table2-mnist", "--data", ".", "--seeds", "1", "1"], "different numbers"),
         (["reproduce", "table2-mnist", "--data", ".", "--seeds", "101"], "other seeds"),
         (["reproduce", "table2-mnist", "--data", ".", "--steps", "0"], "must be above 0, got 0"),
+        (["reproduce", "table3", "--set", "row.dropout=0.5"], "--set is for the rows of one table"),
     ],
 )
 def test_bad_words_are_one_sentence(words, message, capsys):
@@ -226,6 +274,17 @@ def test_a_folder_of_other_settings_is_not_continued(tmp_path):
     assert (tmp_path / "run" / "settings.json").read_bytes() == kept
 
 
+def test_more_steps_continue_a_constant_rate_and_not_one_that_falls():
+    constant, falling = (
+        table_rows("table2-mnist", words) for words in ([], ["row.schedule=cosine"])
+    )
+    assert "num_steps" not in command._fixed(constant)
+    assert command._fixed(falling)["num_steps"] == 100_000
+    assert {"dropout", "widths", "stem", "augments", "tail_classes"} <= command._fixed(
+        constant
+    ).keys()
+
+
 def test_a_digest_tells_values_shapes_and_types_apart():
     array = np.arange(6, dtype=np.int32)
     others = [array + 1, array.reshape(2, 3), array.astype(np.uint32), array[::-1]]
@@ -239,7 +298,7 @@ def test_tuning_of_other_steps_is_not_taken_for_this_one(tmp_path, monkeypatch, 
     monkeypatch.setattr(command, "classifier_of", lambda row: classifier_of(row, is_small=True))
     words = ["reproduce", "table2-mnist", "--data", "any", "--out", str(tmp_path / "run")]
     words += ["--tune", "--tune-only", "--tuning-seeds", "101", "--device", "cpu"]
-    monkeypatch.setattr(command, "table_rows", lambda table: _small_rows())
+    monkeypatch.setattr(command, "table_rows", lambda table, words: _small_rows())
     assert main([*words, "--tuning-steps", "2"]) == 0
     capsys.readouterr()
     assert main([*words, "--tuning-steps", "3"]) == 2

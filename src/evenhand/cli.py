@@ -260,7 +260,9 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 def _add_reproduce(verbs: Any) -> None:
     parser = _verb(verbs, "reproduce", "run a table of the paper, beside the paper's figures")
-    parser.add_argument("table", nargs="?", help="table2-mnist, table2-cifar10 or table3")
+    parser.add_argument(
+        "table", nargs="?", help="table2-mnist, table2-mnist-odd, table2-cifar10 or table3"
+    )
     parser.add_argument(
         "--data",
         help="folder with the files of MNIST or CIFAR-10; for table3: 'places', a folder made by "
@@ -286,6 +288,13 @@ def _add_reproduce(verbs: Any) -> None:
     parser.add_argument("--tuning-steps", type=int, help="steps of a trial of --tune")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds of the table")
     parser.add_argument("--tuning-seeds", type=int, nargs="+", help="other seeds, for --tune")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="ROW.KEY=VALUE",
+        help="any setting of table 2's rows, such as row.tail_classes=[1,3,5,7,9]",
+    )
     parser.add_argument("--every", type=int, help="steps between evaluations (a fifth of all)")
     parser.add_argument("--minutes", type=float, help="stop after so many, to be continued")
     parser.add_argument(

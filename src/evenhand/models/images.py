@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evenhand.models.noise import uniform
+
 Weights = Mapping[str, Tensor]
 EPSILON = 1e-5  # added to a variance, as everywhere
+STEMS = {"imagenet": (7, 2), "cifar": (3, 1), "small": (3, 2)}  # kernel size, stride
 ALIGNMENT = 8  # bfloat16 numbers in 16 bytes: rows of another length make a product slow
 
 
@@ -29,11 +32,13 @@ class Classifier(Protocol):
         """(2, C): the means and variances that one model keeps beside its weights."""
 
     def scores(
-        self, weights: Weights, images: Tensor, running: Tensor | None
+        self, weights: Weights, images: Tensor, running: Tensor | None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(M, B, H, W, C) -> scores (M, B, classes), and the batch's statistics (M, 2, C).
 
-        With `running` (M, 2, C) those are used in the place of the batch's own, as a test must.
+        Args:
+            running: (M, 2, C), used in the place of the batch's own statistics, as a test must.
+            keys: (M,), what a training step draws dropout with; a test drops nothing.
         """
 
 
@@ -52,13 +57,17 @@ class LeNet:
     num_classes: int = 10
     channels: tuple[int, int] = (20, 50)
     hidden: int = 500
+    padding: int = 0  # zeros around a picture before a convolution; 2 keeps its size
+    dropout: float = 0.0  # share of the hidden layer that a training step leaves out
     in_channels: int = 1
     size: int = 28
 
     def init(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Uniform within 1 / sqrt(fan-in), the default of torch.nn."""
         first, second = self.channels
-        side = (self.size // 2 - 2) // 2 - 2
+        side = self.size
+        for _ in self.channels:
+            side = side // 2 + self.padding - 2  # of the picture after a convolution and pooling
         shapes = {
             "conv1": ((first, self.in_channels, 5, 5), 25 * self.in_channels),
             "conv2": ((second, first, 5, 5), 25 * first),
@@ -76,13 +85,18 @@ class LeNet:
         return torch.zeros(2, 0)
 
     def scores(
-        self, weights: Weights, images: Tensor, running: Tensor | None
+        self, weights: Weights, images: Tensor, running: Tensor | None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         x = images
         for name in ("conv1", "conv2"):
+            if self.padding:
+                x = F.pad(x, (0, 0, *[self.padding] * 4))
             x = _pooled_convolution(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
         x = x.flatten(2)  # (M, B, height * width * channels)
         x = torch.relu(_product(x, weights["hidden.weight"]) + _row(weights["hidden.bias"], x))
+        if self.dropout and keys is not None:
+            drawn = uniform(keys, x.shape[1] * x.shape[2]).view(x.shape)
+            x = x * (drawn >= self.dropout) / (1 - self.dropout)
         scores = _product(x, weights["classes.weight"]) + _row(weights["classes.bias"], x)
         dtype = weights["classes.weight"].dtype
         return scores.to(dtype), scores.new_zeros(len(images), 2, 0, dtype=dtype)
@@ -121,7 +135,8 @@ class ResNet:
     """ResNet with bottleneck blocks (He et al. 2016); its defaults are ResNet-50.
 
     The stem "imagenet" (7 x 7 with stride 2, then pooling with stride 2) is that of the article;
-    "cifar" (3 x 3, no stride, no pooling) sees small pictures at 16 times the places and the cost.
+    "cifar" (3 x 3, no stride, no pooling) sees small pictures at 16 times the places and the cost,
+    "small" (3 x 3 with stride 2, no pooling) at 4 times.
     """
 
     num_classes: int = 10
@@ -133,7 +148,7 @@ class ResNet:
     def init(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal with the fan-out's variance for convolutions; uniform for the last layer."""
         weights = {}
-        for name, size, inputs, outputs, _ in self._convolutions():
+        for name, size, inputs, outputs, _ in self.convolutions():
             deviation = math.sqrt(2 / (outputs * size * size))
             shape = (size * size * inputs, outputs)
             weights[f"{name}.weight"] = torch.randn(shape, generator=generator) * deviation
@@ -146,13 +161,13 @@ class ResNet:
         return weights
 
     def running(self) -> Tensor:
-        total = sum(outputs for _, _, _, outputs, _ in self._convolutions())
+        total = sum(outputs for _, _, _, outputs, _ in self.convolutions())
         return torch.stack([torch.zeros(total), torch.ones(total)])
 
     def scores(
-        self, weights: Weights, images: Tensor, running: Tensor | None
+        self, weights: Weights, images: Tensor, running: Tensor | None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        layers = _Layers(weights, {name: rest for name, *rest in self._convolutions()}, running)
+        layers = _Layers(weights, {name: rest for name, *rest in self.convolutions()}, running)
         x = torch.relu(layers(images, "stem"))
         if self.stem == "imagenet":
             x = _max_pool(x)
@@ -168,10 +183,10 @@ class ResNet:
         scores = _product(x, weights["classes.weight"]) + _row(weights["classes.bias"], x)
         return scores.to(weights["classes.weight"].dtype), layers.statistics()
 
-    def _convolutions(self) -> Iterator[tuple[str, int, int, int, int]]:
+    def convolutions(self) -> Iterator[tuple[str, int, int, int, int]]:
         """(name, kernel size, input channels, output channels, stride), in order of use."""
-        is_small = self.stem == "cifar"
-        yield "stem", 3 if is_small else 7, self.in_channels, self.width, 1 if is_small else 2
+        size, stride = STEMS[self.stem]
+        yield "stem", size, self.in_channels, self.width, stride
         inputs = self.width
         for stage, count in enumerate(self.blocks):
             inner = self.width * 2**stage

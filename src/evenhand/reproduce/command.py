@@ -18,7 +18,14 @@ from evenhand.files import read_json, write_json
 from evenhand.progress import stop_requested
 from evenhand.reproduce.belonging import claim, digest_of
 from evenhand.reproduce.images import fixture, load_images
-from evenhand.reproduce.rows import TABLES, TableRow, checked_together, table_rows
+from evenhand.reproduce.rows import (
+    OWN_OF_A_ROW,
+    TABLES,
+    Row,
+    TableRow,
+    checked_together,
+    table_rows,
+)
 from evenhand.reproduce.table2 import Run, about, classifier_of, run_table, tune
 from evenhand.reproduce.table3 import Protocol, open_any, printed_table3, run_table3
 from evenhand.reproduce.table3 import fixture as documents
@@ -48,6 +55,8 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
             raise UserError(f"--{name.replace('_', '-')} must be above 0, got {value}")
     if options.table != "table3" and len(options.steps or ()) > 1:
         raise UserError(f"--steps takes several numbers for table3 alone, got {options.steps}")
+    if options.set and options.table not in TABLES:
+        raise UserError(f"--set is for the rows of one table ({', '.join(TABLES)})")
     if options.table == "table3" or (options.table is None and options.quick):
         _table3(options, device=device, console=console)
         if options.table == "table3":
@@ -59,7 +68,7 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
         return 0
     if options.data is None:
         raise UserError(f"--data is missing: the folder with the files of {options.table}")
-    rows = _changed(table_rows(options.table), options)
+    rows = _changed(table_rows(options.table, options.set), options)
     data = load_images(rows[0].row, Path(options.data))
     classifier = classifier_of(rows[0].row)
     folder = Path(options.out or f"runs/{options.table}")
@@ -94,7 +103,7 @@ def _quick(
     table: str, folder: Path, options: argparse.Namespace, *, device: torch.device, console: Console
 ) -> None:
     """The smallest row and SGD, on generated pictures, with small models: does it all run?"""
-    smallest, *_, sgd = table_rows(table)
+    smallest, *_, sgd = table_rows(table, options.set)
     rows = [
         dataclasses.replace(
             row,
@@ -181,10 +190,13 @@ def _run_table3(
 
 
 def _fixed(rows: list[TableRow]) -> dict[str, Any]:
-    """What a run that is continued may not change; more steps it may."""
-    names = ("batch_size", "momentum", "seeds", "tail_classes", "tail_share", "validation_share")
-    tuning = ("tuning_seeds", "tuning_steps")
-    fixed = {name: getattr(rows[0].row, name) for name in (*names, *tuning)}
+    """What a run that is continued may not change; more steps it may, at a constant rate."""
+    free = {"num_steps"} if rows[0].row.schedule == "constant" else set()
+    fixed = {
+        field.name: getattr(rows[0].row, field.name)
+        for field in dataclasses.fields(Row)
+        if field.name not in {*OWN_OF_A_ROW, *free}
+    }
     return {**fixed, "learning_rates": [row.row.learning_rates for row in rows]}
 
 
@@ -224,6 +236,8 @@ def _command(options: argparse.Namespace) -> str:
     for name in ("steps", "seeds", "tuning_seeds", "learning_rates"):
         values = getattr(options, name) or []
         words += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
+    for assignment in options.set:
+        words += ["--set", assignment]
     for name in ("quick", "tune", "no_controls", "mask_all_positives"):
         words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
     return shlex.join(words)

@@ -2,19 +2,26 @@
 
 import dataclasses
 import tomllib
+from collections.abc import Sequence
 from importlib import resources
 
-from evenhand.config import build
+from evenhand.config import build, with_assignments
 from evenhand.errors import UserError
+from evenhand.models.images import STEMS
 from evenhand.settings import check_choice, check_positive
 
 TABLES = {
     "table2-mnist": "LeNet on MNIST, the tail classes cut 100 : 1",
+    "table2-mnist-odd": "the same with odd digits as the tail",
     "table2-cifar10": "ResNet-50 on CIFAR-10, the tail classes cut 100 : 1",
 }
-MODELS = ("lenet", "resnet50")
+# Models of a table are trained together: as one product a layer, or, "resnet50", each on a stream.
+MODELS = ("lenet", "resnet50", "resnet50-batched")
+SCHEDULES = ("constant", "cosine")
+NUM_CLASSES = 10  # of both
 DATA = ("mnist", "cifar10")
 PRECISIONS = ("float32", "bfloat16")  # of products on a GPU; float32 is TF32 there
+OWN_OF_A_ROW = ("name", "num_hard_examples", "learning_rate", "learning_rates", "has_control")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,13 @@ class Row:
     has_control: bool = False  # SGD at this row's learning rate x batch size / k' as well
     batch_size: int = 64
     momentum: float = 0.9
+    weight_decay: float = 0.0
+    widths: tuple[int, ...] = ()  # of LeNet: two convolutions and the hidden layer; () is 20-50-500
+    padding: int = 0  # of LeNet's convolutions; 2 keeps a picture's size
+    stem: str = "cifar"  # of ResNet
+    augments: bool = False  # pictures moved by up to 4 points and mirrored, in training
+    schedule: str = "constant"  # of the learning rate; or "cosine", to 0 at the last step
+    dropout: float = 0.0  # share of LeNet's hidden layer that a training step leaves out
     num_steps: int
     tuning_steps: int
     seeds: tuple[int, ...]
@@ -43,6 +57,8 @@ class Row:
         check_choice("row.data", self.data, DATA)
         check_choice("row.model", self.model, MODELS)
         check_choice("row.precision", self.precision, PRECISIONS)
+        check_choice("row.stem", self.stem, list(STEMS))
+        check_choice("row.schedule", self.schedule, SCHEDULES)
         check_positive(
             "row", batch_size=self.batch_size, learning_rate=self.learning_rate,
             num_steps=self.num_steps, tuning_steps=self.tuning_steps,
@@ -52,6 +68,7 @@ class Row:
                 f"row.num_hard_examples must be between 1 and the batch size {self.batch_size}, "
                 f"got {self.num_hard_examples}"
             )
+        self._check_model()
         for name in ("tail_share", "validation_share"):
             if not 0 < getattr(self, name) < 1:
                 raise UserError(f"row.{name} must be between 0 and 1, got {getattr(self, name)}")
@@ -61,6 +78,30 @@ class Row:
             raise UserError(
                 f"row.tuning_seeds must be other seeds than row.seeds {self.seeds}, got "
                 f"{self.tuning_seeds}"
+            )
+
+    def _check_model(self) -> None:
+        if self.widths and (len(self.widths) != 3 or min(self.widths) < 1):
+            raise UserError(
+                f"row.widths must be two numbers of channels and the hidden layer's width, such as "
+                f"[20, 50, 500], got {list(self.widths)}"
+            )
+        if self.padding not in (0, 2):
+            raise UserError(f"row.padding must be 0 or 2, got {self.padding}")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"row.dropout must be at least 0 and below 1, got {self.dropout}")
+        if not self.weight_decay >= 0:
+            raise UserError(f"row.weight_decay must be at least 0, got {self.weight_decay}")
+        if self.model != "lenet" and (self.widths or self.padding or self.dropout):
+            raise UserError(
+                f'row.widths, padding and dropout are for row.model = "lenet", got "{self.model}"'
+            )
+        if not 0 < len(set(self.tail_classes)) < NUM_CLASSES or not (
+            set(self.tail_classes) <= set(range(NUM_CLASSES))
+        ):
+            raise UserError(
+                f"row.tail_classes must be some of 0 to {NUM_CLASSES - 1}, but not all, got "
+                f"{list(self.tail_classes)}"
             )
 
     @property
@@ -83,22 +124,29 @@ class TableRow:
     paper: Paper
 
 
-def table_rows(table: str) -> list[TableRow]:
-    """The rows of a table, the smallest k' first and SGD last."""
+def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
+    """The rows of a table, the smallest k' first and SGD last.
+
+    Args:
+        assignments: changes of every row, such as row.tail_classes=[1,3,5,7,9].
+    """
     check_choice("the table", table, list(TABLES))
     folder = resources.files("evenhand").joinpath("presets", "reproduce")
     texts = {
         file.name: file.read_text(encoding="utf-8")
         for file in folder.iterdir()
-        if file.name.startswith(f"{table}-") and file.name.endswith(".toml")
+        if file.name.startswith(f"{table}-k") and file.name.endswith(".toml")
     }
-    rows = [read_row(text, name=name) for name, text in texts.items()]
+    rows = [read_row(text, name=name, assignments=assignments) for name, text in texts.items()]
     return checked_together(sorted(rows, key=lambda row: row.row.num_hard_examples))
 
 
-def read_row(text: str, *, name: str) -> TableRow:
+def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableRow:
     try:
-        sections = tomllib.loads(text)
+        sections = with_assignments(tomllib.loads(text), assignments)
+        for section in sections:
+            if section not in ("row", "paper"):
+                raise UserError(f"there is no section [{section}] in {name}; known: row, paper")
         return TableRow(
             row=build(Row, sections["row"], section="row"),
             paper=build(Paper, sections["paper"], section="paper"),
@@ -113,10 +161,9 @@ def read_row(text: str, *, name: str) -> TableRow:
 
 def checked_together(rows: list[TableRow]) -> list[TableRow]:
     """Rows are trained together and compared in pairs: only k', its rate and name may differ."""
-    own = {"name", "num_hard_examples", "learning_rate", "learning_rates", "has_control"}
     for field in dataclasses.fields(Row):
         values = {getattr(row.row, field.name) for row in rows}
-        if field.name not in own and len(values) > 1:
+        if field.name not in OWN_OF_A_ROW and len(values) > 1:
             raise UserError(f"rows of one table must agree on {field.name}, got {values}")
     if (count := sum(row.row.is_sgd for row in rows)) != 1:
         raise UserError(

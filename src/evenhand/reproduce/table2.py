@@ -24,6 +24,7 @@ from rich.console import Console
 
 from evenhand.data.images import ImageData
 from evenhand.files import read_json, write_json
+from evenhand.models.apart import Apart
 from evenhand.models.images import Classifier, LeNet, ResNet
 from evenhand.progress import count_bar
 from evenhand.reproduce.figures import printed, with_summaries
@@ -54,8 +55,13 @@ class Run:
 def classifier_of(row: Row, *, is_small: bool = False) -> Classifier:
     """The model of the paper's row; a small one of its kind for the quick look."""
     if row.model == "lenet":
-        return LeNet(channels=(4, 8), hidden=16) if is_small else LeNet()
-    return ResNet(blocks=(1, 1), width=8) if is_small else ResNet()
+        first, second, hidden = (4, 8, 16) if is_small else row.widths or (20, 50, 500)
+        return LeNet(
+            channels=(first, second), hidden=hidden, padding=row.padding, dropout=row.dropout
+        )
+    size: dict[str, Any] = {"blocks": (1, 1), "width": 8} if is_small else {}
+    resnet = ResNet(stem=row.stem, **size)
+    return resnet if row.model == "resnet50-batched" else Apart(resnet=resnet)
 
 
 # --- learning rates, on validation ----------------------------------------------------------------
@@ -97,9 +103,8 @@ def _trials(
         for rate in row.row.learning_rates
         for seed in first.tuning_seeds
     ]
-    training = _training(
-        classifier, data, members, {seed: part[0] for seed, part in parts.items()}, first, run
-    )
+    rows_of_seed = {seed: part[0] for seed, part in parts.items()}
+    training = _training(classifier, data, members, rows_of_seed, first, run, first.tuning_steps)
     seconds = _train(training, first.tuning_steps, run, title=f"tuning {len(members)} models")
     if training.step < first.tuning_steps:
         return None
@@ -160,7 +165,7 @@ def run_table(
     settings = sorted({(row["learning_rate"], row["num_hard_examples"]) for row in planned})
     members = [Member(seed, rate, count) for rate, count in settings for seed in first.seeds]
     rows_of_seed = {seed: training_rows(data.train_labels, first, seed) for seed in first.seeds}
-    training = _training(classifier, data, members, rows_of_seed, first, run)
+    training = _training(classifier, data, members, rows_of_seed, first, run, first.num_steps)
     folder = run.folder / "checkpoints"
     checkpoint = load_latest_checkpoint(folder) if run.saves else None
     path = run.folder / "result.json"
@@ -208,7 +213,10 @@ def run_table(
         shutil.rmtree(folder, ignore_errors=True)
     elif run.saves:
         save_checkpoint(folder, training.checkpoint(), step=training.step)
-    title = f"{run.table}, {training.step:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"
+    title = (
+        f"{run.table}, tail classes {', '.join(map(str, first.tail_classes))}, "
+        f"{training.step:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"
+    )
     run.console.print(printed(result["rows"], title=title))
     return result
 
@@ -269,6 +277,7 @@ def _training(
     rows_of_seed: dict[int, Any],
     row: Row,
     run: Run,
+    num_steps: int,
 ) -> ManyTraining:
     on_gpu = run.device.type == "cuda"
     return ManyTraining(
@@ -278,6 +287,9 @@ def _training(
         rows_of_seed,
         batch_size=row.batch_size,
         momentum=row.momentum,
+        weight_decay=row.weight_decay,
+        decay_steps=num_steps if row.schedule == "cosine" else 0,
+        augments=row.augments,
         device=run.device,
         precision=getattr(torch, row.precision) if on_gpu else torch.float32,
     )

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.errors import UserError
+from evenhand.models.apart import Apart
 from evenhand.models.images import Classifier
+from evenhand.models.noise import keys
+from evenhand.training.augmentation import moved_and_mirrored
 from evenhand.training.checkpoint import Checkpoint
 
 IntArray = NDArray[np.int64]
@@ -26,7 +29,8 @@ StepFn = Callable[[], None]
 STATISTICS_RATE = 0.1  # of the running means and variances, the default of torch.nn
 WARM_UP, TIMED = 3, 20  # steps before a recording, and to see which way is faster
 WORTH_COMPILING = 90.0  # seconds that a training must still take; compiling takes about 60
-BLOCK = 2**14  # pictures x models looked at at once in a test
+DROPOUT, AUGMENTATION = 1, 2  # what is drawn, of a seed and a step
+BLOCK = 2**13  # pictures x models looked at at once in a test
 
 
 class Member(NamedTuple):
@@ -58,12 +62,24 @@ class ManyTraining:
         *,
         batch_size: int,
         momentum: float,
+        weight_decay: float = 0.0,
+        decay_steps: int = 0,
+        augments: bool = False,
         device: torch.device,
         precision: torch.dtype = torch.float32,
         state_dtype: torch.dtype = torch.float32,
     ) -> None:
+        """
+        Args:
+            rows_of_seed: of the pictures, those that a seed trains on; as many for each.
+            decay_steps: learning rates fall to 0 over so many steps, as a cosine does; 0: never.
+            augments: whether pictures are moved and mirrored, alike for all models of a seed.
+            precision: of products; weights and their sums are of `state_dtype`.
+        """
         self.classifier, self.members, self.batch_size = classifier, list(members), batch_size
-        self.momentum, self.device, self.precision = momentum, device, precision
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self.decay_steps, self.augments = decay_steps, augments
+        self.device, self.precision = device, precision
         self.pictures = Pictures(
             pictures.pixels.to(device), pictures.labels.to(device), pictures.shift, pictures.scale
         )
@@ -95,6 +111,7 @@ class ManyTraining:
         self.seed_places = torch.tensor(
             [self.seeds.index(member.seed) for member in members], device=device
         )
+        self.seed_numbers = torch.tensor(self.seeds, device=device)  # (S,)
         self.rates = torch.tensor(
             [member.learning_rate for member in members], device=device, dtype=state_dtype
         )
@@ -102,6 +119,7 @@ class ManyTraining:
         places = self.batches_per_epoch * batch_size
         self.order = torch.zeros(len(self.seeds), places, dtype=torch.int64, device=device)
         self.place = torch.zeros((), dtype=torch.int64, device=device)  # of the batch in the epoch
+        self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step, on the device
         self.offsets = torch.arange(batch_size, device=device)
         self.ordered_epoch = -1
 
@@ -110,23 +128,24 @@ class ManyTraining:
     def train_step(self, objective_fn: "ObjectiveFn", update_fn: "UpdateFn") -> None:
         """One batch for every model: losses, their k' largest, gradient, momentum SGD."""
         ids = self.order.index_select(1, self.place * self.batch_size + self.offsets)  # (S, B)
-        ids = ids.index_select(0, self.seed_places)  # (M, B)
-        pixels = self.pictures.pixels.index_select(0, ids.flatten())
-        images = self._seen(pixels.view(*ids.shape, *pixels.shape[1:]))  # (M, B, H, W, C)
-        labels = self.pictures.labels.index_select(0, ids.flatten()).view(ids.shape)  # (M, B)
+        images = self._seen(self._pixels(ids)).index_select(0, self.seed_places)
+        labels = self.pictures.labels.index_select(0, ids.flatten()).view(ids.shape)
+        labels = labels.index_select(0, self.seed_places)  # (M, B)
         leaves = {name: value.detach().requires_grad_() for name, value in self.weights.items()}
         objective, losses, statistics = objective_fn(
-            self.classifier, leaves, images, labels, self.counts
-        )
+            self.classifier, leaves, images, labels, self.counts,
+            self._keys(DROPOUT).index_select(0, self.seed_places),
+        )  # fmt: skip
         gradients = torch.autograd.grad(objective, list(leaves.values()))
         with torch.no_grad():
             update_fn(
                 list(self.weights.values()), list(self.velocity.values()), gradients,
-                self.rates, self.momentum,
+                self.rates * self._decay(), self.momentum, self.weight_decay,
             )  # fmt: skip
             self.running.lerp_(statistics, STATISTICS_RATE)
             self.losses.copy_(losses.mean(1))
             self.place.add_(1)
+            self.clock.add_(1)
 
     def train(
         self,
@@ -174,7 +193,25 @@ class ManyTraining:
         ]
         self.order.copy_(torch.from_numpy(np.stack(orders)))
         self.place.fill_(self.step % self.batches_per_epoch)
+        self.clock.fill_(self.step)
         self.ordered_epoch = epoch
+
+    def _pixels(self, ids: Tensor) -> Tensor:
+        """(S, B) -> (S, B, H, W, C): what the seeds look at in this step."""
+        if self.augments:
+            return moved_and_mirrored(self.pictures.pixels, ids, self._keys(AUGMENTATION))
+        pixels = self.pictures.pixels.index_select(0, ids.flatten())
+        return pixels.view(*ids.shape, *pixels.shape[1:])
+
+    def _keys(self, purpose: int) -> Tensor:
+        return keys(self.seed_numbers, self.clock, purpose=purpose)  # (S,)
+
+    def _decay(self) -> Tensor | float:
+        """What is left of the learning rates at this step."""
+        if not self.decay_steps:
+            return 1.0
+        share = (self.clock.to(self.rates.dtype) / self.decay_steps).clamp(max=1)
+        return 0.5 * (1 + torch.cos(torch.pi * share))
 
     def _seen(self, pixels: Tensor) -> Tensor:
         return ((pixels.to(self.precision) - self.pictures.shift) / self.pictures.scale).to(
@@ -199,7 +236,7 @@ class ManyTraining:
         if compiles and seconds * (num_steps - self.step) > WORTH_COMPILING:
 
             def compiled() -> None:
-                self.train_step(*_compiled())
+                self.train_step(*_compiled(self.classifier))
 
             try:
                 graph, each = self._recorded(compiled)
@@ -214,13 +251,18 @@ class ManyTraining:
         """A CUDA graph of the step, and the seconds that one replay takes."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            self._advance(step_fn, WARM_UP)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step_fn()
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True  # the ways of a convolution are tried once, for all
+        try:
+            with torch.cuda.stream(stream):
+                self._advance(step_fn, WARM_UP)
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.graph(graph):
+                step_fn()
+        finally:
+            torch.backends.cudnn.benchmark = before
         self._advance(graph.replay, WARM_UP)
         torch.cuda.synchronize(self.device)
         start = time.perf_counter()
@@ -272,10 +314,10 @@ class ManyTraining:
 
 def objective(
     classifier: Classifier, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor,
-    counts: Tensor,
+    counts: Tensor, keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The sum over models of the average of its k' largest losses; losses (M, B); statistics."""
-    scores, statistics = classifier.scores(weights, images, None)  # (M, B, classes)
+    scores, statistics = classifier.scores(weights, images, None, keys)  # (M, B, classes)
     losses = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
     losses = losses.view(labels.shape)  # (M, B)
     chosen = hardest_weights(losses.detach(), counts)
@@ -299,21 +341,33 @@ def hardest_weights(losses: Tensor, counts: Tensor) -> Tensor:
 
 def update(
     weights: Sequence[Tensor], velocity: Sequence[Tensor], gradients: Sequence[Tensor],
-    rates: Tensor, momentum: float,
+    rates: Tensor, momentum: float, weight_decay: float,
 ) -> None:  # fmt: skip
     """Momentum SGD as in torch.optim.SGD, in place, each model at its own learning rate (M,)."""
     for value, speed, gradient in zip(weights, velocity, gradients, strict=True):
         speed.mul_(momentum).add_(gradient)
-        value.sub_(rates.view(-1, *[1] * (value.dim() - 1)) * speed)
+        if weight_decay:
+            speed.add_(value, alpha=weight_decay)
+        value.addcmul_(rates.view(-1, *[1] * (value.dim() - 1)), speed, value=-1)
+
+
+def _compiled(classifier: Classifier) -> "tuple[ObjectiveFn, UpdateFn]":
+    if isinstance(classifier, Apart):  # one model's code, compiled once, is that of all
+        own = classifier.compiled()
+        return lambda _, *rest: objective(own, *rest), _compiled_together()[1]
+    return _compiled_together()
 
 
 @functools.cache
-def _compiled() -> "tuple[ObjectiveFn, UpdateFn]":
+def _compiled_together() -> "tuple[ObjectiveFn, UpdateFn]":
     """Once for all trainings: one of the same shapes, as after tuning, compiles nothing again."""
     return torch.compile(objective, dynamic=False), torch.compile(update, dynamic=False)
 
 
 ObjectiveFn = Callable[
-    [Classifier, Mapping[str, Tensor], Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
+    [Classifier, Mapping[str, Tensor], Tensor, Tensor, Tensor, Tensor | None],
+    tuple[Tensor, Tensor, Tensor],
 ]
-UpdateFn = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Tensor, float], None]
+UpdateFn = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Tensor, float, float], None
+]

@@ -130,7 +130,7 @@ def average_command(options: argparse.Namespace) -> int:
     """Several runs as one, evaluated like any other."""
     folders, out = [Path(run) for run in options.runs], Path(options.run)
     dataset = open_data(run_config(folders[0]).data, console)
-    average_runs(folders, out, dataset)
+    average_runs(folders, out, dataset, console=console)
     part_name = "test" if "test" in dataset.parts else "validation"
     if part_name in dataset.parts:
         scores = evaluate_run(out, dataset, part_name, device=_device(options), console=console)
@@ -280,7 +280,7 @@ def search_command(options: argparse.Namespace) -> int:
     featurizer = featurizer_from(dataset.featurizer)
     device = _device(options)
     model = load_model(folder, dataset, device=device)
-    index = ExactIndex(model.label_vectors(), label_bias=model.biases())  # texts have no neighbours
+    index = ExactIndex(model.label_vectors(), label_bias=model.biases())  # texts have no values
     bags = bags_of(featurizer.featurize(options.queries), device=device)
     found = index.search(model.query_vectors(bags), options.results)
     results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)

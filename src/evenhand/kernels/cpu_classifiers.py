@@ -63,14 +63,16 @@ def fit_labels(
         squares: (N,) the squared length of each row, with that of the constant feature.
 
     Returns:
-        The number of weights kept of each label (K,), their features, ascending, and values, label
-        after label, and the weights of the constant feature (K,).
+        The number of weights kept of each label (K,), their features and values, label after label,
+        and the weights of the constant feature (K,).
     """
     num_kept = np.zeros(len(labels), np.int64)
     biases = np.zeros(len(labels), np.float32)
     kept_ids, kept_values = np.empty(1024, np.uint32), np.empty(1024, np.float32)
     weights = np.zeros(num_features, np.float32)
-    most = counts.max() if len(counts) else 0
+    most = 0
+    for place in range(len(counts)):
+        most = max(most, counts[place])
     alphas, order = np.empty(most, np.float32), np.empty(most, np.int32)
     total = 0
     for place in range(len(labels)):
@@ -107,9 +109,6 @@ def fit_labels(
                     kept_ids, kept_values = _longer(kept_ids), _longer(kept_values)
                 kept_ids[total], kept_values[total] = ids[entry], value
                 total += 1
-        by_id = np.argsort(kept_ids[own_first:total])
-        kept_ids[own_first:total] = kept_ids[own_first:total][by_id]
-        kept_values[own_first:total] = kept_values[own_first:total][by_id]
         num_kept[place] = total - own_first
     return num_kept, kept_ids[:total].copy(), kept_values[:total].copy(), biases
 
@@ -208,7 +207,8 @@ def squared_lengths(offsets: Offsets, ids: Ids, values: Floats, num_features: in
 @compiled
 def _longer(array: NDArray[Any]) -> NDArray[Any]:
     longer = np.empty(2 * len(array), array.dtype)
-    longer[: len(array)] = array
+    for place in range(len(array)):  # a slice would take numba seconds more to compile
+        longer[place] = array[place]
     return longer
 
 

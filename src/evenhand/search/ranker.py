@@ -37,7 +37,7 @@ WRONG = -1.0  # where the squared hinge wants the score of a wrong label to be
 class LinearRanker(NamedTuple):
     """Weights of features for each of L labels."""
 
-    weights: Rows  # (L,) ids are features, ascending
+    weights: Rows  # (L,) ids are features, each of a label once
     biases: NDArray[np.float32]  # (L,)
     num_features: int
 

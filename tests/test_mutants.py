@@ -178,7 +178,6 @@ MUTANTS = [
         "kernels/cpu_classifiers.py", "np.float32(0.5) / cost", "np.float32(1.0) / cost", "minimise"
     ),
     Mutant("kernels/cpu_classifiers.py", "bias += change", "bias += 2 * change", "bias_alone"),
-    Mutant("kernels/cpu_classifiers.py", "gradient > last_maximum:", "gradient > 0:", "rest"),
     Mutant(
         "kernels/cpu_classifiers.py",
         "num_active, last_maximum = count, np.inf  # those",
@@ -195,7 +194,7 @@ MUTANTS = [
         "kernels/cpu_classifiers.py",
         "if new_alpha > 0 else np.float32(-1)",
         "",
-        "minimise or tasks",
+        "tasks",
     ),
     Mutant(
         "kernels/cpu_classifiers.py",
@@ -213,7 +212,7 @@ MUTANTS = [
         "kernels/cpu_classifiers.py",
         "+= dense[ids[entry]] * values[entry]\n        for",
         "+= values[entry] ** 2\n        for",
-        "twice",
+        "lengths",
     ),
     Mutant(
         "kernels/cpu_classifiers.py",

@@ -6,6 +6,7 @@ import scipy.optimize
 import torch
 
 from evenhand.data.dataset import Rows
+from evenhand.kernels import cpu_classifiers
 from evenhand.search import ExactIndex, LinearRanker, NeighbourIndex, RankedIndex
 from evenhand.search import ranker as ranker_module
 from evenhand.search.ranker import fit_ranker, hardest_labels
@@ -21,11 +22,11 @@ def rows_of(dense):
     return Rows(offsets, np.nonzero(dense)[1].astype(np.int32), values)
 
 
-def problem(seed, *, num_rows=30, num_features=7, num_labels=5, num_mined=3):
+def problem(seed, *, num_rows=30, num_features=7, num_labels=5, num_mined=3, density=0.5):
     """Features (N, F), which labels are right (N, L), mined ones (N, M) that are not."""
     generator = np.random.default_rng(seed)
     features = generator.standard_normal((num_rows, num_features))
-    features *= generator.random(features.shape) < 0.5
+    features *= generator.random(features.shape) < density
     is_right = generator.random((num_rows, num_labels)) < 0.3
     mined = np.argsort(generator.random((num_rows, num_labels)), axis=1)[:, :num_mined]
     mined[np.take_along_axis(is_right, mined, 1)] = -1
@@ -49,14 +50,14 @@ def dense_weights(ranker):
     return weights
 
 
-def label_rows(label, features, is_right, mined):
+def label_rows(label, features, is_right, mined, *, positive_cost=0.5, negative_cost=0.2):
     """Rows (n, F + 1), signs (n,) and costs (n,) of one label."""
     positives = np.flatnonzero(is_right[:, label])
     negatives = np.flatnonzero((mined == label).any(1))
     rows = np.concatenate([positives, negatives])
     inputs = np.concatenate([features[rows], np.ones((len(rows), 1))], axis=1).astype(np.float64)
     signs = np.repeat([1.0, -1.0], [len(positives), len(negatives)])
-    return inputs, signs, np.where(signs > 0, COSTS["positive_cost"], COSTS["negative_cost"])
+    return inputs, signs, np.where(signs > 0, positive_cost, negative_cost)
 
 
 def objective(weights, inputs, signs, costs):
@@ -91,6 +92,28 @@ def test_weights_minimise_the_objective(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_there_is_no_gap_between_primal_and_dual(seed):
+    """Any alphas give a value that no weights fall below: equal values are both the best."""
+    features, is_right, mined = problem(seed, num_rows=100)
+    inputs, signs, costs = label_rows(0, features, is_right, mined)
+    rows = rows_of(inputs[:, :-1].astype(np.float32))
+    arrays = rows.offsets, rows.ids.view(np.uint32), rows.values
+    squares = cpu_classifiers.squared_lengths(*arrays, 7)
+    np.testing.assert_allclose(squares, (inputs**2).sum(1), rtol=1e-5)
+    weights, alphas = np.zeros(7, np.float32), np.empty(len(signs), np.float32)
+    bias = cpu_classifiers._fit_label(
+        np.arange(len(signs), dtype=np.int32), int((signs > 0).sum()), *arrays, squares,
+        np.float32(COSTS["positive_cost"]), np.float32(COSTS["negative_cost"]), 1e-6, 20_000,
+        np.uint64(seed), weights, alphas, np.empty(len(signs), np.int32),
+    )  # fmt: skip
+    alphas = alphas.clip(0).astype(np.float64)
+    whole = np.append(weights, bias).astype(np.float64)
+    np.testing.assert_allclose(whole, (alphas * signs) @ inputs, atol=1e-4)
+    dual = alphas.sum() - 0.5 * whole @ whole - (alphas**2 / (4 * costs)).sum()
+    assert objective(whole, inputs, signs, costs) == pytest.approx(dual, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_a_loose_tolerance_comes_close_to_the_minimum(seed):
     features, is_right, mined = problem(seed, num_rows=300)
     weights = dense_weights(fitted(features, is_right, mined, smallest_weight=0.0))
@@ -100,13 +123,24 @@ def test_a_loose_tolerance_comes_close_to_the_minimum(seed):
         assert best - 1e-4 <= objective(weights[label], *rows) <= 1.02 * best
 
 
-def test_rows_that_rest_are_looked_at_again():
-    """Many easy rows, so that most leave the work: the minimum must be that of all rows."""
-    features, is_right, mined = problem(1, num_rows=400)
-    features[:, 0] += 6 * (is_right[:, 0] - 0.5)
-    weights = dense_weights(fitted(features, is_right, mined, **EXACT))
-    expected = minimum(*label_rows(0, features, is_right, mined))
-    np.testing.assert_allclose(weights[0], expected, atol=5e-4)
+@pytest.mark.parametrize("seed", [12, 20, 22, 24])
+def test_rows_that_rest_are_looked_at_again(seed):
+    """With these, rows that left the work early are needed in the end."""
+    features, is_right, mined = problem(seed)
+    costs = {"positive_cost": 5.0, "negative_cost": 5.0}
+    weights = dense_weights(
+        fitted(features, is_right, mined, **{**EXACT, "tolerance": 1e-4}, **costs)
+    )
+    for label in range(is_right.shape[1]):
+        expected = minimum(*label_rows(label, features, is_right, mined, **costs))
+        np.testing.assert_allclose(weights[label], expected, atol=2e-3)
+
+
+def test_squared_lengths_are_those_of_summed_values():
+    offsets, ids = np.array([0, 3, 3]), np.array([1, 0, 1], np.uint32)
+    values = np.array([0.5, 2, 1.5], np.float32)
+    squares = cpu_classifiers.squared_lengths(offsets, ids, values, 2)
+    assert squares.tolist() == [1 + 2**2 + 2**2, 1]
 
 
 def test_a_feature_named_twice_counts_with_the_sum_of_its_values():
@@ -175,6 +209,7 @@ def test_small_weights_are_dropped_and_the_rest_is_as_it_was():
     is_kept = np.abs(whole) >= 0.2
     is_kept[:, -1] = True
     assert not is_kept.all()
+    assert (whole[:, :-1] < -0.2).any()
     np.testing.assert_array_equal(found, np.where(is_kept, whole, 0))
 
 
@@ -193,7 +228,10 @@ def same(one, other):
 
 
 def test_threads_tasks_and_ranges_change_nothing(monkeypatch):
-    features, is_right, mined = problem(5, num_rows=200, num_labels=20)
+    # Few rows share a feature: nothing of one label may be left for the next.
+    features, is_right, mined = problem(
+        5, num_rows=300, num_labels=20, num_features=400, density=0.02
+    )
     whole = fitted(features, is_right, mined)
     again = fitted(features, is_right, mined)
     monkeypatch.setattr(ranker_module, "PAIRS_OF_TASK", 7)

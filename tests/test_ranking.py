@@ -1,6 +1,8 @@
 """Runs with a ranker: trained, stopped, killed and resumed, evaluated, averaged."""
 
+import dataclasses
 import json
+import mmap
 
 import numpy as np
 import pytest
@@ -79,6 +81,17 @@ def test_a_ranker_is_saved_and_loaded_to_the_bit(begun):
     assert sorted(path.name for path in (folder / "model").iterdir()) == [
         "ranker.safetensors", "weights.safetensors",
     ]  # fmt: skip
+
+
+def test_features_may_lie_on_disk(begun, tmp_path):
+    plain = {**dataclasses.asdict(begun[1])}
+    plain["data"]["weighting"] = "as-is"
+    config = build_config(plain)
+    dataset = pipeline.open_data(config.data, QUIET)
+    assert isinstance(dataset.parts["train"].features.values.base, np.memmap | mmap.mmap)
+    begin_run(tmp_path / "other", config, dataset, device=CPU)
+    assert train_run(tmp_path / "other", config, dataset, device=CPU, console=QUIET)
+    evaluate_run(tmp_path / "other", dataset, "test", device=CPU, console=QUIET)
 
 
 def test_after_a_kill_between_model_and_ranker_only_the_ranker_is_fitted(begun, monkeypatch):

@@ -1,5 +1,6 @@
 """The linear ranker of a trained model: mined and fitted, saved beside its weights, loaded."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def fitted_ranker(
         return None
     check_ranker(config, dataset)
     assert isinstance(part.features, Rows)
+    if model.label_table.dtype != torch.float32:
+        model = copy.deepcopy(model).float()
     device = model.label_table.device
 
     def stopping(advance: Callable[[int, int], None]) -> Callable[[int, int], None]:

@@ -241,11 +241,16 @@ def check_rows(rows: Rows, limit: int, name: str) -> None:
 def _arrays(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]:
     """Rows with values, as the kernels take them."""
     assert rows.values is not None
-    offsets = np.ascontiguousarray(rows.offsets, dtype=np.int64)
-    ids = np.ascontiguousarray(rows.ids, dtype=np.int32).view(np.uint32)
-    return offsets, ids, np.ascontiguousarray(rows.values, dtype=np.float32)
+    offsets, ids = _lists(rows)
+    return offsets, ids.view(np.uint32), _plain(rows.values, np.float32)
 
 
 def _lists(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    offsets = np.ascontiguousarray(rows.offsets, dtype=np.int64)
-    return offsets, np.ascontiguousarray(rows.ids, dtype=np.int32)
+    return _plain(rows.offsets, np.int64), _plain(rows.ids, np.int32)
+
+
+def _plain(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """A view that cannot be written to: arrays in memory and on disk are compiled for once."""
+    view = np.asarray(np.ascontiguousarray(array, dtype=dtype)).view()
+    view.flags.writeable = False
+    return view

@@ -141,7 +141,7 @@ def train_run(
         Whether all is complete; if not, it was asked to stop and can be resumed.
     """
     wants_ranker = config.ranker.num_mined_labels > 0
-    if not (wants_ranker and _is_trained(folder)):
+    if not (wants_ranker and is_trained(folder)):
         ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
         is_complete = _train_model(
             folder,
@@ -159,7 +159,7 @@ def train_run(
     )
 
 
-def _is_trained(folder: Path) -> bool:
+def is_trained(folder: Path) -> bool:
     """Whether the model is complete, and only the ranker may be missing."""
     return "best_step" in read_about(folder) and weights_path(folder).is_file()
 

@@ -69,9 +69,7 @@ def load_extreme(
             single rows most of the validation part would have a sibling in training.
         progress_fn: called after each block with the file, the rows read and the rows it has.
     """
-    check_fractions(validation_fraction=validation_fraction)
-    if validation_block < 1:
-        raise UserError(f"validation_block must be at least 1, got {validation_block}")
+    check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     train = read_extreme(train_path, progress_fn=progress_fn)
     test = read_extreme(test_path, progress_fn=progress_fn)
     _check_same_ids(train_path, train, test_path, test)
@@ -102,14 +100,16 @@ def load_extreme_split(
     *,
     name: str,
     validation_fraction: float = 0.1,
+    validation_block: int = 1,
     progress_fn: ProgressFn | None = None,
 ) -> Dataset:
     """A data set from one file of all documents and two lists of which are of which part.
 
     A list has a line a document: its number, from 1 (or from 0, if a 0 occurs), or several such
     numbers, of which the first counts: every column of the published lists is another split.
+    Blocks are of consecutive lines of the list.
     """
-    check_fractions(validation_fraction=validation_fraction)
+    check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     whole = read_extreme(path, progress_fn=progress_fn)
     train_ids, test_ids = _split_rows(train_rows_path, test_rows_path, len(whole.positives))
     parts = [
@@ -120,7 +120,10 @@ def load_extreme_split(
         name=name,
         num_features=whole.num_features,
         num_labels=whole.num_labels,
-        parts={**_without_validation(parts[0], validation_fraction), "test": parts[1]},
+        parts={
+            **_without_validation(parts[0], validation_fraction, validation_block),
+            "test": parts[1],
+        },
     )
 
 

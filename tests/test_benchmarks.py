@@ -1,6 +1,7 @@
 """The speed benchmark runs at a tiny shape and writes the form that its figure reads."""
 
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -57,3 +58,19 @@ def test_the_figure_is_drawn_from_such_rows(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     drawn = figures.save_figure("speed", tmp_path, "svg").read_text()
     assert all(row["name"] in drawn for row in rows)
+
+
+def test_our_six_trials_vary_the_weight_of_the_ranker_where_there_is_one():
+    path = BENCHMARK.parent / "quality" / "quality.py"
+    spec = importlib.util.spec_from_file_location("quality", path)
+    quality = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(quality)
+    plain = {"training": {"num_steps": 100}, "search": {"num_neighbours": 5}}
+    for settings, section, name, weights in (
+        (plain, "search", "neighbour_weight", [3.0, 5.0, 7.5]),
+        ({**plain, "ranker": {"num_mined_labels": 9}}, "ranker", "weight", [7.2, 12.0, 18.0]),
+    ):
+        trials = quality.our_trials(settings)
+        varied = [(trial["training"]["num_steps"], trial[section][name]) for trial in trials]
+        assert varied == [(steps, weight) for steps in (75, 100) for weight in weights]
+        assert all(quality.build_config(trial) for trial in trials)

@@ -448,6 +448,23 @@ def test_validation_is_taken_from_training_by_the_md5_of_the_row_number(tmp_path
     assert list(dataset.parts) == ["train", "validation", "test"]
 
 
+def test_rows_of_a_block_are_on_the_same_side(tmp_path):
+    dataset = load_extreme(
+        *numbered(tmp_path), name="a", validation_fraction=0.25, validation_block=8
+    )
+    blocks = [
+        block
+        for block in range(25)
+        if int(hashlib.md5(str(block).encode()).hexdigest(), 16) < 2**128 // 4
+    ]
+    expected = [row for row in range(200) if row // 8 in blocks]
+    assert 0 < len(expected) < 200
+    assert dataset.parts["validation"].features.ids.tolist() == expected
+    assert dataset.parts["train"].features.ids.tolist() == sorted(set(range(200)) - set(expected))
+    with pytest.raises(UserError, match="validation_block must be at least 1, got 0"):
+        load_extreme(*numbered(tmp_path), name="a", validation_block=0)
+
+
 def test_without_a_fraction_there_is_no_validation_part(tmp_path):
     dataset = load_extreme(*numbered(tmp_path), name="a", validation_fraction=0.0)
     assert list(dataset.parts) == ["train", "test"]

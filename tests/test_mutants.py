@@ -32,6 +32,9 @@ TESTED_BY = {
     "kernels/cpu_sparse.py": "test_kernels.py",
     "kernels/rows.py": "test_rows.py",
     "kernels/cpu_rows.py": "test_rows.py",
+    "kernels/cpu_classifiers.py": "test_ranker.py",
+    "search/ranker.py": "test_ranker.py",
+    "search/ranked.py": "test_ranker.py",
     "theory/order.py": "test_theory_order.py",
     "theory/cvar.py": "test_theory_cvar.py",
     "theory/mean_bounds.py": "test_certificate.py",
@@ -168,6 +171,66 @@ MUTANTS = [
     Mutant("kernels/cpu_rows.py", "row) / norm / norm", "row) / norm", "autograd"),
     Mutant("kernels/cpu_rows.py", "(1 - second_beta) * square", "square", "compiled_updates"),
     Mutant("kernels/cpu_rows.py", "sums[ids[place]] = total", "pass", "compiled_updates"),
+    Mutant(
+        "kernels/cpu_classifiers.py", "sign * score - 1 + alpha", "sign * score + alpha", "minimise"
+    ),
+    Mutant(
+        "kernels/cpu_classifiers.py", "np.float32(0.5) / cost", "np.float32(1.0) / cost", "minimise"
+    ),
+    Mutant("kernels/cpu_classifiers.py", "bias += change", "bias += 2 * change", "bias_alone"),
+    Mutant(
+        "kernels/cpu_classifiers.py",
+        "num_active, last_maximum = count, np.inf  # those",
+        "break  # those",
+        "rest",
+    ),
+    Mutant(
+        "kernels/cpu_classifiers.py",
+        "if number >= num_positives",
+        "if number > num_positives",
+        "minimise",
+    ),
+    Mutant(
+        "kernels/cpu_classifiers.py",
+        "if new_alpha > 0 else np.float32(-1)",
+        "",
+        "tasks",
+    ),
+    Mutant(
+        "kernels/cpu_classifiers.py",
+        "weights[ids[entry]] = 0  # clean",
+        "pass  # clean",
+        "minimise",
+    ),
+    Mutant(
+        "kernels/cpu_classifiers.py",
+        "abs(value) < smallest_weight",
+        "value < smallest_weight",
+        "small_weights",
+    ),
+    Mutant(
+        "kernels/cpu_classifiers.py",
+        "+= dense[ids[entry]] * values[entry]\n        for",
+        "+= values[entry] ** 2\n        for",
+        "lengths",
+    ),
+    Mutant(
+        "kernels/cpu_classifiers.py",
+        "_mixed(np.uint64(labels[place]))",
+        "_mixed(np.uint64(place))",
+        "tasks",
+    ),
+    Mutant("kernels/cpu_classifiers.py", "if label != current:", "if current < 0:", "products"),
+    Mutant("kernels/cpu_classifiers.py", "mined[place, column] = -1", "pass", "mined"),
+    Mutant("search/ranker.py", "counts[positive_counts == 0] = 0", "pass", "without_positives"),
+    Mutant(
+        "search/ranker.py", "np.full(num_labels, WRONG,", "np.full(num_labels, 0,", "without_pos"
+    ),
+    Mutant(
+        "search/ranked.py", "max(num_results, self.num_candidates)", "num_results", "candidates"
+    ),
+    Mutant("search/ranked.py", "return self.weight * torch", "return torch", "candidates"),
+    Mutant("search/ranked.py", "descending=True", "descending=False", "candidates"),
     Mutant("models/retriever.py", "return self.scaled(self.unit(", "return (self.unit("),
     Mutant("models/retriever.py", "if self.scale == 1 else", "if self.scale >= 1 else"),
     Mutant(

@@ -7,8 +7,9 @@ The folder holds train.txt and test.txt (plain or compressed) in the Extreme Cla
 Each side has NUM_TRIALS trials: trained on the training part without its validation rows, judged
 by the mean of the 16 cells, recall@5/10/25/50 of head, torso, tail (over labels) and all pairs, on
 the validation part. The best setting of each is trained on all of the training part and asked the
-test part once. A peer whose interpreter is not given is left out. See README.md for the
-environments.
+test part once. A peer whose interpreter is not given is left out. --validation-block N makes the
+validation part of whole blocks of N rows, for files that list related documents one after the
+other. See README.md for the environments.
 """
 
 import argparse
@@ -35,13 +36,14 @@ from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups
 from evenhand.data.weighting import weighted
 from evenhand.metrics import pair_ranks
 from evenhand.pipeline import evaluate_model
+from evenhand.ranking import fitted_ranker
 from evenhand.training.loop import Places, train
 
 NUM_TRIALS = 6
 CUTOFFS = (5, 10, 25, 50)
 GROUPINGS = {"labels": frequency_groups_by_labels, "pairs": frequency_groups_by_pairs}
 VALIDATION = 0.1
-VARIED = ("training", "search")  # sections in which our trials differ
+VARIED = ("training", "search", "ranker")  # sections in which our trials differ
 PEER = Path(__file__).with_name("peer.py")
 
 WIDE = {"ask": {"beam_size": 50}}
@@ -82,7 +84,12 @@ def main():
     folder = Path(options.data)
     paths = [next(folder.glob(f"{part}.txt*")) for part in ("train", "test")]
     sides = {
-        "tune": load_extreme(*paths, name=folder.name, validation_fraction=VALIDATION),
+        "tune": load_extreme(
+            *paths,
+            name=folder.name,
+            validation_fraction=VALIDATION,
+            validation_block=options.validation_block,
+        ),
         "whole": load_extreme(*paths, name=folder.name, validation_fraction=0.0),
     }
     with tempfile.TemporaryDirectory() as place:
@@ -99,6 +106,7 @@ def main():
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "num_trials": NUM_TRIALS,
+        "validation_block": options.validation_block,
         "systems": results,
     }
     for grouping in GROUPINGS:
@@ -114,6 +122,9 @@ def parsed():
     parser.add_argument("--members", type=int, default=2, help="models whose scores are averaged")
     parser.add_argument("--pecos", help="interpreter of the environment with libpecos")
     parser.add_argument("--napkinxc", help="interpreter of the environment with napkinxc")
+    parser.add_argument(
+        "--validation-block", type=int, default=1, help="rows that stay together (%(default)s)"
+    )
     parser.add_argument("--json")
     return parser.parse_args()
 
@@ -127,22 +138,28 @@ def systems(options, num_labels):
         trials = NAPKIN_FEW if num_labels <= MOST_LABELS_OF_OVR else NAPKIN_MANY
         found["napkinXC"] = [("peer", options.napkinxc, *trial) for trial in trials]
     settings = read_settings(Path(options.preset))
-    weight = settings["search"]["neighbour_weight"]
-    steps = settings["training"]["num_steps"]
-    found["Evenhand"] = [
-        ("ours", changed(settings, round(share * steps), factor * weight), options.members)
-        for share in (0.75, 1.0)
-        for factor in (0.6, 1.0, 1.5)
-    ]
+    found["Evenhand"] = [("ours", trial, options.members) for trial in our_trials(settings)]
     return found
 
 
-def changed(settings, num_steps, weight):
-    return {
-        **settings,
-        "training": {**settings["training"], "num_steps": num_steps},
-        "search": {**settings["search"], "neighbour_weight": weight},
-    }
+def our_trials(settings):
+    """The preset with two numbers of steps and three weights: of the ranker, or the neighbours."""
+    has_ranker = settings.get("ranker", {}).get("num_mined_labels", 0) > 0
+    section, name = ("ranker", "weight") if has_ranker else ("search", "neighbour_weight")
+    config = build_config(settings)
+    weight = getattr(getattr(config, section), name)
+    return [
+        {
+            **settings,
+            "training": {
+                **settings["training"],
+                "num_steps": round(share * config.training.num_steps),
+            },
+            section: {**settings[section], name: round(factor * weight, 6)},
+        }
+        for share in (0.75, 1.0)
+        for factor in (0.6, 1.0, 1.5)
+    ]
 
 
 def run_system(system, trials, sides, place, console):
@@ -150,7 +167,9 @@ def run_system(system, trials, sides, place, console):
     for trial in trials:
         figures = run(trial, sides["tune"], "tune", "validation", place, members=1)
         tried.append({"settings": shown(trial), **figures})
-        told = shown(trial) if trial[0] == "peer" else [shown(trial)[k] for k in VARIED]
+        told = shown(trial)
+        if trial[0] != "peer":
+            told = [told[section] for section in VARIED if section in told]
         console.print(f"{system}: {told}: {mean_of_cells(figures):.4f}")
     best = max(range(len(tried)), key=lambda number: mean_of_cells(tried[number]))
     final = run(trials[best], sides["whole"], "whole", "test", place, members=None)
@@ -213,22 +232,31 @@ def run_ours(settings, dataset, part_name, *, members):
     trained = [trained_model(settings, dataset, seed) for seed in range(1, members + 1)]
     models = [model for model, _ in trained]
     model = averaged_model(models) if members > 1 else models[0]
+    ranker, ranker_seconds = ranker_of(model, settings, dataset, members=members)
     began = time.perf_counter()
-    outcome = evaluate_model(model, dataset, part_name, config)
+    outcome = evaluate_model(model, dataset, part_name, config, ranker=ranker)
     return {
-        "train_seconds": round(sum(seconds for _, seconds in trained), 2),
+        "train_seconds": round(sum(seconds for _, seconds in trained) + ranker_seconds, 2),
+        "ranker_seconds": round(ranker_seconds, 2),
         "ask_seconds": round(time.perf_counter() - began, 2),
         "members": members,
         "ranks": outcome,
     }
 
 
-MODELS = {}  # trials that differ in the search alone share a model, and its seconds
+# Trials that differ in the search, or in the weight of the ranker, share models and rankers, and
+# their seconds.
+MODELS, RANKERS = {}, {}
+
+
+def key_of(settings, dataset, **more):
+    """What a model, or a ranker, is made from."""
+    return json.dumps({**settings, "search": {}, "rows": len(dataset.parts["train"]), **more})
 
 
 def trained_model(settings, dataset, seed):
-    settings = {**settings, "training": {**settings["training"], "seed": seed}}
-    key = json.dumps({**settings, "search": {}, "rows": len(dataset.parts["train"])})
+    settings = {**settings, "training": {**settings["training"], "seed": seed}, "ranker": {}}
+    key = key_of(settings, dataset)
     if key in MODELS:
         return MODELS[key]
     built = build_training(build_config(settings), dataset, torch.device("cpu"))
@@ -244,6 +272,17 @@ def trained_model(settings, dataset, seed):
     built.training.feed.close()
     MODELS[key] = built.training.model, time.perf_counter() - began
     return MODELS[key]
+
+
+def ranker_of(model, settings, dataset, *, members):
+    """The ranker of a model, None where the settings have none, and the seconds it took."""
+    fitted_by = {**settings.get("ranker", {}), "weight": 0.0, "num_candidates": 1}
+    key = key_of({**settings, "ranker": fitted_by}, dataset, members=members)
+    if key not in RANKERS:
+        began = time.perf_counter()
+        ranker = fitted_ranker(model, dataset, build_config(settings), console=Console(quiet=True))
+        RANKERS[key] = ranker, 0.0 if ranker is None else time.perf_counter() - began
+    return RANKERS[key]
 
 
 # --- figures --------------------------------------------------------------------------------------

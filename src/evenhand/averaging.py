@@ -9,10 +9,12 @@ import dataclasses
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset
@@ -21,6 +23,7 @@ from evenhand.files import write_json, write_text
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.pipeline import load_model, run_config, save_model
+from evenhand.ranking import fitted_ranker, save_ranker
 from evenhand.runs import about_run, read_about
 
 
@@ -52,8 +55,13 @@ def averaged_model(models: Sequence[Retriever]) -> Retriever:
     return whole
 
 
-def average_runs(folders: Sequence[Path], out: Path, dataset: Dataset) -> Config:
-    """Writes the average of trained runs as a run folder of its own, and returns its settings."""
+def average_runs(
+    folders: Sequence[Path], out: Path, dataset: Dataset, *, console: Console
+) -> Config:
+    """Writes the average of trained runs as a run folder of its own, and returns its settings.
+
+    Where the runs have a ranker, one is fitted for the average: other labels are hard for it.
+    """
     if len(folders) < 2:
         raise UserError(f"an average needs two runs or more, got {len(folders)}")
     if out.exists():
@@ -66,6 +74,8 @@ def average_runs(folders: Sequence[Path], out: Path, dataset: Dataset) -> Config
         configs[0],
         model=dataclasses.replace(configs[0].model, embedding_dim=whole.label_table.shape[1]),
     )
+    began = time.monotonic()
+    ranker = fitted_ranker(whole, dataset, config, console=console)
     abouts = [read_about(folder) for folder in folders]
     about = {
         **about_run(out, config, dataset, device),
@@ -73,6 +83,8 @@ def average_runs(folders: Sequence[Path], out: Path, dataset: Dataset) -> Config
         "training_seconds": round(sum(about.get("training_seconds", 0.0) for about in abouts), 1),
         "is_complete": True,
     }
+    if ranker is not None:
+        about["ranker_seconds"] = round(time.monotonic() - began, 1)
     command = f"evenhand average {shlex.join(map(str, folders))} --run {shlex.quote(str(out))}"
     staging = out.with_name(f".{out.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)  # what a crash may have left
@@ -80,6 +92,8 @@ def average_runs(folders: Sequence[Path], out: Path, dataset: Dataset) -> Config
         write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
         write_json(staging / "run.json", about)
         save_model(staging, whole)
+        if ranker is not None:
+            save_ranker(staging, ranker)
         os.rename(staging, out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -93,7 +107,7 @@ def _check_alike(folders: Sequence[Path], configs: Sequence[Config]) -> None:
                 f"{folder} scores by the {config.model.similarity}; only runs with "
                 f'model.similarity = "dot" can be averaged'
             )
-        for name in ("data", "search"):
+        for name in ("data", "search", "ranker"):
             if getattr(config, name) != getattr(configs[0], name):
                 raise UserError(f"{folder} and {folders[0]} differ in their [{name}] settings")
         for name in ("scale", "label_bias", "hidden_widths"):

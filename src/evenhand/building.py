@@ -160,6 +160,7 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
         )
     _check_finite(dataset)
     check_neighbours(config, dataset)
+    check_ranker(config, dataset)
     _pair_groups(config, dataset)
     if config.training.evaluate_every and "validation" not in dataset.parts:
         raise UserError(
@@ -190,6 +191,24 @@ def check_neighbours(config: Config, dataset: Dataset) -> None:
     if count > len(train_part):
         raise UserError(
             f"search.num_neighbours must be at most {len(train_part)} (the training queries of "
+            f"{dataset.name}), got {count}"
+        )
+
+
+def check_ranker(config: Config, dataset: Dataset) -> None:
+    """A ranker weighs sparse features with values, and mines among the labels that there are."""
+    count = config.ranker.num_mined_labels
+    if not count:
+        return
+    rows = dataset.parts["train"].features
+    if not isinstance(rows, Rows) or rows.values is None:
+        raise UserError(
+            f"ranker.num_mined_labels needs sparse features with values, and {dataset.name} has "
+            f"none; set it to 0"
+        )
+    if count > dataset.num_labels:
+        raise UserError(
+            f"ranker.num_mined_labels must be at most {dataset.num_labels} (the labels of "
             f"{dataset.name}), got {count}"
         )
 

@@ -222,6 +222,9 @@ def _add_data(verbs: Any) -> None:
         "--group", action="append", default=[], help="a column of groups; repeatable"
     )
     table.add_argument("--test-fraction", type=float, default=0.2, help="(%(default)s)")
+    extreme.add_argument(
+        "--validation-block", type=int, default=1, help="rows that stay together (%(default)s)"
+    )
     for parser in (extreme, table):
         parser.add_argument("--validation-fraction", type=float, default=0.1, help="(%(default)s)")
     for parser, command_fn in (

@@ -44,6 +44,7 @@ from evenhand.files import write_json
 from evenhand.pipeline import (
     begin_run,
     evaluate_run,
+    is_trained,
     load_model,
     open_data,
     resumable_config,
@@ -62,6 +63,7 @@ from evenhand.tables import (
     results_table,
     slice_notes,
     slices_table,
+    telling_titles,
     unseen_notes,
 )
 from evenhand.training.feed import bags_of
@@ -103,11 +105,10 @@ def train_command(options: argparse.Namespace) -> int:
             should_stop_fn=should_stop_fn,
         )
     if not is_complete:
-        if config.training.checkpoint_every:
-            again = shlex.quote(str(folder))
-            console.print(f"stopped; continue with: evenhand train --resume --run {again}")
-        else:
-            console.print("stopped; there is no checkpoint (training.checkpoint_every = 0)")
+        again = f"continue with: evenhand train --resume --run {shlex.quote(str(folder))}"
+        if not config.training.checkpoint_every and not is_trained(folder):
+            again = "there is no checkpoint (training.checkpoint_every = 0)"
+        console.print(f"stopped; {again}")
         return 130
     part_name = "test" if "test" in dataset.parts else "validation"
     if part_name in dataset.parts:
@@ -130,7 +131,7 @@ def average_command(options: argparse.Namespace) -> int:
     """Several runs as one, evaluated like any other."""
     folders, out = [Path(run) for run in options.runs], Path(options.run)
     dataset = open_data(run_config(folders[0]).data, console)
-    average_runs(folders, out, dataset)
+    average_runs(folders, out, dataset, console=console)
     part_name = "test" if "test" in dataset.parts else "validation"
     if part_name in dataset.parts:
         scores = evaluate_run(out, dataset, part_name, device=_device(options), console=console)
@@ -199,17 +200,7 @@ def _groups_to_compare(
         metric=options.metric,
         min_pairs=run_config(folder).evaluation.min_pairs,
     )
-    return _telling(groups), chosen_on
-
-
-def _telling(groups: dict[str, GroupList]) -> dict[str, GroupList]:
-    """Three of two devices, or a tenth of seven continents, are called what they are: the worst."""
-    told = {}
-    for title, (column, names) in groups.items():
-        if len(names) < (3 if title.startswith("worst 3 ") else 2):
-            title, names = f"worst of {column}", names[:1]
-        told[title] = GroupList(column, names)
-    return told
+    return telling_titles(groups), chosen_on
 
 
 def slices_command(options: argparse.Namespace) -> int:
@@ -280,7 +271,7 @@ def search_command(options: argparse.Namespace) -> int:
     featurizer = featurizer_from(dataset.featurizer)
     device = _device(options)
     model = load_model(folder, dataset, device=device)
-    index = ExactIndex(model.label_vectors(), label_bias=model.biases())  # texts have no neighbours
+    index = ExactIndex(model.label_vectors(), label_bias=model.biases())  # texts have no values
     bags = bags_of(featurizer.featurize(options.queries), device=device)
     found = index.search(model.query_vectors(bags), options.results)
     results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)
@@ -313,6 +304,7 @@ def data_extreme_command(options: argparse.Namespace) -> int:
                 options.public,
                 Path(options.folder),
                 validation_fraction=options.validation_fraction,
+                validation_block=options.validation_block,
                 progress_fn=advance,
             )
         if options.name:
@@ -332,6 +324,7 @@ def data_extreme_command(options: argparse.Namespace) -> int:
             train_groups_path=_path(options.train_groups),
             test_groups_path=_path(options.test_groups),
             validation_fraction=options.validation_fraction,
+            validation_block=options.validation_block,
             progress_fn=advance,
         )
     return _save(dataset, options)

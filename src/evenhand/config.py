@@ -25,6 +25,7 @@ from evenhand.losses import (
     softmax_loss,
     squared_hinge,
 )
+from evenhand.search_config import RankerConfig, SearchConfig
 from evenhand.settings import check_choice, check_positive, hint, typed
 
 T = TypeVar("T")
@@ -271,20 +272,6 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """Votes of the most similar training queries, beside the model's scores."""
-
-    num_neighbours: int = 0  # 0: none are asked
-    neighbour_weight: float = 5.0  # what the votes of all neighbours together add to a score
-    neighbour_power: float = 4.0  # a neighbour counts by its similarity to this power
-
-    def __post_init__(self) -> None:
-        for name in ("num_neighbours", "neighbour_weight", "neighbour_power"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"search.{name} must be at least 0, got {getattr(self, name)}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     cutoffs: tuple[int, ...] = (1, 5, 10, 25, 50)
     num_resamples: int = 1000  # of the bootstrap intervals
@@ -309,6 +296,7 @@ class Config:
     risk: RiskConfig = dataclasses.field(default_factory=RiskConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    ranker: RankerConfig = dataclasses.field(default_factory=RankerConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:

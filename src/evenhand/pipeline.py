@@ -37,8 +37,22 @@ from evenhand.evaluation import (
 from evenhand.files import atomic_path, write_json, write_text
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar, step_bar
+from evenhand.ranking import (
+    StoppedError,
+    fitted_ranker,
+    load_ranker,
+    ranker_path,
+    save_ranker,
+)
 from evenhand.runs import about_run, check_trained_on, read_about, save_result
-from evenhand.search import ExactIndex, NeighbourIndex, VotedQueries
+from evenhand.search import (
+    ExactIndex,
+    LinearRanker,
+    NeighbourIndex,
+    RankedIndex,
+    RankedQueries,
+    VotedQueries,
+)
 from evenhand.training.checkpoint import load_latest_checkpoint
 from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, rewind_metrics, train
@@ -121,11 +135,45 @@ def train_run(
     title: str = "training",
     should_stop_fn: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Trains into a run folder, from its newest checkpoint where there is one.
+    """Trains into a run folder, from its newest checkpoint where there is one, then fits a ranker.
 
     Returns:
-        Whether training is complete; if not, it was asked to stop and can be resumed.
+        Whether all is complete; if not, it was asked to stop and can be resumed.
     """
+    wants_ranker = config.ranker.num_mined_labels > 0
+    if not (wants_ranker and is_trained(folder)):
+        ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
+        is_complete = _train_model(
+            folder,
+            config,
+            dataset,
+            device=device,
+            console=console,
+            title=title,
+            should_stop_fn=should_stop_fn,
+        )
+        if not is_complete or not wants_ranker:
+            return is_complete
+    return _add_ranker(
+        folder, config, dataset, device=device, console=console, should_stop_fn=should_stop_fn
+    )
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the model is complete, and only the ranker may be missing."""
+    return "best_step" in read_about(folder) and weights_path(folder).is_file()
+
+
+def _train_model(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    console: Console,
+    title: str,
+    should_stop_fn: Callable[[], bool],
+) -> bool:
     built = build_training(config, dataset, device)
     training = built.training
     checkpoint = load_latest_checkpoint(folder / "checkpoints")
@@ -162,12 +210,39 @@ def train_run(
         about["milliseconds_a_step"] = round(1000 * seconds / num_steps, 2)
     if is_complete:
         about |= {
-            "is_complete": True,
+            "is_complete": not config.ranker.num_mined_labels,
             "num_steps": training.step,
             "best_step": training.best_step or training.step,
         }
     write_json(folder / "run.json", about)
     return is_complete
+
+
+def _add_ranker(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    console: Console,
+    should_stop_fn: Callable[[], bool],
+) -> bool:
+    """Fits the ranker of a trained run, if it has none yet. False: it was asked to stop."""
+    about = read_about(folder)
+    if not ranker_path(folder).is_file():
+        began = time.monotonic()
+        model = load_model(folder, dataset, device=device)
+        try:
+            ranker = fitted_ranker(
+                model, dataset, config, console=console, should_stop_fn=should_stop_fn
+            )
+        except StoppedError:
+            return False
+        assert ranker is not None
+        save_ranker(folder, ranker)
+        about["ranker_seconds"] = round(time.monotonic() - began, 1)
+    write_json(folder / "run.json", about | {"is_complete": True})
+    return True
 
 
 def _validator(
@@ -199,9 +274,13 @@ def _validator(
     return validate
 
 
+def weights_path(folder: Path) -> Path:
+    return folder / "model" / "weights.safetensors"
+
+
 def save_model(folder: Path, model: Retriever) -> None:
     tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-    with atomic_path(folder / "model" / "weights.safetensors") as staging:
+    with atomic_path(weights_path(folder)) as staging:
         try:
             safetensors.torch.save_file(tensors, staging)
         except SafetensorError as error:  # a full disk, said by the library in its own way
@@ -211,7 +290,7 @@ def save_model(folder: Path, model: Retriever) -> None:
 def load_model(folder: Path, dataset: Dataset, *, device: torch.device) -> Retriever:
     config = run_config(folder)
     check_trained_on(folder, dataset)
-    path = folder / "model" / "weights.safetensors"
+    path = weights_path(folder)
     if not path.is_file():
         raise UserError(
             f"{folder} holds no trained model yet; finish it: "
@@ -239,15 +318,16 @@ def evaluate_model(
     part_name: str,
     config: Config,
     *,
+    ranker: LinearRanker | None = None,
     progress_fn: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Searches all labels for every query of a part."""
+    """Searches all labels for every query of a part; without a ranker, by the model alone."""
     if model.label_table.dtype != torch.float32:
         model = copy.deepcopy(model).float()
     part, device = dataset.parts[part_name], model.label_table.device
-    index = model_index(model, dataset, config)
+    index = model_index(model, dataset, config, ranker)
 
-    def encode(row_ids: IntArray) -> Tensor | VotedQueries:
+    def encode(row_ids: IntArray) -> Tensor | VotedQueries | RankedQueries:
         vectors = model.query_vectors(features_of(part, row_ids, device=device))
         if isinstance(index, ExactIndex):
             return vectors
@@ -266,22 +346,29 @@ def evaluate_model(
     )
 
 
-def model_index(model: Retriever, dataset: Dataset, config: Config) -> ExactIndex | NeighbourIndex:
-    """All labels by the model's scores and, where asked for, the votes of the training queries."""
+def model_index(
+    model: Retriever, dataset: Dataset, config: Config, ranker: LinearRanker | None = None
+) -> ExactIndex | NeighbourIndex | RankedIndex:
+    """All labels by the model's scores and, where there are any, by the neighbours and a ranker."""
+    index: ExactIndex | NeighbourIndex
     index = ExactIndex(model.label_vectors(), label_bias=model.biases())
-    if not config.search.num_neighbours:
+    if config.search.num_neighbours:
+        train_part = dataset.parts["train"]
+        check_neighbours(config, dataset)
+        assert isinstance(train_part.features, Rows)
+        index = NeighbourIndex(
+            index,
+            train_part.features,
+            train_part.positives,
+            num_features=dataset.num_features,
+            num_neighbours=config.search.num_neighbours,
+            weight=config.search.neighbour_weight,
+            power=config.search.neighbour_power,
+        )
+    if ranker is None:
         return index
-    train_part = dataset.parts["train"]
-    check_neighbours(config, dataset)
-    assert isinstance(train_part.features, Rows)
-    return NeighbourIndex(
-        index,
-        train_part.features,
-        train_part.positives,
-        num_features=dataset.num_features,
-        num_neighbours=config.search.num_neighbours,
-        weight=config.search.neighbour_weight,
-        power=config.search.neighbour_power,
+    return RankedIndex(
+        index, ranker, weight=config.ranker.weight, num_candidates=config.ranker.num_candidates
     )
 
 
@@ -301,8 +388,11 @@ def evaluate_run(
         )
     config = run_config(folder)
     model = load_model(folder, dataset, device=device)
+    ranker = load_ranker(folder, config, dataset)
     with count_bar(console, title or f"evaluating {folder} on {part_name}") as advance:
-        outcome = evaluate_model(model, dataset, part_name, config, progress_fn=advance)
+        outcome = evaluate_model(
+            model, dataset, part_name, config, ranker=ranker, progress_fn=advance
+        )
     with console.status("intervals"):
         scores = score_table(
             outcome,

@@ -8,7 +8,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from evenhand.data.dataset import Dataset, count_unseen_labels
-from evenhand.evaluation import SUMMARIES, Difference, Findings, Outcome, Score, findings_json
+from evenhand.evaluation import (
+    SUMMARIES,
+    Difference,
+    Findings,
+    GroupList,
+    Outcome,
+    Score,
+    findings_json,
+)
 from evenhand.tuning.choice import Trial, by_criterion, chosen_trial, feasible_trials
 from evenhand.tuning.space import shown_settings
 
@@ -28,6 +36,16 @@ def summary_title(summary: str, column: str) -> str:
         return f"worst {column}"
     plural = f"{column[:-1]}ies" if column.endswith("y") else f"{column}s"
     return f"{summary} of {plural}" if summary == "worst tenth" else f"{summary} {plural}"
+
+
+def telling_titles(groups: dict[str, GroupList]) -> dict[str, GroupList]:
+    """Three of two devices, or a tenth of seven continents, are called what they are: the worst."""
+    told = {}
+    for title, (column, names) in groups.items():
+        if len(names) < (3 if title.startswith("worst 3 ") else 2):
+            title, names = f"worst of {column}", names[:1]
+        told[title] = GroupList(column, names)
+    return told
 
 
 def main_rows(scores: Sequence[Score]) -> list[Score]:

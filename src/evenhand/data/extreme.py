@@ -52,6 +52,7 @@ def load_extreme(
     train_groups_path: Path | None = None,
     test_groups_path: Path | None = None,
     validation_fraction: float = 0.1,
+    validation_block: int = 1,
     progress_fn: ProgressFn | None = None,
 ) -> Dataset:
     """A data set from two files; the validation part is taken out of the training file.
@@ -63,9 +64,12 @@ def load_extreme(
             it there is one, called `group`. An empty cell belongs to no group.
         validation_fraction: about this share of the training rows, chosen by the md5 of the row
             number, so the same everywhere. 0: no validation part.
+        validation_block: so many consecutive rows are on the same side, chosen by the md5 of the
+            number of their block. For files that list related documents one after the other: with
+            single rows most of the validation part would have a sibling in training.
         progress_fn: called after each block with the file, the rows read and the rows it has.
     """
-    check_fractions(validation_fraction=validation_fraction)
+    check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     train = read_extreme(train_path, progress_fn=progress_fn)
     test = read_extreme(test_path, progress_fn=progress_fn)
     _check_same_ids(train_path, train, test_path, test)
@@ -82,7 +86,7 @@ def load_extreme(
         num_features=train.num_features,
         num_labels=train.num_labels,
         parts={
-            **_without_validation(whole, validation_fraction),
+            **_without_validation(whole, validation_fraction, validation_block),
             "test": Part(test.features, test.positives, groups["test"]),
         },
         label_names=label_names,
@@ -96,14 +100,16 @@ def load_extreme_split(
     *,
     name: str,
     validation_fraction: float = 0.1,
+    validation_block: int = 1,
     progress_fn: ProgressFn | None = None,
 ) -> Dataset:
     """A data set from one file of all documents and two lists of which are of which part.
 
     A list has a line a document: its number, from 1 (or from 0, if a 0 occurs), or several such
     numbers, of which the first counts: every column of the published lists is another split.
+    Blocks are of consecutive lines of the list.
     """
-    check_fractions(validation_fraction=validation_fraction)
+    check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     whole = read_extreme(path, progress_fn=progress_fn)
     train_ids, test_ids = _split_rows(train_rows_path, test_rows_path, len(whole.positives))
     parts = [
@@ -114,7 +120,10 @@ def load_extreme_split(
         name=name,
         num_features=whole.num_features,
         num_labels=whole.num_labels,
-        parts={**_without_validation(parts[0], validation_fraction), "test": parts[1]},
+        parts={
+            **_without_validation(parts[0], validation_fraction, validation_block),
+            "test": parts[1],
+        },
     )
 
 
@@ -211,10 +220,10 @@ def _offsets(counts: IntArray) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _without_validation(whole: Part, validation_fraction: float) -> dict[str, Part]:
+def _without_validation(whole: Part, validation_fraction: float, block: int = 1) -> dict[str, Part]:
     """The training file as train and validation part; the latter only if it holds a row."""
     sides = [
-        part_of(str(row), test_fraction=0.0, validation_fraction=validation_fraction)
+        part_of(str(row // block), test_fraction=0.0, validation_fraction=validation_fraction)
         for row in range(len(whole) if validation_fraction else 0)
     ]
     if not {"train", "validation"} <= set(sides):  # nothing to take out, or nothing would be left

@@ -51,6 +51,7 @@ def load_public_extreme(
     folder: Path,
     *,
     validation_fraction: float = 0.1,
+    validation_block: int = 1,
     progress_fn: RowsFn | None = None,
 ) -> Dataset:
     """A set of the Extreme Classification Repository, under its published train and test part."""
@@ -62,6 +63,7 @@ def load_public_extreme(
             files.test,
             name=data.name,
             validation_fraction=validation_fraction,
+            validation_block=validation_block,
             progress_fn=progress_fn,
         )
     else:
@@ -71,6 +73,7 @@ def load_public_extreme(
             files.test,
             name=data.name,
             validation_fraction=validation_fraction,
+            validation_block=validation_block,
             progress_fn=progress_fn,
         )
     return dataclasses.replace(dataset, attribution=f"{data.title}: {data.citation}")

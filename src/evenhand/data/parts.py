@@ -30,11 +30,15 @@ def part_of(key: str, *, test_fraction: float, validation_fraction: float) -> st
     return "validation" if position < test_fraction + validation_fraction else "train"
 
 
-def check_fractions(*, test_fraction: float = 0.0, validation_fraction: float) -> None:
+def check_fractions(
+    *, test_fraction: float = 0.0, validation_fraction: float, validation_block: int = 1
+) -> None:
     fractions = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
     for name, fraction in fractions.items():
         if not 0 <= fraction < 1:
             raise UserError(f"{name} must be at least 0 and below 1, got {fraction}")
+    if validation_block < 1:
+        raise UserError(f"validation_block must be at least 1, got {validation_block}")
     if test_fraction + validation_fraction >= 1:
         raise UserError(
             f"test_fraction and validation_fraction together must be below 1, so that something "

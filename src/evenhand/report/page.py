@@ -40,6 +40,7 @@ ABOUT = {  # run.json, in the order it is shown
     "started": "Started",
     "num_steps": "Steps",
     "training_seconds": "Training time",
+    "ranker_seconds": "Time to fit the ranker",
     "device": "Device",
     "commit": "Commit",
     "command": "Command",
@@ -203,7 +204,7 @@ def _shown(key: str, value: Any) -> str:
     """One value of run.json, for a person."""
     if value is None or value != value:
         return NOTHING
-    if key == "training_seconds" and isinstance(value, int | float):
+    if key in ("training_seconds", "ranker_seconds") and isinstance(value, int | float):
         return _duration(value)
     if key == "started":
         return _moment(str(value))

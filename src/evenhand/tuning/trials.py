@@ -104,7 +104,9 @@ def _run_trial(
         evaluate_run(
             run, dataset, PART, device=device, console=console, title=f"{title}, evaluating"
         )
-    seconds = read_about(run).get("training_seconds", 0.0) + time.monotonic() - began
+    about = read_about(run)
+    seconds = sum(about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
+    seconds += time.monotonic() - began
     trial = judged(trial, load_result(run, PART).scores, search, seconds=round(seconds, 1))
     _forget_weights(run)
     return trial

@@ -1,0 +1,363 @@
+"""Linear classifiers of sparse rows, one a label: fitted by dual coordinate descent, and asked.
+
+For a label, rows x with signs y (1: the label is right, -1: it is wrong) and costs C (one for each
+sign) are given. Sought are the weights w, of which the last is for a constant feature of value 1,
+
+    minimise  1/2 |w|^2 + sum of C_i max(0, 1 - y_i w.x_i)^2
+
+The dual has a number alpha_i >= 0 a row, w = sum of alpha_i y_i x_i, and its coordinates can be
+minimised exactly one after the other (Hsieh et al., A Dual Coordinate Descent Method for
+Large-scale Linear SVM, 2008). Rows that are by far on the right side rest for a while.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.kernels.compiled import compiled, compiled_sums
+from evenhand.kernels.threads import in_parts
+
+Floats = NDArray[np.float32]
+Offsets = NDArray[np.int64]
+Ids = NDArray[np.uint32]  # unsigned: with no code for places counted from the end
+Places = NDArray[np.int32]
+
+_STEP, _FIRST, _SECOND = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
+_27, _30, _31, _32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+
+
+# --- fitting --------------------------------------------------------------------------------------
+
+
+@compiled
+def fit_labels(
+    labels: NDArray[np.int64],
+    starts: Offsets,
+    counts: Offsets,
+    positive_counts: Offsets,
+    rows: Places,
+    offsets: Offsets,
+    ids: Ids,
+    values: Floats,
+    squares: Floats,
+    num_features: int,
+    positive_cost: float,
+    negative_cost: float,
+    tolerance: float,
+    max_passes: int,
+    smallest_weight: float,
+    seed: int,
+) -> tuple[NDArray[np.int64], Ids, Floats, Floats]:
+    """Fits some labels.
+
+    Args:
+        labels: (K,) which labels they are; each has an order of rows of its own.
+        starts, counts: (K,) where the rows of each label lie in `rows`.
+        positive_counts: (K,) how many of them, the first ones, are positive.
+        offsets, ids, values: the features of all rows.
+        squares: (N,) the squared length of each row, with that of the constant feature.
+
+    Returns:
+        The number of weights kept of each label (K,), their features and values, label after label,
+        and the weights of the constant feature (K,).
+    """
+    num_kept = np.zeros(len(labels), np.int64)
+    biases = np.zeros(len(labels), np.float32)
+    kept_ids, kept_values = np.empty(1024, np.uint32), np.empty(1024, np.float32)
+    weights = np.zeros(num_features, np.float32)
+    most = 0
+    for place in range(len(counts)):
+        most = max(most, counts[place])
+    alphas, order = np.empty(most, np.float32), np.empty(most, np.int32)
+    total = 0
+    for place in range(len(labels)):
+        first, count = starts[place], counts[place]
+        own_rows = rows[first : first + count]
+        biases[place] = _fit_label(
+            own_rows,
+            positive_counts[place],
+            offsets,
+            ids,
+            values,
+            squares,
+            np.float32(positive_cost),
+            np.float32(negative_cost),
+            tolerance,
+            max_passes,
+            _mixed(np.uint64(seed) ^ _mixed(np.uint64(labels[place]))),
+            weights,
+            alphas[:count],
+            order[:count],
+        )
+        # Alphas below 0 are of rows that came and went: what is left of them is rounding.
+        own_first = total
+        for row_place in range(count):
+            if alphas[row_place] == 0:
+                continue
+            row = own_rows[row_place]
+            for entry in range(offsets[row], offsets[row + 1]):
+                value = weights[ids[entry]]
+                weights[ids[entry]] = 0  # clean for the next label, and listed once
+                if value == 0 or abs(value) < smallest_weight:
+                    continue
+                if total == len(kept_ids):
+                    kept_ids, kept_values = _longer(kept_ids), _longer(kept_values)
+                kept_ids[total], kept_values[total] = ids[entry], value
+                total += 1
+        num_kept[place] = total - own_first
+    return num_kept, kept_ids[:total].copy(), kept_values[:total].copy(), biases
+
+
+@compiled_sums
+def _fit_label(
+    rows: Places,
+    num_positives: int,
+    offsets: Offsets,
+    ids: Ids,
+    values: Floats,
+    squares: Floats,
+    positive_cost: np.float32,
+    negative_cost: np.float32,
+    tolerance: float,
+    max_passes: int,
+    state: np.uint64,
+    weights: Floats,
+    alphas: Floats,
+    order: Places,
+) -> np.float32:
+    """Adds the weights of one label to `weights` (F,), which are 0, and returns its bias.
+
+    Args:
+        rows: (n,) positives first.
+        state: of the random order.
+        alphas: (n,) left as they are in the end, as -1 where they were above 0 and are no more.
+        order: (n,) working space.
+    """
+    count = len(rows)
+    for place in range(count):
+        alphas[place] = 0
+        order[place] = place
+    bias = np.float32(0)
+    num_active, last_maximum = count, np.inf
+    for _ in range(max_passes):
+        for place in range(num_active - 1, 0, -1):
+            state += _STEP
+            other = ((_mixed(state) >> _32) * np.uint64(place + 1)) >> _32
+            order[place], order[other] = order[other], order[place]
+        maximum, minimum = -np.inf, np.inf  # of the projected gradient
+        place = 0
+        while place < num_active:
+            number = order[place]
+            row = rows[number]
+            sign, cost = np.float32(1), positive_cost
+            if number >= num_positives:
+                sign, cost = np.float32(-1), negative_cost
+            score = bias
+            for entry in range(offsets[row], offsets[row + 1]):
+                score += weights[ids[entry]] * values[entry]
+            alpha, diagonal = max(alphas[number], np.float32(0)), np.float32(0.5) / cost
+            gradient = sign * score - 1 + alpha * diagonal
+            projected = gradient
+            if alpha == 0:
+                if gradient > last_maximum:  # by far on the right side: it may rest
+                    num_active -= 1
+                    order[place], order[num_active] = order[num_active], order[place]
+                    continue
+                projected = min(gradient, np.float32(0))
+            maximum, minimum = max(maximum, projected), min(minimum, projected)
+            place += 1
+            if abs(projected) <= 1e-12:
+                continue
+            new_alpha = max(alpha - gradient / (squares[row] + diagonal), np.float32(0))
+            change = sign * (new_alpha - alpha)
+            alphas[number] = new_alpha if new_alpha > 0 else np.float32(-1)
+            bias += change
+            for entry in range(offsets[row], offsets[row + 1]):
+                weights[ids[entry]] += change * values[entry]
+        last_maximum = maximum if maximum > 0 else np.inf
+        if maximum - minimum <= tolerance:
+            if num_active == count:
+                break
+            num_active, last_maximum = count, np.inf  # those that rested are looked at again
+    return bias
+
+
+@compiled
+def squared_lengths(offsets: Offsets, ids: Ids, values: Floats, num_features: int) -> Floats:
+    """(N,) of each row with a constant feature of value 1; values of one feature add up."""
+    squares = np.empty(len(offsets) - 1, np.float32)
+    dense = np.zeros(num_features, np.float32)
+    for row in range(len(squares)):
+        for entry in range(offsets[row], offsets[row + 1]):
+            dense[ids[entry]] += values[entry]
+        total = 1.0
+        for entry in range(offsets[row], offsets[row + 1]):
+            total += dense[ids[entry]] * values[entry]
+        for entry in range(offsets[row], offsets[row + 1]):
+            dense[ids[entry]] = 0
+        squares[row] = total
+    return squares
+
+
+@compiled
+def _longer(array: NDArray[Any]) -> NDArray[Any]:
+    longer = np.empty(2 * len(array), array.dtype)
+    for place in range(len(array)):  # a slice would take numba seconds more to compile
+        longer[place] = array[place]
+    return longer
+
+
+@compiled
+def _mixed(state: np.uint64) -> np.uint64:
+    """SplitMix64: numbers that are counted up become random ones."""
+    state = (state ^ (state >> _30)) * _FIRST
+    state = (state ^ (state >> _27)) * _SECOND
+    return state ^ (state >> _31)
+
+
+# --- rows by label --------------------------------------------------------------------------------
+
+
+@compiled
+def clear_positives(mined: Places, offsets: Offsets, labels: Places, first_row: int) -> None:
+    """Writes -1 over those of (B, M) mined labels that are positives of their row."""
+    for place in range(len(mined)):
+        row = first_row + place
+        for entry in range(offsets[row], offsets[row + 1]):
+            for column in range(mined.shape[1]):
+                if mined[place, column] == labels[entry]:
+                    mined[place, column] = -1
+
+
+@compiled
+def count_labels(mined: Places, counts: Offsets) -> None:
+    """Adds to counts (L,) how often each label was mined."""
+    for row in range(len(mined)):
+        for column in range(mined.shape[1]):
+            if mined[row, column] >= 0:
+                counts[mined[row, column]] += 1
+
+
+@compiled
+def list_rows(
+    offsets: Offsets, labels: Places, mined: Places, first: int, last: int, places: Offsets,
+    rows: Places,
+) -> None:  # fmt: skip
+    """Lists the rows of the labels from `first` on, before `last`: positives, then mined ones.
+
+    Args:
+        offsets, labels: (N,) positives of each row.
+        mined: (N, M) labels, -1 for none.
+        places: (last - first,) where the list of each label starts; at the end, where it ends.
+            Below 0 for a label that has none.
+    """
+    for row in range(len(offsets) - 1):
+        for entry in range(offsets[row], offsets[row + 1]):
+            label = labels[entry] - first
+            if 0 <= label < last - first and places[label] >= 0:
+                rows[places[label]] = row
+                places[label] += 1
+    for row in range(len(mined)):
+        for column in range(mined.shape[1]):
+            label = mined[row, column] - first
+            if mined[row, column] >= 0 and 0 <= label < last - first and places[label] >= 0:
+                rows[places[label]] = row
+                places[label] += 1
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+@compiled
+def order_by_label(label_ids: NDArray[np.int64], starts: Offsets, order: Offsets) -> int:
+    """Lists the places of (n,) label ids by label, without those below 0, and returns how many.
+
+    Args:
+        starts: (L + 1,) zeros, working space.
+        order: (n,) filled from its start.
+    """
+    for place in range(len(label_ids)):
+        if label_ids[place] >= 0:
+            starts[label_ids[place] + 1] += 1
+    for label in range(1, len(starts)):
+        starts[label] += starts[label - 1]
+    for place in range(len(label_ids)):
+        if label_ids[place] >= 0:
+            order[starts[label_ids[place]]] = place
+            starts[label_ids[place]] += 1
+    return int(starts[-1])
+
+
+@compiled
+def score_labels(
+    num_threads: int,
+    offsets: Offsets,
+    ids: Ids,
+    values: Floats,
+    label_offsets: Offsets,
+    label_features: Ids,
+    label_weights: Floats,
+    biases: Floats,
+    label_ids: NDArray[np.int64],
+    order: Offsets,
+    spaces: Floats,
+    scores: Floats,
+) -> None:
+    """scores[q, c] of the row q and the label label_ids[q, c]; untouched where `order` is silent.
+
+    A label has far more weights than a row has features. So the weights of a label are laid out
+    once, for all of the rows that ask for it.
+
+    Args:
+        order: places in the flat label_ids, by label.
+        spaces: (P, F) of zeros, which they are again in the end: a part of the places uses one.
+    """
+    arguments = (
+        offsets, ids, values, label_offsets, label_features, label_weights, biases,
+        label_ids, order, spaces, scores,
+    )  # fmt: skip
+    in_parts(_score_labels, len(spaces), num_threads, arguments)
+
+
+@compiled_sums
+def _score_labels(
+    first: int,
+    last: int,
+    offsets: Offsets,
+    ids: Ids,
+    values: Floats,
+    label_offsets: Offsets,
+    label_features: Ids,
+    label_weights: Floats,
+    biases: Floats,
+    label_ids: NDArray[np.int64],
+    order: Offsets,
+    spaces: Floats,
+    scores: Floats,
+) -> None:
+    num_parts, width = len(spaces), scores.shape[1]
+    for part in range(first, last):
+        dense, current = spaces[part], -1
+        begin, end = part * len(order) // num_parts, (part + 1) * len(order) // num_parts
+        for place in range(begin, end):
+            row, column = order[place] // width, order[place] % width
+            label = label_ids[row, column]
+            if label != current:
+                if current >= 0:
+                    for entry in range(label_offsets[current], label_offsets[current + 1]):
+                        dense[label_features[entry]] = 0
+                for entry in range(label_offsets[label], label_offsets[label + 1]):
+                    dense[label_features[entry]] = label_weights[entry]
+                current = label
+            score = biases[label]
+            for entry in range(offsets[row], offsets[row + 1]):
+                score += dense[ids[entry]] * values[entry]
+            scores[row, column] = score
+        if current >= 0:
+            for entry in range(label_offsets[current], label_offsets[current + 1]):
+                dense[label_features[entry]] = 0

@@ -1,0 +1,394 @@
+"""The linear ranker: against the objective minimised by other means, and loops over all labels."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+
+from evenhand.data.dataset import Rows
+from evenhand.kernels import cpu_classifiers
+from evenhand.search import ExactIndex, LinearRanker, NeighbourIndex, RankedIndex
+from evenhand.search import ranker as ranker_module
+from evenhand.search.ranker import fit_ranker, hardest_labels
+
+COSTS = {"positive_cost": 0.5, "negative_cost": 0.2}
+EXACT = {"tolerance": 1e-6, "max_passes": 20_000, "smallest_weight": 0.0}
+
+
+def rows_of(dense):
+    """Features or labels, as rows; zeros are left out."""
+    offsets = np.concatenate([[0], np.cumsum((dense != 0).sum(1))])
+    values = dense[dense != 0].astype(np.float32)
+    return Rows(offsets, np.nonzero(dense)[1].astype(np.int32), values)
+
+
+def problem(seed, *, num_rows=30, num_features=7, num_labels=5, num_mined=3, density=0.5):
+    """Features (N, F), which labels are right (N, L), mined ones (N, M) that are not."""
+    generator = np.random.default_rng(seed)
+    features = generator.standard_normal((num_rows, num_features))
+    features *= generator.random(features.shape) < density
+    is_right = generator.random((num_rows, num_labels)) < 0.3
+    mined = np.argsort(generator.random((num_rows, num_labels)), axis=1)[:, :num_mined]
+    mined[np.take_along_axis(is_right, mined, 1)] = -1
+    return features.astype(np.float32), is_right, mined.astype(np.int32)
+
+
+def fitted(features, is_right, mined, **settings):
+    return fit_ranker(
+        rows_of(features), rows_of(is_right), mined,
+        num_features=features.shape[1], num_labels=is_right.shape[1], **{**COSTS, **settings},
+    )  # fmt: skip
+
+
+def dense_weights(ranker):
+    """(L, F + 1), the bias last."""
+    weights = np.zeros((len(ranker), ranker.num_features + 1))
+    for label in range(len(ranker)):
+        place = slice(ranker.weights.offsets[label], ranker.weights.offsets[label + 1])
+        weights[label, ranker.weights.ids[place]] = ranker.weights.values[place]
+    weights[:, -1] = ranker.biases
+    return weights
+
+
+def label_rows(label, features, is_right, mined, *, positive_cost=0.5, negative_cost=0.2):
+    """Rows (n, F + 1), signs (n,) and costs (n,) of one label."""
+    positives = np.flatnonzero(is_right[:, label])
+    negatives = np.flatnonzero((mined == label).any(1))
+    rows = np.concatenate([positives, negatives])
+    inputs = np.concatenate([features[rows], np.ones((len(rows), 1))], axis=1).astype(np.float64)
+    signs = np.repeat([1.0, -1.0], [len(positives), len(negatives)])
+    return inputs, signs, np.where(signs > 0, positive_cost, negative_cost)
+
+
+def objective(weights, inputs, signs, costs):
+    """1/2 |w|^2 + sum of C max(0, 1 - y w.x)^2"""
+    losses = [
+        cost * max(0.0, 1 - sign * float(weights @ row)) ** 2
+        for row, sign, cost in zip(inputs, signs, costs, strict=True)
+    ]
+    return 0.5 * float(weights @ weights) + sum(losses)
+
+
+def gradient(weights, inputs, signs, costs):
+    slack = np.maximum(0, 1 - signs * (inputs @ weights))
+    return weights - 2 * (costs * slack * signs) @ inputs
+
+
+def minimum(inputs, signs, costs):
+    start = np.zeros(inputs.shape[1])
+    options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 10_000}
+    return scipy.optimize.minimize(
+        objective, start, (inputs, signs, costs), jac=gradient, method="L-BFGS-B", options=options
+    ).x
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_minimise_the_objective(seed):
+    features, is_right, mined = problem(seed)
+    weights = dense_weights(fitted(features, is_right, mined, **EXACT))
+    for label in range(is_right.shape[1]):
+        expected = minimum(*label_rows(label, features, is_right, mined))
+        np.testing.assert_allclose(weights[label], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_there_is_no_gap_between_primal_and_dual(seed):
+    """Any alphas give a value that no weights fall below: equal values are both the best."""
+    features, is_right, mined = problem(seed, num_rows=100)
+    inputs, signs, costs = label_rows(0, features, is_right, mined)
+    rows = rows_of(inputs[:, :-1].astype(np.float32))
+    arrays = rows.offsets, rows.ids.view(np.uint32), rows.values
+    squares = cpu_classifiers.squared_lengths(*arrays, 7)
+    np.testing.assert_allclose(squares, (inputs**2).sum(1), rtol=1e-5)
+    weights, alphas = np.zeros(7, np.float32), np.empty(len(signs), np.float32)
+    bias = cpu_classifiers._fit_label(
+        np.arange(len(signs), dtype=np.int32), int((signs > 0).sum()), *arrays, squares,
+        np.float32(COSTS["positive_cost"]), np.float32(COSTS["negative_cost"]), 1e-6, 20_000,
+        np.uint64(seed), weights, alphas, np.empty(len(signs), np.int32),
+    )  # fmt: skip
+    alphas = alphas.clip(0).astype(np.float64)
+    whole = np.append(weights, bias).astype(np.float64)
+    np.testing.assert_allclose(whole, (alphas * signs) @ inputs, atol=1e-4)
+    dual = alphas.sum() - 0.5 * whole @ whole - (alphas**2 / (4 * costs)).sum()
+    assert objective(whole, inputs, signs, costs) == pytest.approx(dual, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loose_tolerance_comes_close_to_the_minimum(seed):
+    features, is_right, mined = problem(seed, num_rows=300)
+    weights = dense_weights(fitted(features, is_right, mined, smallest_weight=0.0))
+    for label in range(is_right.shape[1]):
+        rows = label_rows(label, features, is_right, mined)
+        best = objective(minimum(*rows), *rows)
+        assert best - 1e-4 <= objective(weights[label], *rows) <= 1.02 * best
+
+
+@pytest.mark.parametrize("seed", [12, 20, 22, 24])
+def test_rows_that_rest_are_looked_at_again(seed):
+    """With these, rows that left the work early are needed in the end."""
+    features, is_right, mined = problem(seed)
+    costs = {"positive_cost": 5.0, "negative_cost": 5.0}
+    weights = dense_weights(
+        fitted(features, is_right, mined, **{**EXACT, "tolerance": 1e-4}, **costs)
+    )
+    for label in range(is_right.shape[1]):
+        expected = minimum(*label_rows(label, features, is_right, mined, **costs))
+        np.testing.assert_allclose(weights[label], expected, atol=2e-3)
+
+
+def test_squared_lengths_are_those_of_summed_values():
+    offsets, ids = np.array([0, 3, 3]), np.array([1, 0, 1], np.uint32)
+    values = np.array([0.5, 2, 1.5], np.float32)
+    squares = cpu_classifiers.squared_lengths(offsets, ids, values, 2)
+    assert squares.tolist() == [1 + 2**2 + 2**2, 1]
+
+
+def test_a_feature_named_twice_counts_with_the_sum_of_its_values():
+    features, is_right, mined = problem(2)
+    rows = rows_of(features)
+    halves = np.repeat(rows.values, 2) * np.tile([1.5, -0.5], len(rows.values))
+    twice = Rows(2 * rows.offsets, np.repeat(rows.ids, 2), halves.astype(np.float32))
+    sizes = {"num_features": features.shape[1], "num_labels": is_right.shape[1]}
+    expected = fitted(features, is_right, mined, **EXACT)
+    found = fit_ranker(twice, rows_of(is_right), mined, **sizes, **COSTS, **EXACT)
+    np.testing.assert_allclose(dense_weights(found), dense_weights(expected), atol=5e-4)
+    every = np.tile(np.arange(is_right.shape[1]), (len(rows), 1))
+    np.testing.assert_allclose(
+        found.scores(twice, every), expected.scores(rows, every), atol=2e-3
+    )  # fmt: skip
+
+
+def test_a_label_without_positives_is_wrong_for_all():
+    features, is_right, mined = problem(0)
+    is_right[:, 2] = False
+    ranker = fitted(features, is_right, mined)
+    assert not ranker.weights.lengths()[2]
+    scores = ranker.scores(rows_of(features), np.full((len(features), 1), 2))
+    assert (scores == -1).all()
+
+
+def test_a_label_without_negatives_is_right_for_its_own():
+    features, is_right, mined = problem(0)
+    mined[mined == 1] = -1
+    weights = dense_weights(fitted(features, is_right, mined, **EXACT))
+    expected = minimum(*label_rows(1, features, is_right, mined))
+    np.testing.assert_allclose(weights[1], expected, atol=2e-4)
+
+
+def test_empty_rows_teach_the_bias_alone():
+    features, is_right, mined = problem(0)
+    ranker = fitted(0 * features, is_right, mined, **EXACT)
+    assert not len(ranker.weights.ids)
+    for label in range(is_right.shape[1]):
+        expected = minimum(*label_rows(label, 0 * features, is_right, mined))
+        assert ranker.biases[label] == pytest.approx(expected[-1], abs=1e-4)
+
+
+def test_equal_rows_of_both_kinds_are_settled_by_their_costs():
+    features = np.ones((40, 1), np.float32)
+    is_right = np.zeros((40, 1), bool)
+    is_right[:10] = True
+    mined = np.where(is_right, -1, 0).astype(np.int32)
+    weights = dense_weights(fitted(features, is_right, mined, **EXACT))
+    expected = minimum(*label_rows(0, features, is_right, mined))
+    np.testing.assert_allclose(weights[0], expected, atol=2e-4)
+
+
+def test_nothing_to_fit_is_no_error():
+    empty = np.zeros((0, 3), np.float32)
+    ranker = fitted(empty, np.zeros((0, 4), bool), np.zeros((0, 2), np.int32))
+    assert len(ranker) == 4
+    assert not len(ranker.weights.ids)
+    assert ranker.scores(rows_of(empty), np.zeros((0, 5), np.int64)).shape == (0, 5)
+
+
+def test_small_weights_are_dropped_and_the_rest_is_as_it_was():
+    features, is_right, mined = problem(3)
+    whole = dense_weights(fitted(features, is_right, mined, smallest_weight=0.0))
+    found = dense_weights(fitted(features, is_right, mined, smallest_weight=0.2))
+    is_kept = np.abs(whole) >= 0.2
+    is_kept[:, -1] = True
+    assert not is_kept.all()
+    assert (whole[:, :-1] < -0.2).any()
+    np.testing.assert_array_equal(found, np.where(is_kept, whole, 0))
+
+
+def test_a_label_has_a_feature_once():
+    features, is_right, mined = problem(4, num_features=40)
+    weights = fitted(features, is_right, mined).weights
+    for label in range(len(weights)):
+        assert len(set(weights.row(label))) == weights.lengths()[label]
+
+
+def same(one, other):
+    return all(
+        np.array_equal(a, b)
+        for a, b in zip((*one.weights, one.biases), (*other.weights, other.biases), strict=True)
+    )
+
+
+def test_threads_tasks_and_ranges_change_nothing(monkeypatch):
+    # Few rows share a feature: nothing of one label may be left for the next.
+    features, is_right, mined = problem(
+        5, num_rows=300, num_labels=20, num_features=400, density=0.02
+    )
+    whole = fitted(features, is_right, mined)
+    again = fitted(features, is_right, mined)
+    monkeypatch.setattr(ranker_module, "PAIRS_OF_TASK", 7)
+    tasks = fitted(features, is_right, mined)
+    monkeypatch.setattr(ranker_module, "PAIRS_AT_ONCE", 100)
+    done = []
+    ranges = fitted(features, is_right, mined, progress_fn=lambda *told: done.append(told))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one = fitted(features, is_right, mined)
+    finally:
+        torch.set_num_threads(num_threads)
+    assert all(same(whole, other) for other in (again, tasks, ranges, one))
+    num_pairs = int(is_right.sum() + (mined >= 0).sum())
+    assert done[-1] == (num_pairs, num_pairs)
+    assert len(done) > 5
+    assert not same(whole, fitted(features, is_right, mined, seed=1))
+
+
+def test_work_can_be_stopped_between_tasks(monkeypatch):
+    monkeypatch.setattr(ranker_module, "PAIRS_OF_TASK", 7)
+    told = []
+
+    def stop(done, total):
+        told.append(done)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(*problem(5, num_rows=200, num_labels=20), progress_fn=stop)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("num_queries", [1, 3, 700])
+def test_scores_are_products_and_biases(num_queries):
+    features, is_right, mined = problem(6, num_rows=700, num_labels=9)
+    ranker = fitted(features, is_right, mined)
+    generator = np.random.default_rng(0)
+    ids = generator.integers(-1, 9, (num_queries, 12))
+    queries = features[:num_queries]
+    weights = dense_weights(ranker)
+    every = queries @ weights[:, :-1].T + weights[:, -1]  # (Q, L)
+    expected = np.where(ids < 0, 0, np.take_along_axis(every, ids.clip(0), 1))
+    np.testing.assert_allclose(ranker.scores(rows_of(queries), ids), expected, atol=1e-5)
+
+
+# --- mining ---------------------------------------------------------------------------------------
+
+
+def test_mined_labels_are_the_highest_that_are_wrong():
+    generator = np.random.default_rng(0)
+    vectors = torch.from_numpy(generator.standard_normal((11, 4))).float()
+    table = torch.from_numpy(generator.standard_normal((8, 4))).float()
+    is_right = generator.random((11, 8)) < 0.3
+    done = []
+    mined = hardest_labels(
+        lambda row_ids: vectors[row_ids], ExactIndex(table), rows_of(is_right), 5,
+        batch_size=4, progress_fn=lambda *told: done.append(told),
+    )  # fmt: skip
+    scores = (vectors @ table.T).numpy()
+    order = np.argsort(-scores, axis=1)[:, :5]
+    expected = np.where(np.take_along_axis(is_right, order, 1), -1, order)
+    assert mined.dtype == np.int32
+    assert mined.tolist() == expected.tolist()
+    assert done == [(4, 11), (8, 11), (11, 11)]
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+def parts_of_an_index(seed):
+    features, is_right, mined = problem(seed, num_rows=40, num_labels=15)
+    features = np.abs(features)
+    generator = np.random.default_rng(seed)
+    table = torch.from_numpy(generator.standard_normal((15, 4))).float()
+    vectors = torch.from_numpy(generator.standard_normal((6, 4))).float()
+    exact = ExactIndex(table)
+    voted = NeighbourIndex(
+        exact, rows_of(features), Rows(*rows_of(is_right)[:2]),
+        num_features=7, num_neighbours=3, weight=2.0, power=1.0,
+    )  # fmt: skip
+    return features[:6], fitted(features, is_right, mined), vectors, exact, voted
+
+
+@pytest.mark.parametrize("with_neighbours", [False, True])
+@pytest.mark.parametrize("num_candidates", [1, 6, 15, 100])
+@pytest.mark.parametrize("num_results", [1, 4, 9])
+def test_candidates_are_ordered_by_the_sum_of_scores(num_candidates, num_results, with_neighbours):
+    features, ranker, vectors, exact, voted = parts_of_an_index(num_candidates)
+    inner = voted if with_neighbours else exact
+    asked_inner = voted.asked(vectors, rows_of(features)) if with_neighbours else vectors
+    index = RankedIndex(inner, ranker, weight=1.7, num_candidates=num_candidates)
+    asked = index.asked(vectors, rows_of(features))
+    assert len(index) == 15
+    assert len(asked) == 6
+    assert asked.device == vectors.device
+    every = torch.arange(15).expand(6, -1)
+    before = inner.scores_of(asked_inner, every).numpy().astype(np.float64)
+    weights = dense_weights(ranker)
+    after = before + 1.7 * (features @ weights[:, :-1].T + weights[:, -1])
+    found = index.search(asked, num_results)
+    for query in range(6):
+        candidates = np.argsort(-before[query])[: max(num_candidates, num_results)]
+        best = sorted(candidates, key=lambda label: -after[query, label])[:num_results]
+        assert found.label_ids[query].tolist() == best
+        np.testing.assert_allclose(found.scores[query], after[query, best], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(index.scores_of(asked, every), after, rtol=1e-4, atol=1e-4)
+    assert index.scores_of(asked, torch.full((6, 2), -1)).isneginf().all()
+
+
+def test_a_weight_of_0_leaves_the_order_as_it_was():
+    features, ranker, vectors, exact, _ = parts_of_an_index(0)
+    index = RankedIndex(exact, ranker, weight=0.0, num_candidates=5)
+    found = index.search(index.asked(vectors, rows_of(features)), 5)
+    assert found.label_ids.tolist() == exact.search(vectors, 5).label_ids.tolist()
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_together_is_refused():
+    features, is_right, mined = problem(0)
+    ranker = fitted(features, is_right, mined)
+    with pytest.raises(ValueError, match="same queries, got 30, 30"):
+        fitted(features, is_right, mined[:5])
+    with pytest.raises(ValueError, match=r"mined labels must be from -1 to 4, got .* to 5"):
+        fitted(features, is_right, np.full_like(mined, 5))
+    with pytest.raises(ValueError, match="costs must be above 0"):
+        fitted(features, is_right, mined, negative_cost=0.0)
+    with pytest.raises(ValueError, match="label_ids must be below 5"):
+        ranker.scores(rows_of(features), np.full((30, 1), 5))
+    with pytest.raises(ValueError, match=r"label_ids must be \(30, C\)"):
+        ranker.scores(rows_of(features), np.zeros((29, 1), int))
+    with pytest.raises(ValueError, match="of 5 labels, the index of 6"):
+        RankedIndex(ExactIndex(torch.zeros(6, 2)), ranker, weight=1.0, num_candidates=3)
+    index = ExactIndex(torch.zeros(5, 2))
+    with pytest.raises(ValueError, match="num_candidates must be at least 1, got 0"):
+        RankedIndex(index, ranker, weight=1.0, num_candidates=0)
+    ranked = RankedIndex(index, ranker, weight=1.0, num_candidates=3)
+    with pytest.raises(ValueError, match="num_results must be at least 1, got 0"):
+        ranked.search(ranked.asked(torch.zeros(30, 2), rows_of(features)), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"values": None}, "must have values"),
+        ({"offsets": np.array([0, 3, 2])}, "must rise from 0 to 3"),
+        ({"offsets": np.array([0, 1, 4])}, "must rise from 0 to 3"),
+        ({"ids": np.array([0, 1, 7], np.int32)}, "from 0 to 6, got 0 to 7"),
+        ({"ids": np.array([0, -1, 3], np.int32)}, "from 0 to 6, got -1 to 3"),
+        ({"values": np.ones(2, np.float32)}, "3 ids and 2 values"),
+    ],
+)
+def test_damaged_rows_are_refused_before_compiled_code_reads_them(change, message):
+    ids, values = np.array([0, 1, 2], np.int32), np.ones(3, np.float32)
+    rows = {"offsets": np.array([0, 1, 3]), "ids": ids, "values": values}
+    ranker = LinearRanker(Rows(**rows), np.zeros(2, np.float32), 7)
+    with pytest.raises(ValueError, match=message):
+        ranker.scores(Rows(**{**rows, **change}), np.zeros((2, 1), int))

@@ -1,11 +1,17 @@
 """The tables of docs/reproduction.md, from the committed results."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = ("tail", "head", "full")
+CUTOFFS = ("5", "10", "25", "50")
+GROUPS = ("head", "torso", "tail", "all")
+MULTILABEL = ("bibtex", "delicious", "debian-deps", "places")
+POWERS = {1: "", 2: "-power2"}  # of table 3's loss: how the file of results ends
+MASKED = "-power2-masked"  # not run on places
 
 
 def tables() -> dict[str, list[str]]:
@@ -13,7 +19,12 @@ def tables() -> dict[str, list[str]]:
     return {
         "mnist": table2("table2-mnist.json"),
         "mnist standardised": table2("table2-mnist-standardised.json"),
+        "mnist odd": table2("table2-mnist-odd.json"),
         "cifar10": table2("table2-cifar10.json"),
+        "table3 choices": choices(),
+        "table3 pairs": recalls(" over pairs"),
+        "table3 best": best_of_both_powers(),
+        "table3 labels": recalls(""),
         "quality": quality("bibtex", "delicious"),
     }
 
@@ -35,15 +46,76 @@ def table2(file: str) -> list[str]:
     return lines
 
 
+def choices() -> list[str]:
+    """What validation chose for each method of table 3, and what it thought of it."""
+    heads = [f"{method} | rate, steps | validation | P@1" for method in ("SNM", "S²M")]
+    lines = [f"| data | power | {' | '.join(heads)} |", "|---" * 10 + "|"]
+    for name in MULTILABEL:
+        files = {str(power): ending for power, ending in POWERS.items()}
+        if (RESULTS / f"table3-{name}{MASKED}.json").is_file():
+            files["2, all positives masked"] = MASKED
+        for power, ending in files.items():
+            report = _table3(name, ending)
+            cells = [name, power]
+            for row in (_snm(report), _best_s2m(report)):
+                precisions = row["precision@1"]
+                cells += [
+                    f"k' = {row['num_hard_examples']}",
+                    _setting(row, report["protocol"]),
+                    _short(_validation(report, row)),
+                    _short(sum(precisions) / len(precisions)),
+                ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def recalls(ending: str) -> list[str]:
+    """SNM's recall and S2M's difference to it, S2M with the k' that validation prefers.
+
+    Args:
+        ending: of the groups' names, which says by what they are thirds.
+    """
+    lines = [f"| data | power | recall@ | {' | '.join(GROUPS)} |", "|---" * 7 + "|"]
+    for name, (power, file_ending) in itertools.product(MULTILABEL, POWERS.items()):
+        report = _table3(name, file_ending)
+        count = str(_best_s2m(report)["num_hard_examples"])
+        for cutoff in CUTOFFS:
+            cells = [name, str(power), cutoff]
+            for group in GROUPS:
+                cell = _cell(report, cutoff, group, ending)
+                cells.append(f"{_short(cell['snm'])} {_with_interval(cell['s2m'][count])}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def best_of_both_powers() -> list[str]:
+    """SNM and S2M, each with the power (and k') that validation prefers: recall over pairs."""
+    lines = [f"| data | SNM | S²M | recall@ | {' | '.join(GROUPS)} |", "|---" * 8 + "|"]
+    for name in MULTILABEL:
+        reports = {power: _table3(name, ending) for power, ending in POWERS.items()}
+        snm = max(POWERS, key=lambda p: _validation(reports[p], _snm(reports[p])))
+        s2m = max(POWERS, key=lambda p: _validation(reports[p], _best_s2m(reports[p])))
+        count = _best_s2m(reports[s2m])["num_hard_examples"]
+        for cutoff in CUTOFFS:
+            cells = [name, f"power {snm}", f"power {s2m}, k' = {count}", cutoff]
+            for group in GROUPS:
+                baseline = _cell(reports[snm], cutoff, group, " over pairs")["snm"]
+                contenders = _cell(reports[s2m], cutoff, group, " over pairs")["s2m"]
+                contender = contenders[str(count)]["contender"]
+                words = _short(baseline), _short(contender), _signed(contender - baseline)
+                cells.append("{} {} ({})".format(*words))
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def quality(*names: str) -> list[str]:
     """A line for each system and data set: recall of head / torso / tail (over labels) / all."""
-    cutoffs = ("5", "10", "25", "50")
-    heads = ["P@1", *(f"recall@{cutoff}" for cutoff in cutoffs)]
+    heads = ["P@1", *(f"recall@{cutoff}" for cutoff in CUTOFFS)]
     lines = [f"| data | system | train s | {' | '.join(heads)} |", "|---" * 8 + "|"]
     for name in names:
         report = json.loads((RESULTS / f"quality-{name}.json").read_text("utf-8"))
         for system, row in report["systems"].items():
-            groups = [row["recall"]["labels"][cutoff].values() for cutoff in cutoffs]
+            groups = [row["recall"]["labels"][cutoff].values() for cutoff in CUTOFFS]
             recalls = [" / ".join(f"{value:.3f}"[1:] for value in cell) for cell in groups]
             cells = [name, system, f"{row['train_seconds']:.1f}", f"{row['precision@1']:.3f}"]
             lines.append(f"| {' | '.join(cells + recalls)} |")
@@ -60,3 +132,58 @@ def _difference(interval: dict[str, float] | None) -> str:
     if interval is None:
         return ""
     return f"{interval['mean']:+.4f} ({interval['low']:+.4f} to {interval['high']:+.4f})"
+
+
+def _table3(name: str, ending: str) -> dict[str, Any]:
+    path = RESULTS / f"table3-{name}{ending}.json"
+    report: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    # Results without a power are older than the setting, when the loss was always squared.
+    power = 2 if ending else 1
+    assert report["protocol"].get("power", 2) == power, f"{name}{ending} is not of power {power}"
+    return report
+
+
+def _snm(report: dict[str, Any]) -> dict[str, Any]:
+    return next(row for row in report["rows"] if row["method"] == "snm")
+
+
+def _best_s2m(report: dict[str, Any]) -> dict[str, Any]:
+    rows = [row for row in report["rows"] if row["method"] == "s2m"]
+    return max(rows, key=lambda row: _validation(report, row))
+
+
+def _validation(report: dict[str, Any], row: dict[str, Any]) -> float:
+    """What the row's settings were chosen by: the best trial of its k'."""
+    count = row["num_hard_examples"]
+    return max(t["mean_recall"] for t in report["trials"] if t["num_hard_examples"] == count)
+
+
+def _setting(row: dict[str, Any], protocol: dict[str, Any]) -> str:
+    """Learning rate and steps, each with a star where it is the first or last one tried."""
+    words = []
+    for name, tried in (("learning_rate", "learning_rates"), ("num_steps", "steps")):
+        is_at_edge = row[name] in (min(protocol[tried]), max(protocol[tried]))
+        words.append(f"{row[name]:,}" + "\\*" * is_at_edge)
+    return ", ".join(words)
+
+
+def _cell(report: dict[str, Any], cutoff: str, group: str, ending: str) -> dict[str, Any]:
+    name = group if group == "all" else f"{group}{ending}"
+    found = (cell for cell in report["cells"] if cell["metric"] == f"recall@{cutoff}")
+    cell: dict[str, Any] = next(cell for cell in found if cell["group"] == name)
+    return cell
+
+
+def _with_interval(row: dict[str, float]) -> str:
+    """Bold where the whole interval is above 0."""
+    difference, low, high = (_signed(row[name]) for name in ("difference", "low", "high"))
+    words = f"{difference} ({low} to {high})"
+    return f"**{words}**" if row["low"] > 0 else words
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}".removeprefix("0")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("0.", ".", 1)

@@ -60,17 +60,32 @@ def test_the_figure_is_drawn_from_such_rows(rows, tmp_path, monkeypatch):
     assert all(row["name"] in drawn for row in rows)
 
 
-def test_our_six_trials_vary_the_weight_of_the_ranker_where_there_is_one():
+def quality_module():
     path = BENCHMARK.parent / "quality" / "quality.py"
     spec = importlib.util.spec_from_file_location("quality", path)
     quality = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(quality)
+    return quality
+
+
+def test_our_six_trials_vary_the_weight_of_the_ranker_where_there_is_one():
+    quality = quality_module()
     plain = {"training": {"num_steps": 100}, "search": {"num_neighbours": 5}}
     for settings, section, name, weights in (
         (plain, "search", "neighbour_weight", [3.0, 5.0, 7.5]),
         ({**plain, "ranker": {"num_mined_labels": 9}}, "ranker", "weight", [7.2, 12.0, 18.0]),
     ):
-        trials = quality.our_trials(settings)
+        trials = quality.our_trials(settings, quality.FACTORS_FEW)
         varied = [(trial["training"]["num_steps"], trial[section][name]) for trial in trials]
         assert varied == [(steps, weight) for steps in (75, 100) for weight in weights]
         assert all(quality.build_config(trial) for trial in trials)
+
+
+def test_every_side_has_as_many_trials():
+    quality = quality_module()
+    for few, many in (
+        (quality.PECOS_FEW, quality.PECOS_MANY),
+        (quality.NAPKIN_FEW, quality.NAPKIN_MANY),
+        (2 * quality.FACTORS_FEW, 2 * quality.FACTORS_MANY),
+    ):
+        assert (len(few), len(many)) == (6, 4)

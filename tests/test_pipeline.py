@@ -22,6 +22,7 @@ from evenhand.pipeline import (
     check_against_data,
     evaluate_model,
     evaluate_run,
+    label_index,
     load_model,
     open_data,
     resumable_config,
@@ -393,3 +394,30 @@ def test_the_demonstration_trains_both_compares_and_can_be_run_again(
     demo.run_demo(folder, device=CPU, console=QUIET)
     assert small.fruits_of(folder / "s2m") == before
     assert json.loads((folder / "summary.json").read_text("utf-8")) == summary
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_frequency_discount_takes_the_logarithm_of_its_pairs_off_every_label(has_bias):
+    dataset = small.text_dataset()
+    changes = {"loss__name": "softmax", "model__similarity": "dot", "model__label_bias": has_bias}
+    plain = small.config("unused", **changes)
+    config = small.config("unused", search__frequency_discount=0.7, **changes)
+    model = build_training(plain, dataset, CPU).training.model
+    if has_bias:
+        torch.nn.init.normal_(model.label_bias)
+    vectors = torch.randn(5, model.label_table.shape[1], generator=torch.manual_seed(0))
+    labels = torch.arange(dataset.num_labels).expand(5, -1)
+    before = label_index(model, dataset, plain).scores_of(vectors, labels)
+    after = label_index(model, dataset, config).scores_of(vectors, labels)
+    num_pairs = [0] * dataset.num_labels
+    for label in dataset.parts["train"].positives.ids.tolist():
+        num_pairs[label] += 1
+    taken = torch.tensor([0.7 * np.log(1 + count) for count in num_pairs])
+    torch.testing.assert_close(before - after, taken.expand(5, -1).float(), rtol=1e-4, atol=1e-5)
+    first = evaluate_model(model, dataset, "test", plain).ranks
+    assert not np.array_equal(first, evaluate_model(model, dataset, "test", config).ranks)
+
+
+def test_a_frequency_discount_below_nothing_is_refused():
+    with pytest.raises(UserError, match=r"search.frequency_discount must be at least 0, got -1"):
+        small.config("unused", search__frequency_discount=-1)

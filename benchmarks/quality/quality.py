@@ -4,15 +4,16 @@
         --pecos PECOS/bin/python --napkinxc NAPKINXC/bin/python --json RESULT.json
 
 The folder holds train.txt and test.txt (plain or compressed) in the Extreme Classification format.
-Each side has NUM_TRIALS trials: trained on the training part without its validation rows, judged
-by the mean of the 16 cells, recall@5/10/25/50 of head, torso, tail (over labels) and all pairs, on
-the validation part. The best setting of each is trained on all of the training part and asked the
-test part once. A peer whose interpreter is not given is left out. --validation-block N makes the
-validation part of whole blocks of N rows, for files that list related documents one after the
-other. See README.md for the environments.
+Each side has six trials (four where labels are many): trained on the training part without its
+validation rows, judged by the mean of the 16 cells, recall@5/10/25/50 of head, torso, tail (over
+labels) and all pairs, on the validation part. The best setting of each is trained on all of the
+training part and asked the test part once. A peer whose interpreter is not given is left out.
+--validation-block N makes the validation part of whole blocks of N rows, for files that list
+related documents one after the other. See README.md for the environments.
 """
 
 import argparse
+import hashlib
 import json
 import platform
 import subprocess
@@ -34,20 +35,21 @@ from evenhand.data import load_extreme
 from evenhand.data.dataset import padded_rows
 from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups_by_pairs
 from evenhand.data.weighting import weighted
+from evenhand.files import read_json, write_json
 from evenhand.metrics import pair_ranks
 from evenhand.pipeline import evaluate_model
 from evenhand.ranking import fitted_ranker
 from evenhand.training.loop import Places, train
 
-NUM_TRIALS = 6
 CUTOFFS = (5, 10, 25, 50)
 GROUPINGS = {"labels": frequency_groups_by_labels, "pairs": frequency_groups_by_pairs}
-VALIDATION = 0.1
+SHARES = (0.1, 0.2, 0.4, 0.7, 1.0)  # of the steps, for the curve of recall over time
 VARIED = ("training", "search", "ranker")  # sections in which our trials differ
 PEER = Path(__file__).with_name("peer.py")
 
 WIDE = {"ask": {"beam_size": 50}}
-PECOS = [
+FLAT = {**WIDE, "tree": {"max_leaf_size": 400, "nr_splits": 32}}
+PECOS_FEW = [
     {},
     {**WIDE, "train": {"threshold": 0.0}},
     {**WIDE, "train": {"Cp": 0.3, "Cn": 0.3, "threshold": 0.0}},
@@ -64,17 +66,14 @@ NAPKIN_FEW = [  # one-vs-rest where the labels are few enough
     ("napkinxc-plt", {"train": {"liblinear_c": 30}}),
     ("napkinxc-plt", {"train": {"ensemble": 3}}),
 ]
+PECOS_MANY = [{}, WIDE, FLAT, {**FLAT, "train": {"threshold": 0.05}}]
 NAPKIN_MANY = [
-    ("napkinxc-plt", settings)
-    for settings in (
-        {},
-        {"train": {"liblinear_c": 3}},
-        {"train": {"liblinear_c": 30}},
-        {"train": {"ensemble": 3}},
-        {"train": {"loss": "l2svm", "liblinear_c": 1}},
-        {"train": {"max_leaves": 400}},
-    )
+    ("napkinxc-plt", {}),
+    ("napkinxc-plt", {"train": {"liblinear_c": 3}}),
+    ("napkinxc-plt", {"train": {"liblinear_c": 30}}),
+    ("napkinxc-plt", {"train": {"liblinear_c": 100}}),
 ]
+FACTORS_FEW, FACTORS_MANY = (0.6, 1.0, 1.5), (0.7, 1.2)  # of a weight, in our trials
 MOST_LABELS_OF_OVR = 5000
 
 
@@ -87,25 +86,33 @@ def main():
         "tune": load_extreme(
             *paths,
             name=folder.name,
-            validation_fraction=VALIDATION,
+            validation_fraction=options.validation_fraction,
             validation_block=options.validation_block,
         ),
         "whole": load_extreme(*paths, name=folder.name, validation_fraction=0.0),
     }
     with tempfile.TemporaryDirectory() as place:
         write_matrices(sides, Path(place))
-        results = {}
-        for system, trials in systems(options, sides["whole"].num_labels).items():
-            if len(trials) != NUM_TRIALS:
-                raise SystemExit(f"{system} has {len(trials)} trials, not {NUM_TRIALS}")
-            results[system] = run_system(system, trials, sides, Path(place), console)
+        trials = systems(options, sides["whole"].num_labels)
+        (num_trials,) = {len(own) for own in trials.values()}  # the same for all
+        tried = {
+            system: tried_settings(system, own, sides, Path(place), console, kept=options.trials)
+            for system, own in trials.items()
+        }
+        if options.tune_only:
+            return
+        results = {
+            system: best_of(trials[system], tried[system], sides, Path(place)) for system in trials
+        }
+        results["Evenhand"]["curve"] = curve(results["Evenhand"]["settings"], sides["tune"])
     report = {
         "data": folder.name,
         "command": " ".join(["quality.py", "--data", folder.name]),
         "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "num_trials": NUM_TRIALS,
+        "num_trials": num_trials,
+        "validation_fraction": options.validation_fraction,
         "validation_block": options.validation_block,
         "systems": results,
     }
@@ -125,6 +132,9 @@ def parsed():
     parser.add_argument(
         "--validation-block", type=int, default=1, help="rows that stay together (%(default)s)"
     )
+    parser.add_argument("--validation-fraction", type=float, default=0.1, help="(%(default)s)")
+    parser.add_argument("--tune-only", action="store_true", help="only the trials, for --trials")
+    parser.add_argument("--trials", help="folder where trials are kept, to go on after a stop")
     parser.add_argument("--json")
     return parser.parse_args()
 
@@ -132,18 +142,22 @@ def parsed():
 def systems(options, num_labels):
     """For each system, functions (side, part asked) -> (ranks, first hits, seconds)."""
     found = {}
+    are_few = num_labels <= MOST_LABELS_OF_OVR
     if options.pecos:
-        found["PECOS XR-Linear"] = [("peer", options.pecos, "pecos", s) for s in PECOS]
+        trials = PECOS_FEW if are_few else PECOS_MANY
+        found["PECOS XR-Linear"] = [("peer", options.pecos, "pecos", trial) for trial in trials]
     if options.napkinxc:
-        trials = NAPKIN_FEW if num_labels <= MOST_LABELS_OF_OVR else NAPKIN_MANY
+        trials = NAPKIN_FEW if are_few else NAPKIN_MANY
         found["napkinXC"] = [("peer", options.napkinxc, *trial) for trial in trials]
-    settings = read_settings(Path(options.preset))
-    found["Evenhand"] = [("ours", trial, options.members) for trial in our_trials(settings)]
+    trials = our_trials(
+        read_settings(Path(options.preset)), FACTORS_FEW if are_few else FACTORS_MANY
+    )
+    found["Evenhand"] = [("ours", trial, options.members) for trial in trials]
     return found
 
 
-def our_trials(settings):
-    """The preset with two numbers of steps and three weights: of the ranker, or the neighbours."""
+def our_trials(settings, factors):
+    """The preset with two numbers of steps and some weights: of the ranker, or the neighbours."""
     has_ranker = settings.get("ranker", {}).get("num_mined_labels", 0) > 0
     section, name = ("ranker", "weight") if has_ranker else ("search", "neighbour_weight")
     config = build_config(settings)
@@ -158,22 +172,53 @@ def our_trials(settings):
             section: {**settings[section], name: round(factor * weight, 6)},
         }
         for share in (0.75, 1.0)
-        for factor in (0.6, 1.0, 1.5)
+        for factor in factors
     ]
 
 
-def run_system(system, trials, sides, place, console):
+def tried_settings(system, trials, sides, place, console, *, kept):
     tried = []
     for trial in trials:
-        figures = run(trial, sides["tune"], "tune", "validation", place, members=1)
+        path = kept and Path(kept) / f"{system}-{digest_of(trial, sides)}.json"
+        if path and path.is_file():
+            figures = read_json(path)
+        else:
+            figures = run(trial, sides["tune"], "tune", "validation", place, members=1)
+            if path:
+                write_json(path, figures)
         tried.append({"settings": shown(trial), **figures})
         told = shown(trial)
         if trial[0] != "peer":
             told = [told[section] for section in VARIED if section in told]
         console.print(f"{system}: {told}: {mean_of_cells(figures):.4f}")
+    return tried
+
+
+def best_of(trials, tried, sides, place):
+    """The setting that validation prefers, trained on all training rows, on the test part."""
     best = max(range(len(tried)), key=lambda number: mean_of_cells(tried[number]))
     final = run(trials[best], sides["whole"], "whole", "test", place, members=None)
     return {"settings": shown(trials[best]), **final, "trials": tried}
+
+
+def digest_of(trial, sides):
+    """What the figures of a trial depend on, code and versions aside."""
+    parts = sides["tune"].parts
+    sums = {name: [len(part), int(part.positives.ids.sum())] for name, part in parts.items()}
+    about = json.dumps([shown(trial), sums], sort_keys=True)
+    return hashlib.sha256(about.encode()).hexdigest()[:12]
+
+
+def curve(settings, dataset):
+    """Recall on the validation part after ever more training: seconds and figures."""
+    steps = settings["training"]["num_steps"]
+    points = []
+    for share in SHARES:
+        training = {**settings["training"], "num_steps": round(share * steps)}
+        found = run_ours({**settings, "training": training}, dataset, "validation", members=1)
+        cells = cells_of(found["ranks"], dataset, "validation")
+        points.append({"train_seconds": found["train_seconds"], **cells})
+    return points
 
 
 def run(trial, dataset, side, part_name, place, *, members):

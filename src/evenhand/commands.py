@@ -45,6 +45,7 @@ from evenhand.pipeline import (
     begin_run,
     evaluate_run,
     is_trained,
+    label_index,
     load_model,
     open_data,
     resumable_config,
@@ -56,7 +57,6 @@ from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
 from evenhand.reproduce.command import reproduce
 from evenhand.runs import RunResult, check_trained_on, load_result
-from evenhand.search import ExactIndex
 from evenhand.tables import (
     differences_table,
     parts_table,
@@ -267,11 +267,12 @@ def search_command(options: argparse.Namespace) -> int:
             raise UserError(f"a query must hold more than white space, got {query!r}")
     if options.results < 1:
         raise UserError(f"--results must be at least 1, got {options.results}")
-    dataset = open_data(run_config(folder).data, console)
+    config = run_config(folder)
+    dataset = open_data(config.data, console)
     featurizer = featurizer_from(dataset.featurizer)
     device = _device(options)
     model = load_model(folder, dataset, device=device)
-    index = ExactIndex(model.label_vectors(), label_bias=model.biases())  # texts have no values
+    index = label_index(model, dataset, config)  # texts have no values
     bags = bags_of(featurizer.featurize(options.queries), device=device)
     found = index.search(model.query_vectors(bags), options.results)
     results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)

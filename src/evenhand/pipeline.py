@@ -346,12 +346,23 @@ def evaluate_model(
     )
 
 
+def label_index(model: Retriever, dataset: Dataset, config: Config) -> ExactIndex:
+    """All labels by the model's scores, less what the settings take off for being frequent."""
+    biases = model.biases()
+    if config.search.frequency_discount:
+        device = model.label_table.device
+        counts = torch.from_numpy(dataset.label_counts()).to(device, torch.float32)  # (L,)
+        discounts = config.search.frequency_discount * torch.log1p(counts)
+        biases = -discounts if biases is None else biases - discounts
+    return ExactIndex(model.label_vectors(), label_bias=biases)
+
+
 def model_index(
     model: Retriever, dataset: Dataset, config: Config, ranker: LinearRanker | None = None
 ) -> ExactIndex | NeighbourIndex | RankedIndex:
     """All labels by the model's scores and, where there are any, by the neighbours and a ranker."""
     index: ExactIndex | NeighbourIndex
-    index = ExactIndex(model.label_vectors(), label_bias=model.biases())
+    index = label_index(model, dataset, config)
     if config.search.num_neighbours:
         train_part = dataset.parts["train"]
         check_neighbours(config, dataset)

@@ -8,14 +8,21 @@ from evenhand.settings import check_positive
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """Votes of the most similar training queries, beside the model's scores."""
+    """What is added to the model's scores: votes of similar training queries, and a handicap.
 
+    A model gives frequent labels high scores because they are frequent, which is right for the
+    first label of a list and wrong for the rare ones (Menon et al., Long-tail learning via logit
+    adjustment, 2021).
+    """
+
+    frequency_discount: float = 0.0  # times log(1 + a label's training pairs), off its score
     num_neighbours: int = 0  # 0: none are asked
     neighbour_weight: float = 5.0  # what the votes of all neighbours together add to a score
     neighbour_power: float = 4.0  # a neighbour counts by its similarity to this power
 
     def __post_init__(self) -> None:
-        for name in ("num_neighbours", "neighbour_weight", "neighbour_power"):
+        names = ("frequency_discount", "num_neighbours", "neighbour_weight", "neighbour_power")
+        for name in names:
             if not getattr(self, name) >= 0:
                 raise UserError(f"search.{name} must be at least 0, got {getattr(self, name)}")
 

@@ -113,7 +113,7 @@ def fit_ranker(
     positive_cost: float = 0.5,
     negative_cost: float = 0.2,
     smallest_weight: float = 0.01,
-    tolerance: float = 0.1,
+    tolerance: float = 0.5,
     max_passes: int = 20,
     seed: int = 0,
     progress_fn: ProgressFn | None = None,

@@ -236,6 +236,15 @@ def test_a_stopped_table_continues_to_the_same_figures(changes, tmp_path):
         (["reproduce", "table2-mnist", "--data", ".", "--seeds", "101"], "other seeds"),
         (["reproduce", "table2-mnist", "--data", ".", "--steps", "0"], "must be above 0, got 0"),
         (["reproduce", "table3", "--set", "row.dropout=0.5"], "--set is for the rows of one table"),
+        (
+            ["reproduce", "table3", "--set", "row.dropout=0.5"],
+            "got ['row.dropout=0.5'] with table3",
+        ),
+        (["reproduce", "table2-mnist", "--steps", "5", "9"], "for table3 alone, got [5, 9]"),
+        (["reproduce", "table2-mnist", "--power", "0"], "--power is for table3, got 0.0 with"),
+        (["reproduce", "--quick", "--mask-all-positives"], "is for table3, got True with no table"),
+        (["reproduce", "table2-mnist", "--learning-rates", "1"], "for table3, got [1.0] with"),
+        (["reproduce", "table3", "--data", ".", "--power", "0"], "power must be at least 1, got 0"),
     ],
 )
 def test_bad_words_are_one_sentence(words, message, capsys):

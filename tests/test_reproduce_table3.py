@@ -64,6 +64,13 @@ def test_the_settings_are_those_of_the_paper():
     assert config.loss.name == "contrastive"
 
 
+@pytest.mark.parametrize(("power", "masks"), [(1.0, False), (2.0, True)])
+def test_power_and_mask_reach_the_training(power, masks):
+    protocol = Protocol(power=power, masks_all_positives=masks)
+    config = config_of(protocol, wide(60), Trial(512, 0.01, 500, 1))
+    assert (config.loss.power, config.mining.masks_all_positives) == (power, masks)
+
+
 def test_the_whole_batch_is_snm_and_few_labels_are_all_but_one():
     config = config_of(Protocol(), wide(60), Trial(2048, 0.01, 500, 1))
     assert config.mining.method == "snm"

@@ -107,7 +107,9 @@ def main():
         results["Evenhand"]["curve"] = curve(results["Evenhand"]["settings"], sides["tune"])
     report = {
         "data": folder.name,
-        "command": " ".join(["quality.py", "--data", folder.name]),
+        "command": f"quality.py --data {folder.name} --preset {Path(options.preset).name} "
+        f"--members {options.members} --validation-block {options.validation_block} "
+        f"--validation-fraction {options.validation_fraction}",
         "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},

@@ -8,10 +8,11 @@ and nothing is unpacked: a member of an archive is read where it is.
 """
 
 import dataclasses
+import functools
 import lzma
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,25 +58,17 @@ def load_public_extreme(
     """A set of the Extreme Classification Repository, under its published train and test part."""
     data = public_data(name)
     files = extreme_files(data, folder)
-    if files.whole is None:
-        dataset = load_extreme(
-            files.train,
-            files.test,
-            name=data.name,
-            validation_fraction=validation_fraction,
-            validation_block=validation_block,
-            progress_fn=progress_fn,
-        )
-    else:
-        dataset = load_extreme_split(
-            files.whole,
-            files.train,
-            files.test,
-            name=data.name,
-            validation_fraction=validation_fraction,
-            validation_block=validation_block,
-            progress_fn=progress_fn,
-        )
+    load_fn: Callable[..., Dataset] = load_extreme
+    if files.whole is not None:
+        load_fn = functools.partial(load_extreme_split, files.whole)
+    dataset = load_fn(
+        files.train,
+        files.test,
+        name=data.name,
+        validation_fraction=validation_fraction,
+        validation_block=validation_block,
+        progress_fn=progress_fn,
+    )
     return dataclasses.replace(dataset, attribution=f"{data.title}: {data.citation}")
 
 

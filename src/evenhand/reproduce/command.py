@@ -56,7 +56,15 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
     if options.table != "table3" and len(options.steps or ()) > 1:
         raise UserError(f"--steps takes several numbers for table3 alone, got {options.steps}")
     if options.set and options.table not in TABLES:
-        raise UserError(f"--set is for the rows of one table ({', '.join(TABLES)})")
+        raise UserError(
+            f"--set is for the rows of one table ({', '.join(TABLES)}), got {options.set} with "
+            f"{options.table or 'no table'}"
+        )
+    given = {"--power": options.power, "--learning-rates": options.learning_rates}
+    given["--mask-all-positives"] = options.mask_all_positives or None
+    for flag, value in given.items():
+        if value is not None and options.table != "table3":
+            raise UserError(f"{flag} is for table3, got {value} with {options.table or 'no table'}")
     if options.table == "table3" or (options.table is None and options.quick):
         _table3(options, device=device, console=console)
         if options.table == "table3":
@@ -153,7 +161,7 @@ def _table3(options: argparse.Namespace, *, device: torch.device, console: Conso
         "tuning_seed": options.tuning_seeds and options.tuning_seeds[0],
         "masks_all_positives": options.mask_all_positives,
     }
-    protocol = Protocol(**{name: value for name, value in given.items() if value})
+    protocol = Protocol(**{name: value for name, value in given.items() if value is not None})
     dataset = open_any(options.data, console)
     folder = Path(options.out or f"runs/table3-{dataset.name}")
     _run_table3(protocol, dataset, folder, options, device, console)

@@ -67,12 +67,13 @@ class BagEncoder(nn.Module):
 
     def forward(self, features: Features) -> Tensor:
         assert isinstance(features, Bags)
+        values = features.values
         return F.embedding_bag(
             features.ids,
             self.weight,
             features.offsets,
-            mode="mean" if features.values is None else "sum",
-            per_sample_weights=features.values,
+            mode="mean" if values is None else "sum",
+            per_sample_weights=None if values is None else values.to(self.weight.dtype),
             include_last_offset=True,
         )
 

@@ -201,20 +201,7 @@ def train(
     if validate_fn is not None and _is_out_of_patience(training, plan):
         return True  # it had stopped early, and was resumed
     while training.step < plan.num_steps:
-        learning_rate = learning_rate_at(
-            training.step,
-            num_steps=plan.num_steps,
-            peak=plan.learning_rate,
-            warmup_steps=plan.warmup_steps,
-            shape=plan.learning_rate_shape,
-        )
-        num_hard_examples = num_hard_examples_at(
-            training.step,
-            num_steps=plan.num_steps,
-            batch_size=training.feed.batch_size,
-            num_hard_examples=plan.num_hard_examples,
-            anneal_fraction=plan.anneal_fraction,
-        )
+        learning_rate, num_hard_examples = pace_at(training, plan)
         if step_fn is not None:
             stats = step_fn()
         else:
@@ -257,6 +244,32 @@ def train(
         if is_stopped:
             return False
     return True
+
+
+class Pace(NamedTuple):
+    """What the schedules say for the next step."""
+
+    learning_rate: float
+    num_hard_examples: int
+
+
+def pace_at(training: Training, plan: Plan) -> Pace:
+    return Pace(
+        learning_rate_at(
+            training.step,
+            num_steps=plan.num_steps,
+            peak=plan.learning_rate,
+            warmup_steps=plan.warmup_steps,
+            shape=plan.learning_rate_shape,
+        ),
+        num_hard_examples_at(
+            training.step,
+            num_steps=plan.num_steps,
+            batch_size=training.feed.batch_size,
+            num_hard_examples=plan.num_hard_examples,
+            anneal_fraction=plan.anneal_fraction,
+        ),
+    )
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Training on many processes: who the ranks are, what they say to each other, who holds a row."""

@@ -1,0 +1,90 @@
+"""The few ways in which ranks speak to each other, and how many bytes each took.
+
+`ProcessRanks` speaks through torch.distributed; `simulated.run_ranks` runs the same code with the
+ranks as threads of one process, for tests and to count what hundreds of ranks would send.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks(Protocol):
+    rank: int
+    num_ranks: int
+    sent: Counter[str]  # bytes sent to other ranks, by what they were
+
+    def exchanging(
+        self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
+    ) -> Callable[[], Tensor]:
+        """Starts to send rows[...] to each rank, `sent` rows each; call the answer for theirs."""
+
+    def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+        """The rows of all ranks, in their order; rank r has counts[r]."""
+
+    def summed_(self, values: Tensor, *, what: str) -> Tensor:
+        """The sum over the ranks, in place; the same bits on every rank."""
+
+
+class ProcessRanks:
+    """Ranks that are processes, joined by torch.distributed."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.sent: Counter[str] = Counter()
+
+    def exchanging(
+        self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
+    ) -> Callable[[], Tensor]:
+        shape = rows.shape[1:]
+        own_bytes = _as_bytes(rows)  # (n, row in bytes): whatever the type, it travels
+        others = own_bytes.new_empty(sum(received), own_bytes.shape[1])
+        work = dist.all_to_all_single(
+            others, own_bytes, list(received), list(sent), group=self.group, async_op=True
+        )
+        self.sent[what] += (sum(sent) - sent[self.rank]) * own_bytes.shape[1]
+
+        def wait() -> Tensor:
+            work.wait()
+            return others.view(rows.dtype).view(len(others), *shape)
+
+        return wait
+
+    def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+        most = max(counts)
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        own_bytes = _as_bytes(padded)
+        everyone = own_bytes.new_empty(most * self.num_ranks, own_bytes.shape[1])
+        dist.all_gather_into_tensor(everyone, own_bytes, group=self.group)
+        self.sent[what] += own_bytes.numel() * (self.num_ranks - 1)
+        parts = everyone.view(rows.dtype).view(self.num_ranks, most, *rows.shape[1:])
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def summed_(self, values: Tensor, *, what: str) -> Tensor:
+        dist.all_reduce(values, group=self.group)
+        self.sent[what] += reduction_bytes(values, self.num_ranks)
+        return values
+
+
+def are_any(ranks: Ranks | None, is_so: bool, *, device: torch.device) -> bool:
+    """Whether it is so on any rank: what one rank alone decided would leave the others waiting."""
+    if ranks is None:
+        return is_so
+    return bool(ranks.summed_(torch.tensor([float(is_so)], device=device), what="flags")[0])
+
+
+def reduction_bytes(values: Tensor, num_ranks: int) -> int:
+    """What a rank sends for a sum over a ring: every part twice, but once to itself."""
+    return 2 * values.numel() * values.element_size() * (num_ranks - 1) // num_ranks
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    """(n, ...) of any type -> (n, bytes of a row)."""
+    width = rows.shape[1:].numel()
+    return rows.contiguous().view(len(rows), width).view(torch.uint8)

@@ -1,0 +1,92 @@
+"""Trainings cut for ranks, from a whole one."""
+
+import copy
+
+import torch
+
+from evenhand.building import build_training
+from evenhand.distributed.shards import Shards
+from evenhand.training.split_step import SplitStep
+
+TABLES = ("label_table", "label_bias", "encoder.weight")
+
+
+def whole_training(config, dataset, *, dtype=torch.float32):
+    """What one process would train."""
+    built = build_training(config, dataset, torch.device("cpu"))
+    if dtype != torch.float32:
+        built.training.model.to(dtype)
+        for optimizer in built.training.optimizers.row_optimizers().values():
+            for name, state in vars(optimizer).items():
+                if isinstance(state, torch.Tensor) and name != "table":
+                    setattr(optimizer, name, state.to(dtype))
+        _with_features(built.training.feed, dtype)
+    return built
+
+
+def split_training(config, dataset, ranks, *, dtype=torch.float32):
+    """One rank's part of it, by cutting the tables, and the step that trains it."""
+    built = whole_training(config, dataset, dtype=dtype)
+    training = built.training
+    training.feed.share = (ranks.rank, ranks.num_ranks)
+    for optimizer in training.optimizers.row_optimizers().values():
+        rows = slice(*Shards(len(optimizer.table), ranks.num_ranks).rows_of(ranks.rank))
+        for name, state in vars(optimizer).items():
+            if isinstance(state, torch.Tensor) and name != "table":
+                setattr(optimizer, name, state[rows].clone())
+        optimizer.table.data = optimizer.table.data[rows].clone()
+    step = SplitStep(
+        training,
+        built.plan,
+        sampler=built.sampler,
+        loss_fn=built.loss_fn,
+        ranks=ranks,
+        num_labels=dataset.num_labels,
+        num_features=dataset.num_features,
+    )
+    return training, step
+
+
+def trained(training, step_fn, num_steps):
+    """Takes steps; (num_steps, 2) their figures."""
+    figures = []
+    for _ in range(num_steps):
+        figures.append(step_fn().clone())
+        training.step += 1
+    return torch.stack(figures)
+
+
+def tables_of(training):
+    """What is split, and what is not: name -> tensor."""
+    held = dict(training.model.state_dict())
+    for name, optimizer in training.optimizers.row_optimizers().items():
+        for key, value in optimizer.state().items():
+            held[f"{name}.{key}"] = value
+    if training.optimizers.dense is not None:
+        for index, slots in training.optimizers.dense.state_dict()["state"].items():
+            held |= {f"dense.{index}.{key}": value for key, value in slots.items()}
+    return copy.deepcopy(held)
+
+
+def joined(parts, whole):
+    """The shards of all ranks as one, by name; what is not split must be equal on all."""
+    result = {}
+    for name, tensor in whole.items():
+        pieces = [part[name] for part in parts]
+        is_split = len(parts) > 1 and tensor.dim() and sum(map(len, pieces)) == len(tensor)
+        if is_split:
+            result[name] = torch.cat(pieces)
+        else:
+            assert all(torch.equal(piece, pieces[0]) for piece in pieces), name
+            result[name] = pieces[0]
+    return result
+
+
+def _with_features(feed, dtype):
+    """Dense features of another precision."""
+    import dataclasses
+
+    import numpy as np
+
+    if isinstance(feed.part.features, np.ndarray) and dtype == torch.float64:
+        feed.part = dataclasses.replace(feed.part, features=feed.part.features.astype(np.float64))

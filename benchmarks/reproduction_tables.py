@@ -12,14 +12,24 @@ GROUPS = ("head", "torso", "tail", "all")
 MULTILABEL = ("bibtex", "delicious", "debian-deps", "places")
 POWERS = {1: "", 2: "-power2"}  # of table 3's loss: how the file of results ends
 MASKED = "-power2-masked"  # not run on places
+MNIST_RUNS = {  # how the file of results ends, and that of the tuning
+    "5 to 9": ("", ""),
+    "5 to 9, standardised": ("-standardised", "-standardised"),
+    "odd, stopped": ("-odd-68400", "-odd"),
+    "odd": ("-odd", "-odd"),
+    "odd, dropout, stopped": ("-odd-dropout", "-odd-dropout"),
+    "odd, falling rate": ("-odd-cosine", "-odd-cosine"),
+}
 
 
 def tables() -> dict[str, list[str]]:
     """Every table, by the mark in docs/reproduction.md that it stands under."""
     return {
+        "mnist runs": mnist_runs(),
         "mnist": table2("table2-mnist.json"),
         "mnist standardised": table2("table2-mnist-standardised.json"),
         "mnist odd": table2("table2-mnist-odd.json"),
+        "mnist odd cosine": table2("table2-mnist-odd-cosine.json"),
         "cifar10": table2("table2-cifar10.json"),
         "table3 choices": choices(),
         "table3 pairs": recalls(" over pairs"),
@@ -43,6 +53,28 @@ def table2(file: str) -> list[str]:
                 "" if paper is None else f"{paper[part]:.4f}",
                 _difference(figures.get("minus_sgd")),
             ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def mnist_runs() -> list[str]:
+    """Every run that saw MNIST's test part: what validation preferred, and the gains of all k'."""
+    gains = [f"top-{count} minus SGD" for count in (1, 16, 32)]
+    heads = ["rare digits", "steps", "validation prefers", "its tail", "its head", *gains]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, (ending, tuning_ending) in MNIST_RUNS.items():
+        report = json.loads((RESULTS / f"table2-mnist{ending}.json").read_text("utf-8"))
+        tuning = RESULTS / f"table2-mnist{tuning_ending}-tuning.json"
+        chosen = max(json.loads(tuning.read_text("utf-8"))["chosen"], key=_validation_of_rate)
+        rows = {row["name"]: row for row in report["rows"]}
+        best = rows[chosen["name"]]
+        assert best["learning_rate"] == chosen["learning_rate"], f"{name}: another rate was tuned"
+        cells = [name, f"{report['num_steps']:,}"]
+        cells.append(f"{chosen['name']} ({_validation_of_rate(chosen):.4f})")
+        cells += [f"{best[part]['mean']:.4f}" for part in ("tail", "head")]
+        for count in (1, 16, 32):
+            gain = rows[f"top-{count}"]["tail"]["minus_sgd"]
+            cells.append(f"**{_difference(gain)}**" if gain["low"] > 0 else _difference(gain))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -153,6 +185,11 @@ def _difference(interval: dict[str, float] | None) -> str:
     if interval is None:
         return ""
     return f"{interval['mean']:+.4f} ({interval['low']:+.4f} to {interval['high']:+.4f})"
+
+
+def _validation_of_rate(chosen: dict[str, Any]) -> float:
+    value: float = chosen["means"][str(chosen["learning_rate"])]
+    return value
 
 
 def _table3(name: str, ending: str) -> dict[str, Any]:

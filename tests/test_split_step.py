@@ -9,6 +9,7 @@ from evenhand.distributed.simulated import run_ranks
 from evenhand.training.loop import pace_at, train_step
 
 NUM_STEPS = 50
+MAIN = ("s2m", "s2m, the paper's mask", "snm", "cvar")
 CASES = {
     "s2m": {},
     "s2m, the paper's mask": {"mining__masks_all_positives": False},
@@ -23,7 +24,7 @@ CASES = {
     "one hard example": {"mining__num_hard_examples": 1},
     "a sample each": {"mining__for_each_example": True},
     "in-batch": {"mining__sampler": "in-batch"},
-    "mixed": {"mining__sampler": "mixed"},
+    "mixed": {"mining__sampler": "mixed", "mining__in_batch_share": 0.9},
     "frequency": {"mining__sampler": "frequency"},
     "softmax, log q, bias": {
         "loss__name": "softmax",
@@ -36,7 +37,7 @@ CASES = {
 }
 
 
-def trained_alone(settings, dataset, *, dtype):
+def trained_alone(settings, dataset, *, num_steps, dtype):
     built = whole_training(settings, dataset, dtype=dtype)
     training = built.training
 
@@ -51,13 +52,13 @@ def trained_alone(settings, dataset, *, dtype):
             num_hard_examples=num_hard_examples,
         )
 
-    return trained(training, step, NUM_STEPS), tables_of(training)
+    return trained(training, step, num_steps), tables_of(training)
 
 
-def trained_by_ranks(settings, dataset, num_ranks, *, dtype):
+def trained_by_ranks(settings, dataset, num_ranks, *, num_steps, dtype):
     def rank_fn(ranks):
         training, step = split_training(settings, dataset, ranks, dtype=dtype)
-        figures = trained(training, step, NUM_STEPS)
+        figures = trained(training, step, num_steps)
         return figures, tables_of(training)
 
     results = run_ranks(num_ranks, rank_fn)
@@ -66,9 +67,11 @@ def trained_by_ranks(settings, dataset, num_ranks, *, dtype):
     return figures, [tables for _, tables in results]
 
 
-def assert_equal(settings, dataset, num_ranks, *, dtype, tolerance):
-    figures, tables = trained_alone(settings, dataset, dtype=dtype)
-    split_figures, parts = trained_by_ranks(settings, dataset, num_ranks, dtype=dtype)
+def assert_equal(settings, dataset, num_ranks, *, num_steps=NUM_STEPS, dtype=torch.float64):
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    how = {"num_steps": num_steps, "dtype": dtype}
+    figures, tables = trained_alone(settings, dataset, **how)
+    split_figures, parts = trained_by_ranks(settings, dataset, num_ranks, **how)
     assert split_figures.dtype == dtype
     torch.testing.assert_close(split_figures, figures, rtol=tolerance, atol=tolerance)
     for name, tensor in joined(parts, tables).items():
@@ -76,7 +79,22 @@ def assert_equal(settings, dataset, num_ranks, *, dtype, tolerance):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_do_what_one_process_does(case, num_ranks):
-    settings = config("none", **CASES[case])
-    assert_equal(settings, text_dataset(), num_ranks, dtype=torch.float64, tolerance=1e-10)
+@pytest.mark.parametrize("case", MAIN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ranks_do_what_one_process_does(case, num_ranks, dtype):
+    assert_equal(config("none", **CASES[case]), text_dataset(), num_ranks, dtype=dtype)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in MAIN])
+def test_every_method_and_sampler_does(case):
+    assert_equal(config("none", **CASES[case]), text_dataset(), 3, num_steps=8)
+
+
+def test_dense_encoders_are_replicated():
+    settings = config("none", model__hidden_widths=(8,), training__max_gradient_norm=0.05)
+    assert_equal(settings, dense_dataset(), 3, num_steps=8)
+
+
+def test_ranks_without_a_row_or_a_survivor_take_part():
+    settings = config("none", mining__num_hard_examples=1)
+    assert_equal(settings, text_dataset(), 7, num_steps=4)

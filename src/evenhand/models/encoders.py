@@ -87,7 +87,7 @@ class BagEncoder(nn.Module):
             shares = 1 / lengths.clamp(min=1).to(vector_gradients.dtype)
             values = torch.repeat_interleave(shares, lengths)  # (nnz,)
         ids, columns = distinct_ids(features.ids)
-        bags = Lists(features.offsets, columns, values)  # (B, T)
+        bags = Lists(features.offsets, columns, values.to(vector_gradients.dtype))  # (B, T)
         return RowGradients(ids, transposed_product(bags, vector_gradients, num_columns=len(ids)))
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from small import config, dense_dataset, text_dataset
-from split import joined, split_training, tables_of, trained, whole_training
 
 from evenhand.distributed.simulated import run_ranks
 from evenhand.training.loop import pace_at, train_step
+from small import config, dense_dataset, text_dataset
+from split import joined, split_training, tables_of, trained, whole_training
 
 NUM_STEPS = 50
 MAIN = ("s2m", "s2m, the paper's mask", "snm", "cvar")

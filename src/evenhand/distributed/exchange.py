@@ -86,7 +86,7 @@ class RowExchange:
         counts = self.ranks.exchanging(
             torch.tensor(asked, device=device), sent=each, received=each, what="counts"
         )
-        return counts().tolist()  # type: ignore[no-any-return]
+        return counts().tolist()
 
 
 def sorted_distinct_ids(ids: Tensor) -> tuple[Tensor, Tensor]:

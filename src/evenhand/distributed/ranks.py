@@ -4,8 +4,10 @@
 ranks as threads of one process, for tests and to count what hundreds of ranks would send.
 """
 
+import contextlib
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -37,10 +39,13 @@ class ProcessRanks:
         self.group = group
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent: Counter[str] = Counter()
+        self.calls = 0  # begun; all ranks make the same ones
+        self.waits_since: float | None = None  # for the others, by the monotonic clock
 
     def exchanging(
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
     ) -> Callable[[], Tensor]:
+        self.calls += 1
         shape = rows.shape[1:]
         own_bytes = _as_bytes(rows)  # (n, row in bytes): whatever the type, it travels
         others = own_bytes.new_empty(sum(received), own_bytes.shape[1])
@@ -50,26 +55,44 @@ class ProcessRanks:
         self.sent[what] += (sum(sent) - sent[self.rank]) * own_bytes.shape[1]
 
         def wait() -> Tensor:
-            work.wait()
+            with self._waiting():
+                work.wait()
             return others.view(rows.dtype).view(len(others), *shape)
 
         return wait
 
     def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+        self.calls += 1
         most = max(counts)
         padded = rows.new_zeros(most, *rows.shape[1:])
         padded[: len(rows)] = rows
         own_bytes = _as_bytes(padded)
         everyone = own_bytes.new_empty(most * self.num_ranks, own_bytes.shape[1])
-        dist.all_gather_into_tensor(everyone, own_bytes, group=self.group)
+        with self._waiting():
+            dist.all_gather_into_tensor(everyone, own_bytes, group=self.group)
         self.sent[what] += own_bytes.numel() * (self.num_ranks - 1)
         parts = everyone.view(rows.dtype).view(self.num_ranks, most, *rows.shape[1:])
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def summed_(self, values: Tensor, *, what: str) -> Tensor:
-        dist.all_reduce(values, group=self.group)
+        self.calls += 1
+        with self._waiting():
+            dist.all_reduce(values, group=self.group)
         self.sent[what] += reduction_bytes(values, self.num_ranks)
         return values
+
+    def seconds_waiting(self) -> float:
+        """How long this rank has been waiting for the others."""
+        since = self.waits_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waits_since = None
 
 
 def are_any(ranks: Ranks | None, is_so: bool, *, device: torch.device) -> bool:

@@ -38,7 +38,7 @@ class ThreadRanks:
     def exchanging(
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
     ) -> Callable[[], Tensor]:
-        parts = rows.split(list(sent))
+        parts = torch.split(rows, list(sent))
         others = self.room.met(
             self.rank, parts, lambda laid: torch.cat([parts[self.rank] for parts in laid])
         )
@@ -50,7 +50,8 @@ class ThreadRanks:
     def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
         size = rows.shape[1:].numel() * rows.element_size()
         self.sent[what] += max(counts) * size * (self.num_ranks - 1)
-        return self.room.met(self.rank, rows, torch.cat)
+        everyone: Tensor = self.room.met(self.rank, rows, torch.cat)
+        return everyone
 
     def summed_(self, values: Tensor, *, what: str) -> Tensor:
         self.sent[what] += reduction_bytes(values, self.num_ranks)
@@ -58,9 +59,7 @@ class ThreadRanks:
         return values.copy_(total)
 
 
-def run_ranks(
-    num_ranks: int, rank_fn: Callable[[Ranks], T], *, timeout: float = 60.0
-) -> list[T]:
+def run_ranks(num_ranks: int, rank_fn: Callable[[Ranks], T], *, timeout: float = 60.0) -> list[T]:
     """Runs `rank_fn` once for each rank, all at the same time; what each returned, by rank.
 
     Example:

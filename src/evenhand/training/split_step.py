@@ -66,7 +66,9 @@ class SplitStep:
         sampled = sample.ids[sample.ids >= 0]
         wanted, _ = sorted_distinct_ids(torch.cat([sampled, batch.label_ids]))  # (U,)
         request = self.labels.request(wanted)
-        label_rows_fn = self.labels.fetching(request, model.label_table)  # while queries are encoded
+        label_rows_fn = self.labels.fetching(
+            request, model.label_table
+        )  # while queries are encoded
         feature_ids, features = self._with_feature_rows(batch.features)
         raw_vectors = small.encoder(features)  # (b, D)
         query_vectors = small.as_queries(raw_vectors)

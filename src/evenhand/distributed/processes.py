@@ -1,0 +1,160 @@
+"""Ranks under torchrun: how they join, who is named when one is late, and how they leave.
+
+All ranks make the same calls in the same order, so the rank that has begun the fewest is the one
+the others wait for. Each tells how many it has begun, every second, from a thread of its own; a
+rank that has waited too long names the late one and ends, and torchrun starts all of them again.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from evenhand.distributed.ranks import ProcessRanks
+
+EXIT_LATE = 75  # of a rank that has waited too long; "try again" among the exit codes of a shell
+
+
+def num_launched() -> int:
+    """How many ranks torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def launched_rank() -> int:
+    return int(os.environ.get("RANK", "0")) if num_launched() > 1 else 0
+
+
+def num_restarts() -> int:
+    """How often torchrun has started the ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+class Pulse(NamedTuple):
+    """What a rank tells of itself."""
+
+    beats: int  # grows every second, as long as the process runs
+    calls: int  # begun
+    where: str  # host and process
+
+    @property
+    def text(self) -> str:
+        return json.dumps(self)
+
+
+class Watch:
+    """A thread that tells of this rank, and ends it when it has waited for another too long."""
+
+    def __init__(
+        self,
+        ranks: ProcessRanks,
+        store: Store,
+        *,
+        timeout: float,
+        end_fn: Callable[[str], Any],
+    ) -> None:
+        self.ranks, self.store, self.timeout, self.end_fn = ranks, store, timeout, end_fn
+        self.where = f"{socket.gethostname()}, process {os.getpid()}"
+        self.seen: dict[int, tuple[Pulse, float]] = {}  # each with the time it last changed
+        self.is_over = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="evenhand watch", daemon=True)
+
+    def start(self) -> None:
+        self.store.set(f"pulse/{self.ranks.rank}", Pulse(0, 0, self.where).text)
+        dist.barrier(self.ranks.group)  # every rank has a pulse from here on
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.is_over.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        beats = 0
+        while not self.is_over.wait(min(1.0, self.timeout / 5)):
+            beats += 1
+            try:
+                self._look(beats)
+            except (RuntimeError, ValueError):  # the store went with rank 0, and so will all
+                return
+            waited = self.ranks.seconds_waiting()
+            if waited > self.timeout:
+                self.end_fn(late_message(self.ranks, self.seen, waited=waited))
+                return
+
+    def _look(self, beats: int) -> None:
+        pulse = Pulse(beats, self.ranks.calls, self.where)
+        self.store.set(f"pulse/{self.ranks.rank}", pulse.text)
+        names = [f"pulse/{rank}" for rank in range(self.ranks.num_ranks)]
+        for rank, text in enumerate(self.store.multi_get(names)):
+            told = Pulse(*json.loads(text))
+            if rank not in self.seen or self.seen[rank][0] != told:
+                self.seen[rank] = told, time.monotonic()
+
+
+def late_message(
+    ranks: ProcessRanks, seen: dict[int, tuple[Pulse, float]], *, waited: float
+) -> str:
+    """One sentence that names the ranks which the others wait for."""
+    others = {rank: told for rank, told in seen.items() if rank != ranks.rank}
+    fewest = min((pulse.calls for pulse, _ in others.values()), default=ranks.calls)
+    late = [rank for rank, (pulse, _) in others.items() if pulse.calls == fewest < ranks.calls]
+    silent = [rank for rank, (_, at) in others.items() if time.monotonic() - at > waited / 2]
+    if not (late or silent):
+        return f"rank {ranks.rank} has waited {waited:.0f} s for the others, and all of them wait"
+    named = [
+        f"rank {rank} ({others[rank][0].where}), which "
+        + ("says nothing any more" if rank in silent else "still runs, but is behind")
+        for rank in silent or late
+    ]
+    return f"rank {ranks.rank} has waited {waited:.0f} s for {' and '.join(named)}"
+
+
+def _end(message: str) -> None:
+    print(
+        f"evenhand: {message}; this rank ends, and the run goes on from its last checkpoint when "
+        f"torchrun starts it again (--max-restarts), or with --resume",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(EXIT_LATE)  # the main thread waits inside the library, where no exception reaches it
+
+
+@contextlib.contextmanager
+def joined_ranks(device: torch.device, *, timeout: float) -> Iterator[ProcessRanks]:
+    """The process group of the ranks that torchrun started, left together at the end.
+
+    Args:
+        timeout: seconds that a rank waits for the others before it names the late one and ends.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    # The library's own limits come later than ours, which knows the name of the late rank.
+    limit = timedelta(seconds=2 * timeout + 30)
+    store, rank, num_ranks = next(rendezvous("env://", timeout=limit))
+    dist.init_process_group(
+        f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend,
+        store=PrefixStore("evenhand", store),
+        rank=rank,
+        world_size=num_ranks,
+        timeout=limit,
+    )
+    ranks = ProcessRanks()
+    watch = Watch(ranks, PrefixStore("watch", store), timeout=timeout, end_fn=_end)
+    watch.start()
+    try:
+        yield ranks
+    except BaseException:
+        watch.is_over.set()  # others may be gone: nobody is waited for
+        raise
+    dist.barrier()  # a group that a rank has left early takes the others down
+    watch.stop()
+    dist.destroy_process_group()

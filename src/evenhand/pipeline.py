@@ -53,7 +53,7 @@ from evenhand.search import (
     RankedQueries,
     VotedQueries,
 )
-from evenhand.training.checkpoint import load_latest_checkpoint
+from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, rewind_metrics, train
 
@@ -176,7 +176,12 @@ def _train_model(
 ) -> bool:
     built = build_training(config, dataset, device)
     training = built.training
-    checkpoint = load_latest_checkpoint(folder / "checkpoints")
+    checkpoint = load_latest_checkpoint(
+        folder / "checkpoints",
+        training.checkpoint(),
+        check_fn=training.check_belongs,
+        warn_fn=lambda sentence: console.print(f"evenhand: {sentence}", markup=False),
+    )
     if checkpoint is not None:
         try:
             training.load(checkpoint)
@@ -188,7 +193,16 @@ def _train_model(
     rewind_metrics(folder / "metrics.jsonl", step=training.step)
     has_validation = "validation" in dataset.parts and built.plan.evaluate_every > 0
     began, began_at = time.monotonic(), training.step
-    with step_bar(console, title, total=built.plan.num_steps, done=training.step) as advance:
+    keeper = Keeper(
+        folder / "checkpoints",
+        keep_last=config.training.keep_last,
+        keep_best=config.training.keep_best,
+        is_async=config.training.async_checkpoints,
+    )
+    with (
+        step_bar(console, title, total=built.plan.num_steps, done=training.step) as advance,
+        keeper,
+    ):
         is_complete = train(
             training,
             built.plan,
@@ -200,6 +214,7 @@ def _train_model(
             save_best_fn=lambda model: save_model(folder, model),
             progress_fn=advance,
             should_stop_fn=should_stop_fn,
+            keeper=keeper,
         )
     if is_complete and not has_validation:
         save_model(folder, training.model)

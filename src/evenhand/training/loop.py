@@ -17,7 +17,8 @@ from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
 from evenhand.risk import Memory, mean_weights, top_weights
 from evenhand.sampling import LabelSampler
-from evenhand.training.checkpoint import Checkpoint, save_checkpoint
+from evenhand.training.checkpoint import Checkpoint, Keeper
+from evenhand.training.checkpoint_files import Table
 from evenhand.training.feed import PairFeed
 from evenhand.training.optimizers import RowOptimizer
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
@@ -27,6 +28,7 @@ NAN_REMEDY = (
     "checkpoints before it are sound: try a lower training.learning_rate, training.warmup_steps "
     "or training.max_gradient_norm, and see that no feature value is huge"
 )
+TABLES = {"labels": "label_table", "biases": "label_bias", "features": "encoder.weight"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,13 +109,21 @@ class Training:
     best_value: float = -math.inf
     best_step: int = 0
     recent: list[Tensor] = dataclasses.field(default_factory=list)  # (2,) a step since the last log
+    # Of tables split over ranks, named as in TABLES: the first row that is here, the rows in all.
+    row_ranges: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def checkpoint(self) -> Checkpoint:
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tables: dict[str, Table] = {}
         for name, optimizer in self.optimizers.row_optimizers().items():
-            tensors |= {
-                f"optimizer.{name}.{key}": value for key, value in optimizer.state().items()
-            }
+            place = self.row_ranges.get(name, (0, None))
+            table_name = f"model.{TABLES[name]}"
+            tables[table_name] = Table(tensors.pop(table_name), *place)
+            for key, value in optimizer.state().items():
+                if value.dim():  # a value for each row
+                    tables[f"optimizer.{name}.{key}"] = Table(value, *place)
+                else:
+                    tensors[f"optimizer.{name}.{key}"] = value
         if self.optimizers.dense is not None:
             for index, slots in self.optimizers.dense.state_dict()["state"].items():
                 tensors |= {f"dense.{index}.{key}": value for key, value in slots.items()}
@@ -129,9 +139,19 @@ class Training:
             "best_value": best,
             "best_step": self.best_step,
         }
-        return Checkpoint(tensors, state)
+        return Checkpoint(tensors, state, tables)
 
+    def check_belongs(self, state: dict[str, Any]) -> None:
+        if state["belongs_to"] != self.belongs_to:
+            raise UserError(
+                f"the checkpoint of step {state['step']} is of another configuration or another "
+                f"data set; put back the one of this run, or remove it to begin anew"
+            )
+
+    @torch.no_grad()
     def load(self, checkpoint: Checkpoint) -> None:
+        """Takes over a checkpoint, whose tables may be the own ones, filled already."""
+
         def under(prefix: str) -> dict[str, Tensor]:
             return {
                 name.removeprefix(prefix): tensor
@@ -139,14 +159,22 @@ class Training:
                 if name.startswith(prefix)
             }
 
-        if checkpoint.state["belongs_to"] != self.belongs_to:
-            raise UserError(
-                f"the checkpoint of step {checkpoint.state['step']} is of another configuration or "
-                f"another data set; put back the one of this run, or remove it to begin anew"
-            )
-        self.model.load_state_dict(under("model."))
+        self.check_belongs(checkpoint.state)
+        tables = self.checkpoint().tables
+        for name, table in tables.items():
+            rows = checkpoint.tables[name].rows
+            if rows.shape != table.rows.shape:
+                raise ValueError(f"{name} is {tuple(rows.shape)}, not {tuple(table.rows.shape)}")
+            if rows.data_ptr() != table.rows.data_ptr():
+                table.rows.copy_(rows)
+        left = self.model.load_state_dict(under("model."), strict=False)
+        wrong = {f"model.{name}" for name in left.missing_keys} - tables.keys()
+        wrong |= set(left.unexpected_keys)
+        if wrong:
+            raise ValueError(f"{min(wrong)} is missing, or unknown")
         for name, optimizer in self.optimizers.row_optimizers().items():
-            optimizer.load(under(f"optimizer.{name}."))
+            held = {key: value for key, value in optimizer.state().items() if value.dim()}
+            optimizer.load(held | under(f"optimizer.{name}."))
         if self.optimizers.dense is not None:
             slots: dict[int, dict[str, Tensor]] = {}
             for name, tensor in under("dense.").items():
@@ -156,8 +184,8 @@ class Training:
             self.optimizers.dense.load_state_dict({"state": slots, "param_groups": groups})
         self.feed.load(under("feed."))
         if self.risk.memory is not None:
-            held = under("risk.").items()
-            self.risk.memory.load({name: tensor.to(self.feed.device) for name, tensor in held})
+            memory = under("risk.").items()
+            self.risk.memory.load({name: tensor.to(self.feed.device) for name, tensor in memory})
         self.generator.set_state(checkpoint.tensors["generator"])
         self.recent = list(checkpoint.tensors["recent"].to(self.feed.device))
         self.step = checkpoint.state["step"]
@@ -185,6 +213,7 @@ def train(
     save_best_fn: Callable[[Retriever], None] | None = None,
     progress_fn: Callable[[int, dict[str, float]], None] | None = None,
     should_stop_fn: Callable[[], bool] = lambda: False,
+    keeper: Keeper | None = None,
 ) -> bool:
     """Trains until the plan is done, patience ends or a stop is asked for.
 
@@ -193,11 +222,13 @@ def train(
         validate_fn: the value to select by, and every validation figure to be logged.
         save_best_fn: called with the model whenever that value is the best so far.
         progress_fn: called after each step with the step and the last logged figures.
+        keeper: saves the checkpoints; without it, they are saved at once and the last is kept.
 
     Returns:
         Whether training is complete (False: it was asked to stop, and can be resumed).
     """
     figures: dict[str, float] = {}
+    keeper = keeper or Keeper(places.checkpoint_dir)
     if validate_fn is not None and _is_out_of_patience(training, plan):
         return True  # it had stopped early, and was resumed
     while training.step < plan.num_steps:
@@ -233,11 +264,14 @@ def train(
         is_early = validate_fn is not None and _is_out_of_patience(training, plan)
         is_stopped = should_stop_fn()
         is_end = is_last or is_early or is_stopped
-        if _is_due(training.step, plan.checkpoint_every) or (plan.checkpoint_every and is_end):
+        is_kept = is_end or (keeper.keep_best and training.step == training.best_step)
+        if _is_due(training.step, plan.checkpoint_every) or (plan.checkpoint_every and is_kept):
             _refuse_unsound(training)
             if places.metrics_path.exists():
                 sync(places.metrics_path)  # a checkpoint never knows of lines the disk does not
-            save_checkpoint(places.checkpoint_dir, training.checkpoint(), step=training.step)
+            keeper.save(training.checkpoint(), step=training.step, best_step=training.best_step)
+        if is_end:
+            keeper.wait()
         if is_early or is_last:
             _refuse_unsound(training)
             return True

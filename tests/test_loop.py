@@ -17,7 +17,8 @@ from evenhand.models.retriever import Retriever
 from evenhand.pipeline import build_training, evaluate_run, train_run
 from evenhand.runs import read_metrics
 from evenhand.training.checkpoint import load_latest_checkpoint
-from evenhand.training.loop import Places, append_line, clipped, rewind_metrics, train
+from evenhand.training.loop import Places, clipped, train
+from evenhand.training.metrics_file import append_line, rewind_metrics
 from evenhand.training.step import Gradients
 
 CPU = torch.device("cpu")

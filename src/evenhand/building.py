@@ -63,6 +63,14 @@ class Split(NamedTuple):
     labels: Shards
     features: Shards
 
+    def row_ranges(self) -> dict[str, tuple[int, int]]:
+        """Of every table: the first row that is here, and the rows in all."""
+        shards = {"labels": self.labels, "biases": self.labels, "features": self.features}
+        return {
+            name: (shard.rows_of(self.ranks.rank)[0], shard.num_rows)
+            for name, shard in shards.items()
+        }
+
 
 class Built(NamedTuple):
     """The parts of a training run, made from a config."""
@@ -209,6 +217,7 @@ def build_training(
         generator,
         _build_risk(config, num_pairs=len(feed.pairs.label_ids), pair_groups=groups),
         belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
+        row_ranges={} if split is None else split.row_ranges(),
     )
     return Built(
         training,

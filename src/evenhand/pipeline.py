@@ -6,7 +6,8 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from evenhand.config import Config, DataConfig, build_config, read_settings, to_
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import IntArray, taken_rows
 from evenhand.data.weighting import weighted
+from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     Outcome,
@@ -56,7 +58,9 @@ from evenhand.search import (
 )
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from evenhand.training.feed import features_of
-from evenhand.training.loop import Places, rewind_metrics, train
+from evenhand.training.loop import Places, Training, train
+from evenhand.training.metrics_file import last_logged_step, rewind_metrics
+from evenhand.training.split_step import SplitStep
 
 MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
 DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
@@ -136,8 +140,12 @@ def train_run(
     console: Console,
     title: str = "training",
     should_stop_fn: Callable[[], bool] = lambda: False,
+    ranks: ProcessRanks | None = None,
 ) -> bool:
     """Trains into a run folder, from its newest checkpoint where there is one, then fits a ranker.
+
+    Args:
+        ranks: those that train together, each in this function.
 
     Returns:
         Whether all is complete; if not, it was asked to stop and can be resumed.
@@ -153,6 +161,7 @@ def train_run(
             console=console,
             title=title,
             should_stop_fn=should_stop_fn,
+            ranks=ranks,
         )
         if not is_complete or not wants_ranker:
             return is_complete
@@ -175,24 +184,17 @@ def _train_model(
     console: Console,
     title: str,
     should_stop_fn: Callable[[], bool],
+    ranks: ProcessRanks | None,
 ) -> bool:
-    built = build_training(config, dataset, device)
-    training = built.training
-    checkpoint = load_latest_checkpoint(
-        folder / "checkpoints",
-        training.checkpoint(),
-        check_fn=training.check_belongs,
-        warn_fn=lambda sentence: console.print(f"evenhand: {sentence}", markup=False),
-    )
-    if checkpoint is not None:
-        try:
-            training.load(checkpoint)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"the newest of {folder / 'checkpoints'} is damaged, or of another version "
-                f"({type(error).__name__}: {error}); remove it, and --resume will begin anew"
-            ) from error
-    rewind_metrics(folder / "metrics.jsonl", step=training.step)
+    built = build_training(config, dataset, device, ranks=ranks)
+    training, is_first = built.training, ranks is None or ranks.rank == 0
+    warnings = _load_checkpoint(folder, training, ranks)
+    metrics_path = folder / "metrics.jsonl" if is_first else None
+    if metrics_path is not None:
+        _note_start(folder, step=training.step, warnings=warnings)
+        rewind_metrics(metrics_path, step=training.step)
+    for warning in warnings:
+        console.print(f"evenhand: {warning}", markup=False)
     has_validation = "validation" in dataset.parts and built.plan.evaluate_every > 0
     began, began_at = time.monotonic(), training.step
     keeper = Keeper(
@@ -200,7 +202,12 @@ def _train_model(
         keep_last=config.training.keep_last,
         keep_best=config.training.keep_best,
         is_async=config.training.async_checkpoints,
+        group=ranks,
     )
+    step_fn = built.step_fn(should_stop_fn)
+    if isinstance(step_fn, SplitStep):
+        split_step = step_fn  # what one rank was asked, all do, after the same step
+        should_stop_fn = lambda: split_step.is_stop_asked  # noqa: E731
     with (
         step_bar(console, title, total=built.plan.num_steps, done=training.step) as advance,
         keeper,
@@ -210,21 +217,29 @@ def _train_model(
             built.plan,
             sampler=built.sampler,
             loss_fn=built.loss_fn,
-            places=Places(folder / "metrics.jsonl", folder / "checkpoints"),
-            step_fn=built.step_fn(),
-            validate_fn=_validator(config, dataset) if has_validation else None,
-            save_best_fn=lambda model: save_model(folder, model),
+            places=Places(metrics_path, folder / "checkpoints"),
+            step_fn=step_fn,
+            validate_fn=_validator(config, dataset, ranks) if has_validation else None,
+            save_best_fn=lambda model: save_model(folder, model, ranks=ranks),
             progress_fn=advance,
             should_stop_fn=should_stop_fn,
             keeper=keeper,
+            ranks=ranks,
         )
     if is_complete and not has_validation:
-        save_model(folder, training.model)
-    about = read_about(folder)
+        save_model(folder, training.model, ranks=ranks)
+    if not is_first:
+        return is_complete
+    about = read_about(folder) | {"is_running": False}
     seconds, num_steps = time.monotonic() - began, training.step - began_at
     if num_steps:  # else it was complete already
         about["training_seconds"] = round(seconds + about.get("training_seconds", 0.0), 1)
         about["milliseconds_a_step"] = round(1000 * seconds / num_steps, 2)
+    if ranks is not None:
+        about["num_ranks"] = ranks.num_ranks
+        if num_steps:
+            sent = {what: round(count / num_steps) for what, count in ranks.sent.items()}
+            about["bytes_sent_a_step"] = sent
     if is_complete:
         about |= {
             "is_complete": not config.ranker.num_mined_labels,
@@ -233,6 +248,43 @@ def _train_model(
         }
     write_json(folder / "run.json", about)
     return is_complete
+
+
+def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | None) -> list[str]:
+    """Continues from the newest sound checkpoint, if any; sentences on those that are not."""
+    warnings: list[str] = []
+    checkpoint = load_latest_checkpoint(
+        folder / "checkpoints",
+        training.checkpoint(),
+        group=ranks,
+        check_fn=training.check_belongs,
+        warn_fn=warnings.append,
+    )
+    if checkpoint is not None:
+        try:
+            training.load(checkpoint)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"the newest of {folder / 'checkpoints'} is damaged, or of another version "
+                f"({type(error).__name__}: {error}); remove it, and --resume will begin anew"
+            ) from error
+    return warnings
+
+
+def _note_start(folder: Path, *, step: int, warnings: Sequence[str]) -> None:
+    """Notes in run.json that it runs, and what an end without warning cost before: steps."""
+    about = read_about(folder)
+    if about.get("is_running") or warnings:
+        lost = max(0, last_logged_step(folder / "metrics.jsonl") - step)
+        about.setdefault("interruptions", []).append(
+            {
+                "resumed_at_step": step,
+                "lost_steps": lost,  # by what was logged; they are trained once more
+                "at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "damaged_checkpoints": list(warnings),
+            }
+        )
+    write_json(folder / "run.json", about | {"is_running": True})
 
 
 def _add_ranker(
@@ -263,10 +315,10 @@ def _add_ranker(
 
 
 def _validator(
-    config: Config, dataset: Dataset
+    config: Config, dataset: Dataset, ranks: Ranks | None = None
 ) -> Callable[[Retriever], tuple[float, dict[str, float]]]:
     def validate(model: Retriever) -> tuple[float, dict[str, float]]:
-        outcome = evaluate_model(model, dataset, "validation", config)
+        outcome = evaluate_model(model, dataset, "validation", config, ranks=ranks)
         scores = score_table(
             outcome,
             dataset,
@@ -295,7 +347,7 @@ def weights_path(folder: Path) -> Path:
     return folder / "model" / "weights.safetensors"
 
 
-def save_model(folder: Path, model: Retriever) -> None:
+def save_model(folder: Path, model: Retriever, *, ranks: Ranks | None = None) -> None:
     with atomic_path(weights_path(folder)) as staging:
         write_weights(staging, model.state_dict())
 
@@ -342,6 +394,7 @@ def evaluate_model(
     *,
     ranker: LinearRanker | None = None,
     progress_fn: Callable[[int, int], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Outcome:
     """Searches all labels for every query of a part; without a ranker, by the model alone."""
     part, device = dataset.parts[part_name], model.label_table.device

@@ -1,7 +1,6 @@
 """The training loop: sample, mine, differentiate the survivors, update their rows; again."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evenhand.distributed.ranks import Ranks, are_any
 from evenhand.errors import UserError
-from evenhand.files import sync, write_text
+from evenhand.files import sync
 from evenhand.losses import LossFn
 from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
@@ -21,6 +21,7 @@ from evenhand.sampling import LabelSampler
 from evenhand.training.checkpoint import Checkpoint, Keeper
 from evenhand.training.checkpoint_files import Table
 from evenhand.training.feed import PairFeed
+from evenhand.training.metrics_file import append_line
 from evenhand.training.optimizers import RowOptimizer
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 from evenhand.training.step import Batch, Gradients, gradients_of, mine
@@ -198,7 +199,7 @@ class Training:
 class Places(NamedTuple):
     """Where the loop writes."""
 
-    metrics_path: Path
+    metrics_path: Path | None  # None: another rank writes them
     checkpoint_dir: Path
 
 
@@ -215,6 +216,7 @@ def train(
     progress_fn: Callable[[int, dict[str, float]], None] | None = None,
     should_stop_fn: Callable[[], bool] = lambda: False,
     keeper: Keeper | None = None,
+    ranks: Ranks | None = None,
 ) -> bool:
     """Trains until the plan is done, patience ends or a stop is asked for.
 
@@ -224,6 +226,7 @@ def train(
         save_best_fn: called with the model whenever that value is the best so far.
         progress_fn: called after each step with the step and the last logged figures.
         keeper: saves the checkpoints; without it, they are saved at once and the last is kept.
+        ranks: those that train together, all in this loop at the same step.
 
     Returns:
         Whether training is complete (False: it was asked to stop, and can be resumed).
@@ -251,13 +254,13 @@ def train(
 
         if training.step % plan.log_every == 0 or is_last:
             figures = _logged(training, learning_rate, num_hard_examples)
-            append_line(places.metrics_path, {"step": training.step, **figures})
+            _log(places, {"step": training.step, **figures})
         if progress_fn is not None:
             progress_fn(training.step, figures)
         if validate_fn is not None and (_is_due(training.step, plan.evaluate_every) or is_last):
-            _refuse_unsound(training)
+            _refuse_unsound(training, ranks)
             value, validation = validate_fn(training.model)
-            append_line(places.metrics_path, {"step": training.step, "validation": validation})
+            _log(places, {"step": training.step, "validation": validation})
             if value > training.best_value:
                 training.best_value, training.best_step = value, training.step
                 if save_best_fn is not None:
@@ -267,14 +270,14 @@ def train(
         is_end = is_last or is_early or is_stopped
         is_kept = is_end or (keeper.keep_best and training.step == training.best_step)
         if _is_due(training.step, plan.checkpoint_every) or (plan.checkpoint_every and is_kept):
-            _refuse_unsound(training)
-            if places.metrics_path.exists():
+            _refuse_unsound(training, ranks)
+            if places.metrics_path is not None and places.metrics_path.exists():
                 sync(places.metrics_path)  # a checkpoint never knows of lines the disk does not
             keeper.save(training.checkpoint(), step=training.step, best_step=training.best_step)
         if is_end:
             keeper.wait()
         if is_early or is_last:
-            _refuse_unsound(training)
+            _refuse_unsound(training, ranks)
             return True
         if is_stopped:
             return False
@@ -356,30 +359,9 @@ def clipped(gradients: Gradients, model: Retriever, *, max_norm: float) -> Gradi
     )
 
 
-def append_line(path: Path, row: dict[str, Any]) -> None:
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"{path} could not be written ({error.strerror or error}); any checkpoint is "
-            f"untouched: free some space, then continue with --resume"
-        ) from error
-
-
-def rewind_metrics(path: Path, *, step: int) -> None:
-    """Forgets the lines after a step, which a resumed run will write again."""
-    if not path.is_file():
-        return
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
-        raise UserError(
-            f"{path} is damaged ({error}); restore it, or remove it: --resume then writes the "
-            f"lines after step {step} alone"
-        ) from error
-    write_text(path, "".join(kept))
+def _log(places: Places, row: dict[str, Any]) -> None:
+    if places.metrics_path is not None:
+        append_line(places.metrics_path, row)
 
 
 def _logged(training: Training, learning_rate: float, num_hard_examples: int) -> dict[str, float]:
@@ -407,14 +389,16 @@ def _refuse_nan(training: Training) -> None:
         )
 
 
-def _refuse_unsound(training: Training) -> None:
+def _refuse_unsound(training: Training, ranks: Ranks | None) -> None:
     """Before anything is kept: a finite loss may still have had a gradient that is not."""
     _refuse_nan(training)
-    for name, weights in training.model.state_dict().items():
-        if not all_finite(weights):
-            raise UserError(
-                f"{name} holds a number that is not finite after step {training.step}; {NAN_REMEDY}"
-            )
+    weights = training.model.state_dict().items()
+    name = next((name for name, tensor in weights if not all_finite(tensor)), None)
+    if are_any(ranks, name is not None, device=training.feed.device):
+        raise UserError(
+            f"{name or 'a table of another rank'} holds a number that is not finite after step "
+            f"{training.step}; {NAN_REMEDY}"
+        )
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import os
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -28,7 +26,7 @@ from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import IntArray, taken_rows
 from evenhand.data.weighting import weighted
 from evenhand.distributed.ranks import ProcessRanks, Ranks
-from evenhand.errors import UserError
+from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import (
     Outcome,
     Score,
@@ -36,12 +34,11 @@ from evenhand.evaluation import (
     score_table,
     selected_value,
 )
-from evenhand.files import atomic_path, write_json, write_text
+from evenhand.files import atomic_folder, atomic_path, write_json, write_text
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import read_weights, write_weights
 from evenhand.progress import count_bar, step_bar
 from evenhand.ranking import (
-    StoppedError,
     fitted_ranker,
     load_ranker,
     ranker_path,
@@ -97,15 +94,10 @@ def begin_run(folder: Path, config: Config, dataset: Dataset, *, device: torch.d
             f"remove it first"
         )
     check_against_data(config, dataset)
-    staging = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(staging, ignore_errors=True)  # what a crash may have left
     command = f"evenhand train {shlex.quote(str(folder / 'config.toml'))}"
-    try:
+    with atomic_folder(folder) as staging:
         write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
         write_json(staging / "run.json", about_run(folder, config, dataset, device))
-        os.rename(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def resumable_config(folder: Path, config: Config | None, dataset: Dataset | None = None) -> Config:

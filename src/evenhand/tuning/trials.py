@@ -20,6 +20,8 @@ from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score, selected_value
 from evenhand.files import write_text
+from evenhand.locking import locked
+from evenhand.memory import naming_the_largest
 from evenhand.pipeline import begin_run, evaluate_run, resumable_config, train_run
 from evenhand.report.tradeoff import write_tradeoff
 from evenhand.runs import load_result, read_about
@@ -88,10 +90,11 @@ def _run_trial(
         else:
             begin_run(run, config, dataset, device=device)
         try:
-            is_complete = train_run(
-                run, config, dataset,
-                device=device, console=console, title=title, should_stop_fn=should_stop_fn,
-            )  # fmt: skip
+            with locked(run), naming_the_largest(config, dataset):
+                is_complete = train_run(
+                    run, config, dataset,
+                    device=device, console=console, title=title, should_stop_fn=should_stop_fn,
+                )  # fmt: skip
         except UserError as error:
             if NAN_REMEDY not in str(error):
                 raise

@@ -17,7 +17,8 @@ from evenhand.commands import console
 from evenhand.config import build_config
 from evenhand.data import Rows, save_dataset
 from evenhand.errors import UserError
-from evenhand.pipeline import begin_run, open_data
+from evenhand.pipeline import open_data
+from evenhand.training_run import begin_run
 from small import bytes_of, run_main, settings_file
 
 GOOD_LINES = ["6 4 3", "0 0:1.0 2:0.5", "1 1:1", "2 3:2", "0,1 0:1", "1 2:1", "2 1:1 3:0.25"]

@@ -19,7 +19,7 @@ LAYERS = {
         "averaging", "building", "cli", "commands", "config", "demo", "doctor", "faults", "memory",
         "pipeline", "progress",
         "public", "ranking", "report", "reproduce", "runs", "search_config", "serving", "settings",
-        "tables", "tuning",
+        "tables", "training_run", "tuning",
     ],
     "system": ["distributed", "evaluation", "search", "training"],
     "parts": ["data", "models", "theory"],

@@ -12,23 +12,18 @@ from rich.console import Console
 
 import small
 from evenhand import demo, pipeline
+from evenhand.building import build_model, build_training, check_against_data
 from evenhand.data import open_dataset, save_dataset
 from evenhand.errors import UserError
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.pipeline import (
-    begin_run,
-    build_model,
-    build_training,
-    check_against_data,
     evaluate_model,
     evaluate_run,
     label_index,
     load_model,
     open_data,
-    resumable_config,
     run_config,
     save_model,
-    train_run,
 )
 from evenhand.sampling import (
     FrequencySampler,
@@ -38,6 +33,7 @@ from evenhand.sampling import (
     UniformSampler,
 )
 from evenhand.training.optimizers import RowAdagrad, RowAdam
+from evenhand.training_run import begin_run, resumable_config, train_run
 
 CPU = torch.device("cpu")
 QUIET = Console(quiet=True)

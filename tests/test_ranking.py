@@ -16,10 +16,11 @@ from evenhand.cli import main
 from evenhand.config import build_config
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
-from evenhand.pipeline import begin_run, evaluate_model, evaluate_run, load_model, train_run
+from evenhand.pipeline import evaluate_model, evaluate_run, load_model
 from evenhand.ranking import fitted_ranker, load_ranker, ranker_path, save_ranker
 from evenhand.reproduce.table3 import fixture
 from evenhand.runs import load_result, read_about
+from evenhand.training_run import begin_run, train_run
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 

@@ -134,18 +134,18 @@ def test_the_final_checkpoint_holds_every_state(undisturbed):
 
 
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
-    ("sparse", "evenhand.pipeline.train", 1, "kill", []),  # nothing is there but the settings
+    ("sparse", "evenhand.training_run.train", 1, "kill", []),  # nothing is there but the settings
     ("sparse", "evenhand.training.loop.append_line", 2, "kill", []),
     ("sparse", "evenhand.training.loop.append_line", 6, "kill after", [15]),
     # A best model that no checkpoint knows of.
-    ("sparse", "evenhand.pipeline.save_model", 2, "kill after", [15]),
+    ("sparse", "evenhand.training_run.save_model", 2, "kill after", [15]),
     # Staging is empty; then it has its tensors, but not its state; then all, but not its name.
     ("sparse", "safetensors.torch.save_file", 2, "kill", [-15]),
     ("sparse", "safetensors.torch.save_file", 2, "kill after", [-15]),
     ("sparse", "evenhand.training.checkpoint.sync", 3, "kill", [-15]),
     ("sparse", "safetensors.torch.save_file", 5, "kill after", [-30, 15]),
     ("sparse", "evenhand.training.checkpoint.sync", 8, "kill", [15, 30]),  # 15 not yet removed
-    ("sparse", "evenhand.pipeline.write_json", 2, "kill", [40]),  # trained, but not said to be
+    ("sparse", "evenhand.training_run.write_json", 2, "kill", [40]),  # trained, but not said to be
     ("sparse", "evenhand.runs.save_outcome", 1, "kill after", [40]),  # half evaluated
     ("dense", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("dense", "evenhand.training.checkpoint.sync", 7, "kill", [-30, 15]),
@@ -154,8 +154,8 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("groups", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("maximum", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("tired", "evenhand.training.loop.append_line", 5, "kill", [15]),
-    ("tired", "evenhand.pipeline.write_json", 2, "kill", [20]),  # had stopped early already
-    ("without validation", "evenhand.pipeline.save_model", 1, "kill", [40]),
+    ("tired", "evenhand.training_run.write_json", 2, "kill", [20]),  # had stopped early already
+    ("without validation", "evenhand.training_run.save_model", 1, "kill", [40]),
 ]
 
 

@@ -42,17 +42,7 @@ from evenhand.evaluation import (
 from evenhand.files import write_json
 from evenhand.locking import locked
 from evenhand.memory import naming_the_largest
-from evenhand.pipeline import (
-    begin_run,
-    evaluate_run,
-    is_trained,
-    label_index,
-    load_model,
-    open_data,
-    resumable_config,
-    run_config,
-    train_run,
-)
+from evenhand.pipeline import evaluate_run, label_index, load_model, open_data, run_config
 from evenhand.progress import PipedConsole, count_bar, file_bar, stop_requested
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
@@ -68,6 +58,7 @@ from evenhand.tables import (
     unseen_notes,
 )
 from evenhand.training.feed import bags_of
+from evenhand.training_run import begin_run, is_trained, resumable_config, train_run
 from evenhand.tuning.command import tune
 from evenhand.tuning.shares import guarded_config
 

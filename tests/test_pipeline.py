@@ -246,7 +246,7 @@ def test_a_run_begins_as_a_whole_or_not_at_all(dataset, tmp_path, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(pipeline, "about_run", broken)
+    monkeypatch.setattr(training_run, "about_run", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         begin_run(tmp_path / "b/run", config, dataset, device=CPU)
     assert not list((tmp_path / "b").iterdir())
@@ -307,7 +307,7 @@ def test_a_run_without_validation_keeps_its_last_weights(dataset, tmp_path, vali
     begin_run(run, config, data, device=CPU)
     assert train_run(run, config, data, device=CPU, console=QUIET)
     last = build_training(config, data, CPU).training
-    last.load(pipeline.load_latest_checkpoint(run / "checkpoints"))
+    last.load(training_run.load_latest_checkpoint(run / "checkpoints"))
     assert last.step == 6
     kept = load_model(run, data, device=CPU)
     assert kept.label_table.equal(last.model.label_table)
@@ -319,7 +319,7 @@ def test_training_time_adds_up_over_resumptions(dataset, tmp_path, monkeypatch):
     config, run = small.config("unused", training__num_steps=8), tmp_path / "run"
     begin_run(run, config, dataset, device=CPU)
     seconds = iter(range(100))
-    monkeypatch.setattr(pipeline.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(training_run.time, "monotonic", lambda: float(next(seconds)))
     stretch = {"device": CPU, "console": Console(quiet=True, get_time=lambda: 0.0)}
     abouts = []
     for should_stop in (True, False, False):

@@ -102,7 +102,7 @@ def test_after_a_kill_between_model_and_ranker_only_the_ranker_is_fitted(begun, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "fitted_ranker", killed)
+        patch.setattr(training_run, "fitted_ranker", killed)
         with pytest.raises(KeyboardInterrupt):
             train_run(*begun, device=CPU, console=QUIET)
     assert not read_about(folder)["is_complete"]
@@ -114,7 +114,7 @@ def test_after_a_kill_between_model_and_ranker_only_the_ranker_is_fitted(begun, 
     assert pipeline.weights_path(folder).read_bytes() == weights
     assert read_about(folder)["is_complete"]
     ranker = ranker_path(folder).read_bytes()
-    monkeypatch.setattr(pipeline, "fitted_ranker", killed)  # nor fitted, once all is there
+    monkeypatch.setattr(training_run, "fitted_ranker", killed)  # nor fitted, once all is there
     assert train_run(*begun, device=CPU, console=QUIET)
     assert ranker_path(folder).read_bytes() == ranker
 
@@ -164,7 +164,7 @@ def test_an_average_has_a_ranker_of_its_own(tmp_path, capsys):
     runs = []
     for seed in (1, 2):
         config = config_of(tmp_path / "data")
-        (tmp_path / f"{seed}.toml").write_text(pipeline.to_toml(config))
+        (tmp_path / f"{seed}.toml").write_text(training_run.to_toml(config))
         runs.append(str(tmp_path / f"run{seed}"))
         words = ["train", str(tmp_path / f"{seed}.toml"), "--run", runs[-1], "--seed", str(seed)]
         assert main(words) == 0

@@ -198,6 +198,17 @@ def test_later_steps_of_a_course_given_up_go(tmp_path):
     assert names_in(tmp_path) == step_names(1, 2)
 
 
+def test_what_a_crash_left_is_cleared_without_a_save(tmp_path):
+    keeper = Keeper(tmp_path, keep_last=2)
+    for step in (1, 2, 3, 4):
+        Keeper(tmp_path, keep_last=9).save(made(step), step=step)
+    (tmp_path / ".step-00000005").mkdir()
+    keeper.clear(step=3, keeps_later=True)  # the fourth may be damaged: the next save removes it
+    assert names_in(tmp_path) == step_names(2, 3, 4)
+    keeper.clear(step=3)
+    assert names_in(tmp_path) == step_names(2, 3)
+
+
 def test_nothing_to_keep_is_refused(tmp_path):
     with pytest.raises(ValueError, match="keep_last must be at least 1, got 0"):
         Keeper(tmp_path, keep_last=0)

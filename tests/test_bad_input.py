@@ -398,6 +398,7 @@ def list_instead(path):
 DAMAGES = [  # file, damage, command, what the sentence must hold beside the file's name
     ("model/weights.safetensors", shorten, "evaluate", "does not fit"),
     ("model/weights.safetensors", empty, "search", "does not fit"),
+    ("checkpoints/step-00000020/manifest.json", list_instead, "resume", "damaged"),
     ("checkpoints/step-00000020/tensors.safetensors", shorten, "resume", "damaged"),
     ("checkpoints/step-00000020/tensors.safetensors", empty, "resume", "damaged"),
     ("checkpoints/step-00000020/state.json", empty, "resume", "damaged"),
@@ -421,6 +422,8 @@ DAMAGES = [  # file, damage, command, what the sentence must hold beside the fil
 @pytest.mark.parametrize(("name", "damage", "command", "problem"), DAMAGES)
 def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, problem):
     damage(copy / name)
+    if name.startswith("checkpoints"):
+        shutil.rmtree(copy / "checkpoints/step-00000015")  # it would be used instead
     sentence = refused(capsys, *on(command, copy))
     place = "checkpoints" if name.startswith("checkpoints") else name
     assert_says(sentence, place, problem)
@@ -429,12 +432,17 @@ def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, p
 def test_a_checkpoint_without_a_tensor_is_refused(copy, capsys):
     import safetensors.torch
 
+    from evenhand.training.checkpoint_files import about_file
+
     path = copy / "checkpoints/step-00000020/tensors.safetensors"
     tensors = safetensors.torch.load_file(path)
-    del tensors["optimizer.labels.momentum"]
+    del tensors["optimizer.labels.num_steps"]
     safetensors.torch.save_file(tensors, path)
+    manifest = json.loads((path.parent / "manifest.json").read_text("utf-8"))
+    manifest["files"][path.name] = about_file(path)
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
     sentence = refused(capsys, "train", "--resume", "--run", copy)
-    assert_says(sentence, "checkpoints", "damaged", "momentum", "remove")
+    assert_says(sentence, "checkpoints", "damaged", "num_steps", "remove")
 
 
 def test_a_part_that_is_not_there_is_named(home, tmp_path, capsys, monkeypatch):
@@ -516,7 +524,7 @@ def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, full_disk, monkeypat
 FULL = [  # function, its n-th call, what the sentence names
     ("safetensors.torch.save_file", 1, "checkpoints/step-00000015"),
     ("evenhand.training.checkpoint.sync", 1, "checkpoints/step-00000015"),
-    ("evenhand.training.checkpoint.sync", 6, "checkpoints/step-00000020"),
+    ("evenhand.training.checkpoint_files.sync", 6, "checkpoints/step-00000020"),
     ("evenhand.pipeline.write_weights", 1, "model/weights.safetensors"),
     ("evenhand.pipeline.write_weights", 2, "model/weights.safetensors"),
     ("evenhand.runs.save_outcome", 1, "evaluation/test/outcome.npz"),

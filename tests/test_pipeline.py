@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import small
-from evenhand import demo, pipeline
+from evenhand import demo, pipeline, training_run
 from evenhand.building import build_model, build_training, check_against_data
 from evenhand.data import open_dataset, save_dataset
 from evenhand.errors import UserError

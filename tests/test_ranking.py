@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 import small
-from evenhand import pipeline, ranking
+from evenhand import pipeline, ranking, training_run
 from evenhand.building import check_against_data, check_ranker
 from evenhand.cli import main
 from evenhand.config import build_config

@@ -121,6 +121,17 @@ class Keeper:
         if error is not None:
             raise error
 
+    def clear(self, *, step: int, best_step: int = 0, keeps_later: bool = False) -> None:
+        """Removes what a crash left behind, and every checkpoint that is not to be kept."""
+        if self.rank == 0:
+            remove_others(
+                self.folder,
+                newest_step=step,
+                keep_last=self.keep_last,
+                best_step=best_step if self.keep_best else step,
+                keeps_later=keeps_later,
+            )
+
     def __enter__(self) -> "Keeper":
         return self
 
@@ -200,13 +211,7 @@ class Keeper:
                 f"{target} could not be written ({error}); the checkpoint before it is untouched: "
                 f"free some space, then continue with --resume"
             ) from error
-        if self.rank == 0:
-            remove_others(
-                self.folder,
-                newest_step=step,
-                keep_last=self.keep_last,
-                best_step=best_step if self.keep_best else step,
-            )
+        self.clear(step=step, best_step=best_step)
 
     def _together(self, part_fn: Callable[[], Files]) -> Files:
         """Each rank does its part; all know what was written, or that one of them failed."""

@@ -175,11 +175,15 @@ def move_into_place(staging: Path, target: Path) -> None:
     sync(target.parent)
 
 
-def remove_others(folder: Path, *, newest_step: int, keep_last: int, best_step: int) -> None:
+def remove_others(
+    folder: Path, *, newest_step: int, keep_last: int, best_step: int, keeps_later: bool = False
+) -> None:
     """Keeps the last few and the best. Those of later steps are of a course given up."""
-    steps = [step for step, path in complete(folder) if path == step_folder(folder, step)]
-    kept = {step for step in steps if step <= newest_step}
-    kept = {*sorted(kept)[-keep_last:], best_step} & kept
+    steps = {step for step, path in complete(folder) if path == step_folder(folder, step)}
+    later = {step for step in steps if step > newest_step}
+    kept = {*sorted(steps - later)[-keep_last:], best_step} & steps - later
+    if keeps_later:
+        kept |= later
     for step, path in complete(folder):
         if step not in kept or path != step_folder(folder, step):
             with contextlib.suppress(OSError):  # out of sight at once, and then gone

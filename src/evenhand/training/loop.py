@@ -233,6 +233,8 @@ def train(
     """
     figures: dict[str, float] = {}
     keeper = keeper or Keeper(places.checkpoint_dir)
+    if plan.checkpoint_every and training.step:
+        keeper.clear(step=training.step, best_step=training.best_step, keeps_later=True)
     if validate_fn is not None and _is_out_of_patience(training, plan):
         return True  # it had stopped early, and was resumed
     while training.step < plan.num_steps:

@@ -158,7 +158,13 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
         "kill",
         [15, 30, 40],
     ),  # 15 not yet removed
-    ("sparse", "evenhand.training_run.write_json", 3, "kill", [30, 40]),  # trained, but not said to be
+    (
+        "sparse",
+        "evenhand.training_run.write_json",
+        3,
+        "kill",
+        [30, 40],
+    ),  # trained, not said
     ("sparse", "evenhand.runs.save_outcome", 1, "kill after", [30, 40]),  # half evaluated
     # In the background, the first is or is not there when the second begins.
     ("background", "safetensors.torch.save_file", 1, "kill", None),

@@ -147,7 +147,6 @@ def _run(phase: str, home: Path) -> None:
     (home / f"{phase}.json").unlink(missing_ok=True)
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    used_before = shutil.disk_usage(home).used
     process = subprocess.Popen([sys.executable, str(WORKER), phase, str(home)], env=environment)
     with _device_memory() as device_used:
         peaks = {"host_anonymous_bytes": 0, "disk_bytes": 0}
@@ -155,8 +154,7 @@ def _run(phase: str, home: Path) -> None:
             peaks["host_anonymous_bytes"] = max(
                 peaks["host_anonymous_bytes"], _anonymous_bytes(process.pid)
             )
-            used = shutil.disk_usage(home).used - used_before
-            peaks["disk_bytes"] = max(peaks["disk_bytes"], used)
+            peaks["disk_bytes"] = max(peaks["disk_bytes"], _disk_bytes(home))
             time.sleep(0.1)
     expected = -signal.SIGKILL if phase == "train" else 0
     if process.returncode != expected:
@@ -191,6 +189,15 @@ def _device_memory() -> Any:
         watcher.terminate()
         watcher.wait()
         reader.join()
+
+
+def _disk_bytes(folder: Path) -> int:
+    """What all files take, those included that are about to be renamed or removed."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_blocks * 512
+    return total
 
 
 def _anonymous_bytes(process_id: int) -> int:

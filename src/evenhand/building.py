@@ -243,6 +243,19 @@ def check_ranker(config: Config, dataset: Dataset) -> None:
         )
 
 
+def check_splittable(config: Config) -> None:
+    """Refuses what a model that is split between ranks cannot be evaluated with."""
+    for name, count in {
+        "search.num_neighbours": config.search.num_neighbours,
+        "ranker.num_mined_labels": config.ranker.num_mined_labels,
+    }.items():
+        if count:
+            raise UserError(
+                f"{name} is {count}, but neighbours and rankers need the whole model in one "
+                f"process; set it to 0, or train without torchrun"
+            )
+
+
 def _check_finite(dataset: Dataset) -> None:
     for name, part in dataset.parts.items():
         rows = part.features

@@ -26,6 +26,9 @@ from evenhand.config import Config, DataConfig, build_config, read_settings, to_
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import IntArray, taken_rows
 from evenhand.data.weighting import weighted
+from evenhand.distributed.evaluation import evaluate_split
+from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     Outcome,
@@ -57,6 +60,7 @@ from evenhand.training.checkpoint import load_latest_checkpoint
 from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, rewind_metrics, train
 
+ALL_ROWS = slice(None)
 DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
 
 
@@ -319,11 +323,27 @@ def evaluate_model(
     config: Config,
     *,
     ranker: LinearRanker | None = None,
+    ranks: Ranks | None = None,
     progress_fn: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Searches all labels for every query of a part; without a ranker, by the model alone."""
+    """Searches all labels for every query of a part; without a ranker, by the model alone.
+
+    With ranks, the model is this rank's rows of it: all ranks evaluate together, each the whole.
+    """
     if model.label_table.dtype != torch.float32:
         model = copy.deepcopy(model).float()
+    if ranks is not None:
+        rows = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
+        return evaluate_split(
+            model,
+            label_index(model, dataset, config, rows=slice(*rows)),
+            dataset,
+            part_name,
+            ranks=ranks,
+            num_results=max(config.evaluation.cutoffs),
+            cutoffs=config.evaluation.cutoffs,
+            progress=progress_fn,
+        )
     part, device = dataset.parts[part_name], model.label_table.device
     index = model_index(model, dataset, config, ranker)
 
@@ -346,12 +366,18 @@ def evaluate_model(
     )
 
 
-def label_index(model: Retriever, dataset: Dataset, config: Config) -> ExactIndex:
-    """All labels by the model's scores, less what the settings take off for being frequent."""
+def label_index(
+    model: Retriever, dataset: Dataset, config: Config, *, rows: slice = ALL_ROWS
+) -> ExactIndex:
+    """All labels by the model's scores, less what the settings take off for being frequent.
+
+    Args:
+        rows: those of all labels that the model holds.
+    """
     biases = model.biases()
     if config.search.frequency_discount:
         device = model.label_table.device
-        counts = torch.from_numpy(dataset.label_counts()).to(device, torch.float32)  # (L,)
+        counts = torch.from_numpy(dataset.label_counts()[rows]).to(device, torch.float32)
         discounts = config.search.frequency_discount * torch.log1p(counts)
         biases = -discounts if biases is None else biases - discounts
     return ExactIndex(model.label_vectors(), label_bias=biases)

@@ -513,11 +513,11 @@ def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, full_disk, monkeypat
 
 
 FULL = [  # function, its n-th call, what the sentence names
-    ("safetensors.torch.save_file", 2, "checkpoints/step-00000015"),
+    ("safetensors.torch.save_file", 1, "checkpoints/step-00000015"),
     ("evenhand.training.checkpoint.sync", 1, "checkpoints/step-00000015"),
     ("evenhand.training.checkpoint.sync", 6, "checkpoints/step-00000020"),
-    ("safetensors.torch.save_file", 1, "model/weights.safetensors"),
-    ("safetensors.torch.save_file", 3, "model/weights.safetensors"),
+    ("evenhand.pipeline.write_weights", 1, "model/weights.safetensors"),
+    ("evenhand.pipeline.write_weights", 2, "model/weights.safetensors"),
     ("evenhand.runs.save_outcome", 1, "evaluation/test/outcome.npz"),
     ("os.rename", 1, ""),
     ("evenhand.files.sync", 1, "config.toml"),

@@ -93,7 +93,11 @@ def test_tables_in_bfloat16_are_refused_where_no_step_rounds_by_chance(dataset):
         parts.step_fn()
 
 
-def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(dataset):
+@pytest.mark.parametrize("most_copied", [2**28, 0])
+def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(
+    dataset, most_copied, monkeypatch
+):
+    monkeypatch.setattr(pipeline, "MOST_COPIED", most_copied)
     model = built(dataset, training__precision="bfloat16").training.model
     config = small.config("unused")
     outcome = evaluate_model(model, dataset, "test", config)

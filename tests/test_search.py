@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import metric_oracles as oracles
+from evenhand.kernels.rows import unit
 from evenhand.search import ExactIndex, SearchResult, exact
 from evenhand.search.selection import BestSoFar
 
@@ -187,3 +188,19 @@ def test_fewer_labels_than_results_are_refused():
     best.add(np.ones((1, 2), np.float32), first_label=0)
     with pytest.raises(ValueError, match="num_results is 3, but fewer labels were added"):
         best.ranked()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_vectors_made_of_rows_at_every_search_give_what_vectors_made_once_give(dtype):
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(500, 6, generator=generator).to(dtype)
+    queries = torch.randn(30, 6, generator=generator)
+    once = ExactIndex(unit(table.float()))
+    ids = torch.randint(-1, 500, (30, 3), generator=generator)
+    for block_size in (7, 65_536):
+        index = ExactIndex(table, block_size=block_size, vectors_fn=lambda rows: unit(rows.float()))
+        for asked in (queries, queries.double().float()[:1]):
+            found, expected = index.search(asked, 5), once.search(asked, 5)
+            assert torch.equal(found.label_ids, expected.label_ids)
+            torch.testing.assert_close(found.scores, expected.scores)
+        torch.testing.assert_close(index.scores_of(queries, ids), once.scores_of(queries, ids))

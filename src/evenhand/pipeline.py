@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
@@ -21,6 +20,7 @@ from evenhand.building import (
     build_training,
     check_against_data,
     check_neighbours,
+    table_dtype,
 )
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
@@ -39,6 +39,7 @@ from evenhand.evaluation import (
 )
 from evenhand.files import atomic_path, write_json, write_text
 from evenhand.models.retriever import Retriever
+from evenhand.models.weights import read_weights, write_weights
 from evenhand.progress import count_bar, step_bar
 from evenhand.ranking import (
     StoppedError,
@@ -61,6 +62,7 @@ from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, rewind_metrics, train
 
 ALL_ROWS = slice(None)
+MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
 DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
 
 
@@ -283,15 +285,18 @@ def weights_path(folder: Path) -> Path:
 
 
 def save_model(folder: Path, model: Retriever) -> None:
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
     with atomic_path(weights_path(folder)) as staging:
-        try:
-            safetensors.torch.save_file(tensors, staging)
-        except SafetensorError as error:  # a full disk, said by the library in its own way
-            raise OSError(str(error)) from error
+        write_weights(staging, model.state_dict())
 
 
-def load_model(folder: Path, dataset: Dataset, *, device: torch.device) -> Retriever:
+def load_model(
+    folder: Path,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> Retriever:
+    """The trained model of a run, its tables as `dtype` whatever they were trained in."""
     config = run_config(folder)
     check_trained_on(folder, dataset)
     path = weights_path(folder)
@@ -305,12 +310,14 @@ def load_model(folder: Path, dataset: Dataset, *, device: torch.device) -> Retri
         dataset.num_features,
         dataset.num_labels,
         is_sparse=isinstance(dataset.parts["train"].features, Rows),
-    )
+        device="meta",  # nothing is drawn that would be overwritten
+        dtype=dtype,
+    ).to_empty(device=device)
     try:
-        model.load_state_dict(safetensors.torch.load_file(path))
+        read_weights(path, model.state_dict())
     except (SafetensorError, RuntimeError) as error:
         raise UserError(f"{path} does not fit this run's settings and data: {error}") from error
-    return model.to(device)
+    return model
 
 
 # --- evaluation -----------------------------------------------------------------------------------
@@ -330,8 +337,6 @@ def evaluate_model(
 
     With ranks, the model is this rank's rows of it: all ranks evaluate together, each the whole.
     """
-    if model.label_table.dtype != torch.float32:
-        model = copy.deepcopy(model).float()
     if ranks is not None:
         rows = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
         return evaluate_split(
@@ -345,10 +350,13 @@ def evaluate_model(
             progress=progress_fn,
         )
     part, device = dataset.parts[part_name], model.label_table.device
+    encoder = model.encoder
+    if model.label_table.dtype != torch.float32:
+        encoder = copy.deepcopy(encoder).float()
     index = model_index(model, dataset, config, ranker)
 
     def encode(row_ids: IntArray) -> Tensor | VotedQueries | RankedQueries:
-        vectors = model.query_vectors(features_of(part, row_ids, device=device))
+        vectors = model.as_queries(encoder(features_of(part, row_ids, device=device)))
         if isinstance(index, ExactIndex):
             return vectors
         assert isinstance(part.features, Rows)
@@ -380,7 +388,10 @@ def label_index(
         counts = torch.from_numpy(dataset.label_counts()[rows]).to(device, torch.float32)
         discounts = config.search.frequency_discount * torch.log1p(counts)
         biases = -discounts if biases is None else biases - discounts
-    return ExactIndex(model.label_vectors(), label_bias=biases)
+    table = model.label_table.detach()
+    if table.numel() <= MOST_COPIED:
+        return ExactIndex(model.unit(table.float()), label_bias=biases)
+    return ExactIndex(table, label_bias=biases, vectors_fn=lambda rows: model.unit(rows.float()))
 
 
 def model_index(
@@ -424,7 +435,7 @@ def evaluate_run(
             f"{dataset.name} has no {part_name} part; it has {', '.join(dataset.parts)}"
         )
     config = run_config(folder)
-    model = load_model(folder, dataset, device=device)
+    model = load_model(folder, dataset, device=device, dtype=table_dtype(config))
     ranker = load_ranker(folder, config, dataset)
     with count_bar(console, title or f"evaluating {folder} on {part_name}") as advance:
         outcome = evaluate_model(

@@ -34,7 +34,8 @@ def frequency_groups_by_labels(label_counts: IntArray) -> Groups:
         >>> [groups.names[group_id] for group_id in groups.ids]
         ['torso', 'tail', 'head']
     """
-    return _frequency_groups(label_counts, np.ones_like(label_counts))
+    values, sizes = _seen(label_counts)
+    return _frequency_groups(label_counts, values, sizes)
 
 
 def frequency_groups_by_pairs(label_counts: IntArray) -> Groups:
@@ -45,24 +46,36 @@ def frequency_groups_by_pairs(label_counts: IntArray) -> Groups:
         >>> [groups.names[group_id] for group_id in groups.ids[:4]]
         ['head', 'torso', 'torso', 'tail']
     """
-    return _frequency_groups(label_counts, label_counts)
+    values, sizes = _seen(label_counts)
+    return _frequency_groups(label_counts, values, values * sizes)
 
 
-def _frequency_groups(label_counts: IntArray, weights: IntArray) -> Groups:
+def _seen(label_counts: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The counts that occur, ascending, and how many labels have each.
+
+    What is sorted are the labels that have pairs: of many millions they are few.
+    """
     if label_counts.min(initial=0) < 0:
         raise ValueError(f"label_counts must be at least 0, got {label_counts.min()}")
-    head_above = _quantile(label_counts, weights, HEAD_PER_CENT)
-    torso_above = _quantile(label_counts, weights, TORSO_PER_CENT)
+    values, sizes = np.unique(label_counts[label_counts > 0], return_counts=True)
+    num_unseen = len(label_counts) - int(sizes.sum())
+    if num_unseen:
+        values, sizes = np.append(0, values), np.append(num_unseen, sizes)
+    return values.astype(np.int64), sizes.astype(np.int64)
+
+
+def _frequency_groups(label_counts: IntArray, values: IntArray, weights: IntArray) -> Groups:
+    head_above = _quantile(values, weights, HEAD_PER_CENT)
+    torso_above = _quantile(values, weights, TORSO_PER_CENT)
     is_torso, is_head = label_counts > torso_above, label_counts > head_above  # (L,)
     ids = 2 - is_torso.astype(np.int32) - is_head.astype(np.int32)
     return Groups(ids, NAMES)
 
 
-def _quantile(counts: IntArray, weights: IntArray, per_cent: int) -> int:
-    """The smallest count c such that counts <= c have at least that share of the weight."""
-    if not len(counts):
+def _quantile(values: IntArray, weights: IntArray, per_cent: int) -> int:
+    """The smallest of ascending counts such that those up to it have that share of the weight."""
+    if not len(values):
         return 0
-    order = np.argsort(counts)
-    weight_up_to = np.cumsum(weights[order], dtype=np.int64)  # (L,)
+    weight_up_to = np.cumsum(weights, dtype=np.int64)
     needed = -(-weight_up_to[-1] * per_cent // 100)  # rounded up; integers, so no rounding error
-    return int(counts[order][np.searchsorted(weight_up_to, needed)])
+    return int(values[np.searchsorted(weight_up_to, needed)])

@@ -5,6 +5,7 @@ are selected from while they are in its cache. Other devices and precisions use 
 """
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -44,11 +45,14 @@ class ExactIndex:
         *,
         label_bias: Tensor | None = None,
         block_size: int = 65_536,
+        vectors_fn: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Args:
         label_vectors: (L, D).
         label_bias: (L,), added to each label's score.
         block_size: most labels scored at once.
+        vectors_fn: makes vectors (n, D) of rows (n, D) of `label_vectors` whenever they are
+            searched, where a table is too large for a copy of it as vectors.
         """
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
@@ -59,6 +63,7 @@ class ExactIndex:
             )
         self.label_vectors = label_vectors
         self.label_bias = label_bias
+        self.vectors_fn = vectors_fn or (lambda rows: rows)
         num_blocks = max(1, math.ceil(len(label_vectors) / block_size))
         self.block_size = math.ceil(len(label_vectors) / num_blocks)  # no short block at the end
 
@@ -89,8 +94,8 @@ class ExactIndex:
         for start in range(0, len(queries), num_rows):
             rows = slice(start, start + num_rows)
             ids = label_ids[rows].clamp(min=0)  # (q, P)
-            vectors = self.label_vectors.index_select(0, ids.flatten())  # (q * P, D)
-            vectors = vectors.view(*ids.shape, queries.shape[1])  # (q, P, D)
+            vectors = self.vectors_fn(self.label_vectors.index_select(0, ids.flatten()))
+            vectors = vectors.view(*ids.shape, queries.shape[1])  # (q * P, D) -> (q, P, D)
             scores[rows] = (vectors @ queries[rows].unsqueeze(-1)).squeeze(-1)  # (q, P)
             if self.label_bias is not None:
                 scores[rows] += self.label_bias[ids]
@@ -127,7 +132,7 @@ class ExactIndex:
         best = BestSoFar(len(queries), found.scores.shape[1])
         for start in range(0, len(self), num_columns):
             columns = slice(start, start + num_columns)
-            vectors = self.label_vectors[columns].detach()  # (b, D)
+            vectors = self.vectors_fn(self.label_vectors[columns].detach())  # (b, D)
             scores = buffer[: len(queries) * len(vectors)].view(len(queries), len(vectors))
             if self.label_bias is None:
                 torch.mm(queries, vectors.T, out=scores)
@@ -153,7 +158,7 @@ class ExactIndex:
         best_scores = queries.new_empty(len(queries), 0)
         for start in range(0, len(self), self.block_size):
             columns = slice(start, start + self.block_size)
-            vectors = self.label_vectors[columns]  # (b, D)
+            vectors = self.vectors_fn(self.label_vectors[columns])  # (b, D)
             shape = (len(queries), len(vectors))
             scores = buffer[: shape[0] * shape[1]].view(shape)  # (q * b,) -> (q, b)
             torch.mm(queries, vectors.T, out=scores)

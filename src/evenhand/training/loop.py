@@ -15,6 +15,7 @@ from evenhand.files import sync, write_text
 from evenhand.losses import LossFn
 from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
+from evenhand.models.weights import all_finite
 from evenhand.risk import Memory, mean_weights, top_weights
 from evenhand.sampling import LabelSampler
 from evenhand.training.checkpoint import Checkpoint, save_checkpoint
@@ -376,7 +377,7 @@ def _refuse_unsound(training: Training) -> None:
     """Before anything is kept: a finite loss may still have had a gradient that is not."""
     _refuse_nan(training)
     for name, weights in training.model.state_dict().items():
-        if not weights.isfinite().all():
+        if not all_finite(weights):
             raise UserError(
                 f"{name} holds a number that is not finite after step {training.step}; {NAN_REMEDY}"
             )

@@ -46,10 +46,8 @@ from evenhand.pipeline import (
     evaluate_run,
     is_trained,
     label_index,
-    load_model,
     open_data,
     resumable_config,
-    run_config,
     train_run,
 )
 from evenhand.progress import count_bar, file_bar, stop_requested
@@ -57,6 +55,7 @@ from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
 from evenhand.reproduce.command import reproduce
 from evenhand.runs import RunResult, check_trained_on, load_result
+from evenhand.saved_models import load_model, run_config
 from evenhand.tables import (
     differences_table,
     parts_table,

@@ -12,11 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
 from torch import Tensor
 
 from evenhand.building import (
-    build_model,
     build_training,
     check_against_data,
     check_neighbours,
@@ -37,9 +35,8 @@ from evenhand.evaluation import (
     score_table,
     selected_value,
 )
-from evenhand.files import atomic_path, write_json, write_text
+from evenhand.files import write_json, write_text
 from evenhand.models.retriever import Retriever
-from evenhand.models.weights import read_weights, write_weights
 from evenhand.progress import count_bar, step_bar
 from evenhand.ranking import (
     StoppedError,
@@ -49,6 +46,7 @@ from evenhand.ranking import (
     save_ranker,
 )
 from evenhand.runs import about_run, check_trained_on, read_about, save_result
+from evenhand.saved_models import has_model, load_model, run_config, save_model
 from evenhand.search import (
     ExactIndex,
     LinearRanker,
@@ -167,7 +165,7 @@ def train_run(
 
 def is_trained(folder: Path) -> bool:
     """Whether the model is complete, and only the ranker may be missing."""
-    return "best_step" in read_about(folder) and weights_path(folder).is_file()
+    return "best_step" in read_about(folder) and has_model(folder)
 
 
 def _train_model(
@@ -278,46 +276,6 @@ def _validator(
         return value, figures | {config.training.select_by: value}
 
     return validate
-
-
-def weights_path(folder: Path) -> Path:
-    return folder / "model" / "weights.safetensors"
-
-
-def save_model(folder: Path, model: Retriever) -> None:
-    with atomic_path(weights_path(folder)) as staging:
-        write_weights(staging, model.state_dict())
-
-
-def load_model(
-    folder: Path,
-    dataset: Dataset,
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-) -> Retriever:
-    """The trained model of a run, its tables as `dtype` whatever they were trained in."""
-    config = run_config(folder)
-    check_trained_on(folder, dataset)
-    path = weights_path(folder)
-    if not path.is_file():
-        raise UserError(
-            f"{folder} holds no trained model yet; finish it: "
-            f"evenhand train --resume --run {folder}"
-        )
-    model = build_model(
-        config,
-        dataset.num_features,
-        dataset.num_labels,
-        is_sparse=isinstance(dataset.parts["train"].features, Rows),
-        device="meta",  # nothing is drawn that would be overwritten
-        dtype=dtype,
-    ).to_empty(device=device)
-    try:
-        read_weights(path, model.state_dict())
-    except (SafetensorError, RuntimeError) as error:
-        raise UserError(f"{path} does not fit this run's settings and data: {error}") from error
-    return model
 
 
 # --- evaluation -----------------------------------------------------------------------------------
@@ -451,9 +409,3 @@ def evaluate_run(
         )
     save_result(folder, part_name, outcome, scores)
     return scores
-
-
-def run_config(folder: Path) -> Config:
-    if not (folder / "config.toml").is_file():
-        raise UserError(f"{folder} is not a run folder: it holds no config.toml")
-    return build_config(read_settings(folder / "config.toml"))

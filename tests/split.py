@@ -8,7 +8,7 @@ from evenhand.building import build_training
 from evenhand.distributed.shards import Shards
 from evenhand.training.split_step import SplitStep
 
-TABLES = ("label_table", "label_bias", "encoder.weight")
+TABLES = ("label_table", "label_bias", "encoder.weight")  # the encoder's, of sparse features
 
 
 def whole_training(config, dataset, *, dtype=torch.float32):
@@ -45,6 +45,16 @@ def split_training(config, dataset, ranks, *, dtype=torch.float32):
         num_features=dataset.num_features,
     )
     return training, step
+
+
+def rank_model(model, ranks):
+    """One rank's rows of a whole model."""
+    model = copy.deepcopy(model)
+    for name, weights in model.named_parameters():
+        if name in TABLES:
+            rows = Shards(len(weights), ranks.num_ranks).rows_of(ranks.rank)
+            weights.data = weights.data[slice(*rows)].clone()
+    return model
 
 
 def trained(training, step_fn, num_steps):

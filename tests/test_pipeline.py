@@ -20,10 +20,7 @@ from evenhand.pipeline import (
     evaluate_model,
     evaluate_run,
     label_index,
-    load_model,
     open_data,
-    run_config,
-    save_model,
 )
 from evenhand.sampling import (
     FrequencySampler,
@@ -32,6 +29,7 @@ from evenhand.sampling import (
     MixedSampler,
     UniformSampler,
 )
+from evenhand.saved_models import load_model, run_config, save_model
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 from evenhand.training_run import begin_run, resumable_config, train_run
 
@@ -293,7 +291,7 @@ def test_a_checkpoint_of_another_run_is_refused(dataset, tmp_path):
         train_run(tmp_path / name, config, data, device=CPU, console=QUIET)
     shutil.rmtree(tmp_path / "one/checkpoints")
     shutil.copytree(tmp_path / "two/checkpoints", tmp_path / "one/checkpoints")
-    config = pipeline.run_config(tmp_path / "one")
+    config = run_config(tmp_path / "one")
     with pytest.raises(UserError, match=r"step 6 is of another configuration or another data set"):
         train_run(tmp_path / "one", config, data, device=CPU, console=QUIET)
 

@@ -16,10 +16,11 @@ from evenhand.cli import main
 from evenhand.config import build_config
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
-from evenhand.pipeline import evaluate_model, evaluate_run, load_model
+from evenhand.pipeline import evaluate_model, evaluate_run
 from evenhand.ranking import fitted_ranker, load_ranker, ranker_path, save_ranker
 from evenhand.reproduce.table3 import fixture
 from evenhand.runs import load_result, read_about
+from evenhand.saved_models import load_model, weights_path
 from evenhand.training_run import begin_run, train_run
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
@@ -108,10 +109,10 @@ def test_after_a_kill_between_model_and_ranker_only_the_ranker_is_fitted(begun, 
     assert not read_about(folder)["is_complete"]
     with pytest.raises(UserError, match="no fitted ranker yet; finish it: evenhand train --resume"):
         evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
-    weights = pipeline.weights_path(folder).read_bytes()
-    monkeypatch.setattr(pipeline, "train", killed)  # the model must not be trained again
+    weights = weights_path(folder).read_bytes()
+    monkeypatch.setattr(training_run, "train", killed)  # the model must not be trained again
     assert train_run(*begun, device=CPU, console=QUIET)
-    assert pipeline.weights_path(folder).read_bytes() == weights
+    assert weights_path(folder).read_bytes() == weights
     assert read_about(folder)["is_complete"]
     ranker = ranker_path(folder).read_bytes()
     monkeypatch.setattr(training_run, "fitted_ranker", killed)  # nor fitted, once all is there
@@ -123,7 +124,7 @@ def test_a_model_that_is_trained_anew_gets_another_ranker(begun):
     folder, _config, _dataset = begun
     train_run(*begun, device=CPU, console=QUIET)
     ranker = ranker_path(folder).read_bytes()
-    pipeline.weights_path(folder).unlink()
+    weights_path(folder).unlink()
     ranker_path(folder).write_bytes(b"of another model")
     assert train_run(*begun, device=CPU, console=QUIET)
     assert ranker_path(folder).read_bytes() == ranker

@@ -42,12 +42,13 @@ from evenhand.evaluation import (
 from evenhand.files import write_json
 from evenhand.locking import locked
 from evenhand.memory import naming_the_largest
-from evenhand.pipeline import evaluate_run, label_index, load_model, open_data, run_config
+from evenhand.pipeline import evaluate_run, label_index, open_data
 from evenhand.progress import PipedConsole, count_bar, file_bar, stop_requested
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
 from evenhand.reproduce.command import reproduce
 from evenhand.runs import RunResult, check_trained_on, load_result
+from evenhand.saved_models import load_model, run_config
 from evenhand.tables import (
     differences_table,
     parts_table,

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
 from torch import Tensor
 
 from evenhand.building import (
-    build_model,
     check_neighbours,
     table_dtype,
 )
-from evenhand.config import Config, DataConfig, build_config, read_settings
+from evenhand.config import Config, DataConfig
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import IntArray, taken_rows
 from evenhand.data.weighting import weighted
+from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     Outcome,
@@ -26,14 +26,13 @@ from evenhand.evaluation import (
     evaluate,
     score_table,
 )
-from evenhand.files import atomic_path
 from evenhand.models.retriever import Retriever
-from evenhand.models.weights import read_weights, write_weights
 from evenhand.progress import count_bar
 from evenhand.ranking import (
     load_ranker,
 )
-from evenhand.runs import check_trained_on, save_result
+from evenhand.runs import save_result
+from evenhand.saved_models import load_model, run_config
 from evenhand.search import (
     ExactIndex,
     LinearRanker,
@@ -44,6 +43,7 @@ from evenhand.search import (
 )
 from evenhand.training.feed import features_of
 
+ALL_ROWS = slice(None)
 MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
 DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
 
@@ -65,49 +65,6 @@ def open_data(config: DataConfig, console: Console) -> Dataset:
     return weighted(open_dataset(folder), config.weighting)
 
 
-# --- models ---------------------------------------------------------------------------------------
-
-
-def weights_path(folder: Path) -> Path:
-    return folder / "model" / "weights.safetensors"
-
-
-def save_model(folder: Path, model: Retriever, *, ranks: Ranks | None = None) -> None:
-    with atomic_path(weights_path(folder)) as staging:
-        write_weights(staging, model.state_dict())
-
-
-def load_model(
-    folder: Path,
-    dataset: Dataset,
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-) -> Retriever:
-    """The trained model of a run, its tables as `dtype` whatever they were trained in."""
-    config = run_config(folder)
-    check_trained_on(folder, dataset)
-    path = weights_path(folder)
-    if not path.is_file():
-        raise UserError(
-            f"{folder} holds no trained model yet; finish it: "
-            f"evenhand train --resume --run {folder}"
-        )
-    model = build_model(
-        config,
-        dataset.num_features,
-        dataset.num_labels,
-        is_sparse=isinstance(dataset.parts["train"].features, Rows),
-        device="meta",  # nothing is drawn that would be overwritten
-        dtype=dtype,
-    ).to_empty(device=device)
-    try:
-        read_weights(path, model.state_dict())
-    except (SafetensorError, RuntimeError) as error:
-        raise UserError(f"{path} does not fit this run's settings and data: {error}") from error
-    return model
-
-
 # --- evaluation -----------------------------------------------------------------------------------
 
 
@@ -118,10 +75,25 @@ def evaluate_model(
     config: Config,
     *,
     ranker: LinearRanker | None = None,
-    progress_fn: Callable[[int, int], None] | None = None,
     ranks: Ranks | None = None,
+    progress_fn: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Searches all labels for every query of a part; without a ranker, by the model alone."""
+    """Searches all labels for every query of a part; without a ranker, by the model alone.
+
+    With ranks, the model is this rank's rows of it: all ranks evaluate together, each the whole.
+    """
+    if ranks is not None:
+        rows = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
+        return evaluate_split(
+            model,
+            label_index(model, dataset, config, rows=slice(*rows)),
+            dataset,
+            part_name,
+            ranks=ranks,
+            num_results=max(config.evaluation.cutoffs),
+            cutoffs=config.evaluation.cutoffs,
+            progress=progress_fn,
+        )
     part, device = dataset.parts[part_name], model.label_table.device
     encoder = model.encoder
     if model.label_table.dtype != torch.float32:
@@ -147,12 +119,18 @@ def evaluate_model(
     )
 
 
-def label_index(model: Retriever, dataset: Dataset, config: Config) -> ExactIndex:
-    """All labels by the model's scores, less what the settings take off for being frequent."""
+def label_index(
+    model: Retriever, dataset: Dataset, config: Config, *, rows: slice = ALL_ROWS
+) -> ExactIndex:
+    """All labels by the model's scores, less what the settings take off for being frequent.
+
+    Args:
+        rows: those of all labels that the model holds.
+    """
     biases = model.biases()
     if config.search.frequency_discount:
         device = model.label_table.device
-        counts = torch.from_numpy(dataset.label_counts()).to(device, torch.float32)  # (L,)
+        counts = torch.from_numpy(dataset.label_counts()[rows]).to(device, torch.float32)
         discounts = config.search.frequency_discount * torch.log1p(counts)
         biases = -discounts if biases is None else biases - discounts
     table = model.label_table.detach()
@@ -195,18 +173,22 @@ def evaluate_run(
     device: torch.device,
     console: Console,
     title: str | None = None,
+    ranks: Ranks | None = None,
 ) -> list[Score]:
-    """Evaluates a trained run on a part and writes the result into its folder."""
+    """Evaluates a trained run on a part and writes the result into its folder.
+
+    With ranks, all evaluate together, each with its rows of the model, and the first one writes.
+    """
     if part_name not in dataset.parts:
         raise UserError(
             f"{dataset.name} has no {part_name} part; it has {', '.join(dataset.parts)}"
         )
     config = run_config(folder)
-    model = load_model(folder, dataset, device=device, dtype=table_dtype(config))
+    model = load_model(folder, dataset, device=device, dtype=table_dtype(config), ranks=ranks)
     ranker = load_ranker(folder, config, dataset)
     with count_bar(console, title or f"evaluating {folder} on {part_name}") as advance:
         outcome = evaluate_model(
-            model, dataset, part_name, config, ranker=ranker, progress_fn=advance
+            model, dataset, part_name, config, ranker=ranker, progress_fn=advance, ranks=ranks
         )
     with console.status("intervals"):
         scores = score_table(
@@ -216,11 +198,6 @@ def evaluate_run(
             min_pairs=config.evaluation.min_pairs,
             num_resamples=config.evaluation.num_resamples,
         )
-    save_result(folder, part_name, outcome, scores)
+    if ranks is None or ranks.rank == 0:
+        save_result(folder, part_name, outcome, scores)
     return scores
-
-
-def run_config(folder: Path) -> Config:
-    if not (folder / "config.toml").is_file():
-        raise UserError(f"{folder} is not a run folder: it holds no config.toml")
-    return build_config(read_settings(folder / "config.toml"))

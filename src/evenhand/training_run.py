@@ -19,10 +19,11 @@ from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import score_table, selected_value
 from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.retriever import Retriever
-from evenhand.pipeline import evaluate_model, load_model, save_model, weights_path
+from evenhand.pipeline import evaluate_model
 from evenhand.progress import step_bar
 from evenhand.ranking import fitted_ranker, ranker_path, save_ranker
 from evenhand.runs import about_run, check_trained_on, read_about
+from evenhand.saved_models import has_model, load_model, save_model
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from evenhand.training.loop import Places, Training, train
 from evenhand.training.metrics_file import last_logged_step, rewind_metrics
@@ -110,7 +111,7 @@ def train_run(
 
 def is_trained(folder: Path) -> bool:
     """Whether the model is complete, and only the ranker may be missing."""
-    return "best_step" in read_about(folder) and weights_path(folder).is_file()
+    return "best_step" in read_about(folder) and has_model(folder)
 
 
 def _train_model(

@@ -26,11 +26,11 @@ class Shards(NamedTuple):
     def rows_of(self, rank: int) -> RowRange:
         """
         Example:
-            >>> [Shards(5, 3).rows_of(rank) for rank in range(3)]
+            >>> [tuple(Shards(5, 3).rows_of(rank)) for rank in range(3)]
             [(0, 2), (2, 4), (4, 5)]
         """
         first, last = rank * self.rows_a_rank, (rank + 1) * self.rows_a_rank
-        return min(first, self.num_rows), min(last, self.num_rows)
+        return RowRange(min(first, self.num_rows), min(last, self.num_rows))
 
     def counts_of(self, sorted_ids: Tensor) -> list[int]:
         """How many of the ids, given in order, each rank holds.
@@ -47,7 +47,7 @@ def share_of(batch_size: int, rank: int, num_ranks: int) -> RowRange:
     """The examples of the global batch that are a rank's own; shares differ by one at most.
 
     Example:
-        >>> [share_of(5, rank, 2) for rank in range(2)]
+        >>> [tuple(share_of(5, rank, 2)) for rank in range(2)]
         [(0, 2), (2, 5)]
     """
-    return rank * batch_size // num_ranks, (rank + 1) * batch_size // num_ranks
+    return RowRange(rank * batch_size // num_ranks, (rank + 1) * batch_size // num_ranks)

@@ -8,11 +8,16 @@ share them out. No more than a block a thread is ever held beside the table itse
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-RowRange = tuple[int, int]  # first row, and the one after the last
+
+class RowRange(NamedTuple):
+    first: int
+    last: int  # the row after the last one
+
 
 FIRST_BLOCK = 2**20  # rows of the stream; a table of so many or fewer is one stream
 LATER_BLOCK = 2**16
@@ -39,10 +44,10 @@ def random_rows(
 
 def checked_range(rows: RowRange | None, num_rows: int) -> RowRange:
     """The range, or all rows."""
-    first, last = (0, num_rows) if rows is None else rows
+    first, last = RowRange(0, num_rows) if rows is None else rows
     if not 0 <= first <= last <= num_rows:
         raise ValueError(f"rows must be a range within 0 to {num_rows}, got {first} to {last}")
-    return first, last
+    return RowRange(first, last)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -26,10 +27,16 @@ _KINDS = {
 }
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a safetensors file; the widest types first, so that each tensor begins aligned."""
+def write_weights(
+    path: Path, tensors: Mapping[str, Tensor], *, notes: Mapping[str, str] | None = None
+) -> None:
+    """Writes a safetensors file; the widest types first, so that each tensor begins aligned.
+
+    Args:
+        notes: what the file says of itself, in its header.
+    """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
@@ -71,8 +78,15 @@ def read_weights(path: Path, targets: Mapping[str, Tensor]) -> None:
             if not target.dim():
                 target.copy_(file.get_tensor(name))
                 continue
-            for rows in _blocks(target):
-                target[rows].copy_(found[rows])
+            copy_rows(found, target)
+
+
+@torch.no_grad()
+def copy_rows(found: Any, target: Tensor, *, first_row: int = 0) -> None:
+    """Fills `target` with the rows `first_row` and after of a slice of safetensors."""
+    for rows in _blocks(target):
+        first, last, _ = rows.indices(len(target))
+        target[rows].copy_(found[first_row + first : first_row + last])
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -1,0 +1,106 @@
+"""Exact search over labels that ranks hold between them, and the scores of chosen ones.
+
+Every rank searches its own labels for all queries. What they found is merged by shares of the
+queries: each rank is sent the others' best for its share, merges them, and the merged shares are
+gathered. So a rank receives about twice what an answer holds, however many ranks there are.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.shards import Shards, share_of
+from evenhand.search.exact import ExactIndex, SearchResult
+
+
+class SplitIndex:
+    """Answers as one `ExactIndex` over the labels of all ranks would, ties included.
+
+    All ranks ask the same at the same time, and all have the whole answer.
+    """
+
+    def __init__(self, own: ExactIndex, num_labels: int, ranks: Ranks) -> None:
+        """Args:
+        own: the labels of this rank, which may be none.
+        num_labels: of all ranks.
+        """
+        self.own, self.ranks = own, ranks
+        shards = Shards(num_labels, ranks.num_ranks)
+        self.rows_of_ranks = [shards.rows_of(rank) for rank in range(ranks.num_ranks)]
+        self.rows = self.rows_of_ranks[ranks.rank]
+        if len(own) != len(self.rows):
+            raise ValueError(
+                f"rank {ranks.rank} of {ranks.num_ranks} holds {len(self.rows)} of {num_labels} "
+                f"labels, got an index of {len(own)}"
+            )
+
+    def __len__(self) -> int:
+        return self.rows_of_ranks[-1].last
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, num_results: int) -> SearchResult:
+        """The labels of the highest score: (Q, D) -> (Q, R), where R = min(num_results, L)."""
+        if num_results < 1:
+            raise ValueError(f"num_results must be at least 1, got {num_results}")
+        ranks = self.ranks
+        widths = [min(num_results, len(rows)) for rows in self.rows_of_ranks]
+        found = self._own_best(queries, widths)  # (Q, C)
+        shares = [
+            len(share_of(len(queries), rank, ranks.num_ranks)) for rank in range(ranks.num_ranks)
+        ]
+        sizes = {"sent": shares, "received": [shares[ranks.rank]] * ranks.num_ranks}
+        waits = [ranks.exchanging(part, **sizes, what="search: found") for part in found]
+        ids, scores = (wait().view(ranks.num_ranks, -1, max(widths)) for wait in waits)  # (W, q, C)
+        best = merged(ids, scores, widths, num_results=num_results)  # (q, R)
+        return SearchResult(
+            *(ranks.gathered(part, counts=shares, what="search: merged") for part in best)
+        )
+
+    @torch.no_grad()
+    def scores_of(self, queries: Tensor, label_ids: Tensor) -> Tensor:
+        """Scores of chosen labels: (Q, D), (Q, P) -> (Q, P), -inf where the id is -1."""
+        is_own = (label_ids >= self.rows.first) & (label_ids < self.rows.last)
+        scores = queries.new_zeros(label_ids.shape)
+        if len(self.own):
+            own_ids = torch.where(is_own, label_ids - self.rows.first, -1)
+            own_scores = self.own.scores_of(queries, own_ids)
+            scores = torch.where(is_own, own_scores, scores)
+        # Every label is one rank's own, and to add zeros changes nothing.
+        scores = self.ranks.summed_(scores, what="search: scores")
+        return scores.masked_fill(label_ids < 0, -torch.inf)
+
+    def _own_best(self, queries: Tensor, widths: Sequence[int]) -> SearchResult:
+        """This rank's best, padded to what the ranks with the most labels find: (Q, C)."""
+        shape = len(queries), max(widths)
+        label_ids = queries.new_full(shape, -1, dtype=torch.long)
+        scores = queries.new_zeros(shape)
+        width = widths[self.ranks.rank]
+        if width:
+            found = self.own.search(queries, width)
+            label_ids[:, :width] = found.label_ids + self.rows.first
+            scores[:, :width] = found.scores
+        return SearchResult(label_ids, scores)
+
+
+def merged(
+    label_ids: Tensor, scores: Tensor, widths: Sequence[int], *, num_results: int
+) -> SearchResult:
+    """The best of what ranks found, each best first: (W, q, C), (W, q, C) -> (q, R).
+
+    Of rank r the first widths[r] columns count. Ranks hold ids in ascending order, so that a
+    stable sort leaves the lower id first among equals.
+
+    Example:
+        >>> ids, scores = torch.tensor([[[1, 0]], [[2, -1]]]), torch.tensor([[[3, 1]], [[3, 0]]])
+        >>> merged(ids, scores, [2, 1], num_results=2)
+        SearchResult(label_ids=tensor([[1, 2]]), scores=tensor([[3, 3]]))
+    """
+    all_ids, all_scores = (
+        torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+        for parts in (label_ids, scores)
+    )  # (q, sum of the widths)
+    ordered, order = all_scores.sort(dim=1, descending=True, stable=True)
+    kept = order[:, :num_results]  # (q, R)
+    return SearchResult(all_ids.gather(1, kept), ordered[:, :num_results].contiguous())

@@ -1,0 +1,113 @@
+"""Search over the labels of several ranks, against one index over all of them."""
+
+import pytest
+import torch
+
+from evenhand.distributed.search import SplitIndex
+from evenhand.distributed.shards import Shards
+from evenhand.distributed.simulated import run_ranks
+from evenhand.search import ExactIndex
+
+NUM_RANKS = [1, 2, 3, 7]
+
+
+def whole_numbers(*shape, seed=0, most=3):
+    """Small ones, so that products are exact in any order and many scores tie."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-most, most + 1, shape, generator=generator).float()
+
+
+def answers_of(num_ranks, vectors, bias, ask_fn):
+    """What each rank is answered."""
+
+    def rank_fn(ranks):
+        rows = slice(*Shards(len(vectors), num_ranks).rows_of(ranks.rank))
+        own = ExactIndex(vectors[rows], label_bias=None if bias is None else bias[rows])
+        return ask_fn(SplitIndex(own, len(vectors), ranks))
+
+    return run_ranks(num_ranks, rank_fn)
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("num_labels", "num_results"),
+    [(300, 10), (300, 1), (300, 299), (20, 9), (20, 50), (5, 3), (2, 50), (1, 1)],
+)
+def test_ids_scores_and_ties_are_those_of_one_index(num_ranks, dtype, num_labels, num_results):
+    vectors, queries = (
+        whole_numbers(num_labels, 4).to(dtype),
+        whole_numbers(23, 4, seed=1).to(dtype),
+    )
+    bias = whole_numbers(num_labels, seed=2).to(dtype)
+    for label_bias in (None, bias):
+        expected = ExactIndex(vectors, label_bias=label_bias).search(queries, num_results)
+        found = answers_of(
+            num_ranks, vectors, label_bias, lambda index: index.search(queries, num_results)
+        )
+        for ids, scores in found:
+            assert torch.equal(ids, expected.label_ids)
+            assert torch.equal(scores, expected.scores)
+            assert scores.dtype == dtype
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+@pytest.mark.parametrize("num_labels", [300, 5, 1])
+def test_scores_of_chosen_labels_are_those_of_one_index(num_ranks, num_labels):
+    vectors, queries = whole_numbers(num_labels, 4), whole_numbers(23, 4, seed=1)
+    bias = whole_numbers(num_labels, seed=2)
+    chosen = torch.randint(-1, num_labels, (23, 6), generator=torch.Generator().manual_seed(3))
+    for label_bias in (None, bias):
+        expected = ExactIndex(vectors, label_bias=label_bias).scores_of(queries, chosen)
+        for scores in answers_of(
+            num_ranks, vectors, label_bias, lambda index: index.scores_of(queries, chosen)
+        ):
+            assert torch.equal(scores, expected)
+
+
+@pytest.mark.parametrize("num_queries", [1, 2, 6])
+def test_fewer_queries_than_ranks(num_queries):
+    vectors, queries = whole_numbers(50, 4), whole_numbers(num_queries, 4, seed=1)
+    expected = ExactIndex(vectors).search(queries, 5)
+    for found in answers_of(7, vectors, None, lambda index: index.search(queries, 5)):
+        assert torch.equal(found.label_ids, expected.label_ids)
+
+
+def test_scores_that_are_not_finite_stand_where_they_do_in_one_index():
+    queries = torch.tensor([[1.0, 0.0]])
+    rows = [1.0, -torch.inf, torch.nan, 2.0, -torch.inf, torch.inf, 0.0]
+    vectors = torch.tensor([[row, 1.0] for row in rows])
+    for num_results in (2, 4, 7):
+        expected = ExactIndex(vectors).search(queries, num_results)
+        for num_ranks in NUM_RANKS:
+            found = answers_of(
+                num_ranks, vectors, None, lambda index, n=num_results: index.search(queries, n)
+            )
+            assert torch.equal(found[0].label_ids, expected.label_ids)
+
+
+def test_what_a_rank_sends_does_not_grow_with_labels_and_hardly_with_ranks():
+    queries = whole_numbers(64, 4, seed=1)
+
+    def sent_of(num_ranks, num_labels):
+        def search(index):
+            index.search(queries, 10)
+            return sum(index.ranks.sent.values())
+
+        return max(answers_of(num_ranks, whole_numbers(num_labels, 4), None, search))
+
+    answer = 64 * 10 * (8 + 4)  # bytes
+    assert sent_of(2, 300) == sent_of(2, 3000) == answer
+    assert sent_of(16, 3000) < 2 * answer
+
+
+def test_an_index_of_other_labels_is_refused():
+    def rank_fn(ranks):
+        with pytest.raises(ValueError, match="holds 3 of 6 labels, got an index of 2"):
+            SplitIndex(ExactIndex(torch.zeros(2, 4)), 6, ranks)
+        index = SplitIndex(ExactIndex(torch.zeros(3, 4)), 6, ranks)
+        assert len(index) == 6
+        with pytest.raises(ValueError, match="at least 1, got 0"):
+            index.search(torch.zeros(1, 4), 0)
+
+    run_ranks(2, rank_fn)

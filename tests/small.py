@@ -272,8 +272,14 @@ def _disturb(name, call, what):
     """Makes the n-th call of a function go wrong: `kill`, `kill after`, `sleep` or an errno.
 
     The name `file size` limits instead what this process may write to a file, to `call` bytes;
-    the name `memory`, what it may have beyond what it has.
+    the name `memory`, what it may have beyond what it has; the name `output` leads what it prints
+    to a file, or to a pipe that nobody reads.
     """
+    if name == "output":
+        read_end, handle = os.pipe()
+        os.close(read_end)
+        os.dup2(handle if what == "closed pipe" else os.open(what, os.O_WRONLY), 1)
+        return
     if name == "memory":
         pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
         limit = pages * resource.getpagesize() + call

@@ -270,10 +270,22 @@ def _ask(request):
 
 
 def _disturb(name, call, what):
-    """Makes the n-th call of a function go wrong: `kill` before it, `kill after`, or an errno.
+    """Makes the n-th call of a function go wrong: `kill`, `kill after`, `sleep` or an errno.
 
-    The name `file size` limits instead what this process may write to a file, to `call` bytes.
+    The name `file size` limits instead what this process may write to a file, to `call` bytes;
+    the name `memory`, what it may have beyond what it has; the name `output` leads what it prints
+    to a file, or to a pipe that nobody reads.
     """
+    if name == "output":
+        read_end, handle = os.pipe()
+        os.close(read_end)
+        os.dup2(handle if what == "closed pipe" else os.open(what, os.O_WRONLY), 1)
+        return
+    if name == "memory":
+        pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
+        limit = pages * resource.getpagesize() + call
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return
     if name == "file size":
         resource.setrlimit(resource.RLIMIT_FSIZE, (call, call))
         return
@@ -290,6 +302,9 @@ def _disturb(name, call, what):
         if what == "kill after":
             function(*arguments, **options)
             os.kill(os.getpid(), signal.SIGKILL)
+        if what == "sleep":
+            Path("asleep").touch()
+            time.sleep(50)
         if isinstance(what, int):
             raise OSError(what, os.strerror(what))
         raise AssertionError(what)

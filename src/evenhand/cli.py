@@ -57,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     demo = _verb(verbs, "demo", "SNM and S2M on places, side by side, in minutes")
     demo.add_argument("--run", default="runs/demo", help="folder to write to (%(default)s)")
     _finish(demo, commands.demo_command)
+    doctor = _verb(verbs, "doctor", "what is installed, usable and slow on this machine")
+    doctor.add_argument("folder", nargs="?", default="runs", help="of the runs (%(default)s)")
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.set_defaults(command_fn=commands.doctor_command)
     return parser
 
 

@@ -30,6 +30,7 @@ from evenhand.data import (
     save_dataset,
 )
 from evenhand.demo import run_demo
+from evenhand.doctor.command import doctor
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,
@@ -355,6 +356,10 @@ def data_fetch_command(options: argparse.Namespace) -> int:
 def data_verify_command(options: argparse.Namespace) -> int:
     verify_public(options.name, Path(options.folder), console)
     return 0
+
+
+def doctor_command(options: argparse.Namespace) -> int:
+    return doctor(options, console=console)
 
 
 def demo_command(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -41,10 +41,11 @@ _ASKED = re.compile(
 def guarded(command_fn: Callable[[], int]) -> int:
     """Runs a command; what it could not help is one sentence and an exit code."""
     try:
-        code = _guarded(command_fn)
-        with _silent_output():
-            sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
-        return code
+        try:
+            return _guarded(command_fn)
+        finally:  # after `--help` too, which ends by SystemExit
+            with contextlib.suppress(ValueError, AttributeError):  # one closed on purpose
+                sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except BrokenPipeError:
         silence(sys.stdout)
         return NO_READER
@@ -74,7 +75,7 @@ def _guarded(command_fn: Callable[[], int]) -> int:
             sentence = out_of_memory(error)
         elif isinstance(error, OSError) and error.errno in DISK_ERRORS:
             sentence = (
-                f"{error.filename or 'a file'} could not be opened or written "
+                f"{error.filename or 'a file, or the output,'} could not be opened or written "
                 f"({error.strerror}); what was complete before is untouched"
             )
         else:
@@ -102,13 +103,6 @@ def silence(stream: object) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, handle)
         os.close(nothing)
-
-
-@contextlib.contextmanager
-def _silent_output() -> Iterator[None]:
-    """A stream that was closed on purpose is no fault."""
-    with contextlib.suppress(ValueError, AttributeError):
-        yield
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -52,18 +52,19 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             if folder.exists():
                 raise UserError(f"{folder} exists already; choose another folder or remove it")
             _clear_leftovers(folder)
-            staging.mkdir()
-            yield staging
-            sync_tree(staging)
-            os.rename(staging, folder)
-            sync(folder.parent)
+            try:
+                staging.mkdir()
+                yield staging
+                sync_tree(staging)
+                os.rename(staging, folder)
+                sync(folder.parent)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise UserError(
             f"{folder} could not be written ({error.strerror or error}); nothing was left there, "
             f"make room or choose another folder"
         ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _make(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Progress bars: what is going on, how fast, how long it will take; and the wish to stop it."""
 
 import contextlib
+import errno
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -125,6 +126,16 @@ class PipedConsole(Console):
         self.quiet = True
         silence(self.file)
         raise BrokenPipeError
+
+    def _check_buffer(self) -> None:
+        """A terminal that was closed is no reason to fail: SIGHUP comes with it, and is obeyed."""
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO or not self.is_terminal:
+                raise
+            self.quiet = True
+            silence(self.file)
 
 
 @contextlib.contextmanager

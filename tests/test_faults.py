@@ -1,0 +1,355 @@
+"""Faults of the world: memory, signals, terminals, pipes, disks. A sentence, never a traceback."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+import torch
+
+import small
+from evenhand.data import save_dataset
+from evenhand.errors import StoppedError, UserError
+from evenhand.faults import gibibytes, guarded, is_out_of_memory, out_of_memory
+from evenhand.memory import large_parts, naming_the_largest
+from evenhand.progress import stop_requested
+
+COMMAND = [sys.executable, "-m", "evenhand"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults")
+    save_dataset(small.text_dataset(), folder / "data")
+    small.settings_file(folder / "quick.toml", "data", training__num_steps=20)
+    slow = {"training__num_steps": 10**6, "training__evaluate_every": 0}
+    small.settings_file(folder / "long.toml", "data", **slow)
+    (folder / "pairs.csv").write_text(
+        "query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50))
+    )
+    assert small.run(folder, "train", "quick.toml", "--run", "runs/a").code == 0
+    assert small.run(folder, "evaluate", "runs/a", "--part", "validation").code == 0
+    return folder
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_what_is_no_longer_there_is_memory_and_not_a_mistake():
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, "full"))
+    assert not is_out_of_memory(ValueError("can't allocate memory"))
+
+
+def test_the_sentence_says_how_much_was_asked_for():
+    cpu = RuntimeError(
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
+    )
+    assert out_of_memory(cpu).startswith("out of memory: 4.0 kiB more were asked for")
+    gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    assert out_of_memory(gpu).startswith("out of memory on the GPU: 2.00 GiB more were asked for")
+    numpy = MemoryError("Unable to allocate 7.45 GiB for an array with shape (10, 100) and data")
+    assert "7.45 GiB more" in out_of_memory(numpy)
+    assert "an array of shape (10, 100)" in out_of_memory(numpy)
+    assert out_of_memory(MemoryError()).startswith("out of memory; lower mining.batch_size")
+    assert [gibibytes(2**n) for n in (10, 20, 30, 40)] == [
+        "1.0 kiB",
+        "1.0 MiB",
+        "1.0 GiB",
+        "1.0 TiB",
+    ]
+
+
+def test_the_largest_parts_of_a_run_and_the_settings_that_make_them_so():
+    dataset = small.text_dataset()  # 60 labels, 512 features
+
+    def first(**changes):
+        part = large_parts(small.config("data", **changes), dataset)[0]
+        return part.what, part.rows, part.columns, part.num_bytes, part.remedy
+
+    width = "model.embedding_dim"
+    assert first() == ("the feature vectors", 512, 8, 512 * 8 * 2 * 4, width)
+    scores = first(mining__batch_size=4000, mining__num_sampled_labels=59)
+    assert scores[:4] == ("the scores of a step", 4000, 59, 4000 * 59 * 4)
+    assert "num_sampled_labels" in scores[4]
+    whole = first(mining__method="sgd", mining__batch_size=4000)
+    assert whole[:3] == ("the scores of a step", 4000, 60)
+    assert "samples labels" in whole[4]
+    dense = large_parts(small.config("data", model__embedding_dim=500), small.dense_dataset())
+    assert [part.what for part in dense] == ["the label vectors", "the scores of a step"]
+
+
+def test_only_memory_is_renamed():
+    config, dataset = small.config("data"), small.text_dataset()
+    for error in (RuntimeError("a bug"), OSError(errno.EIO, "x"), UserError("x")):
+        with pytest.raises(type(error)) as caught, naming_the_largest(config, dataset):
+            raise error
+        assert caught.value is error
+    sentence = r"the feature vectors \(512 x 8, 32\.0 kiB, with the optimiser's\)"
+    with pytest.raises(UserError, match=sentence), naming_the_largest(config, dataset):
+        raise MemoryError
+
+
+def test_a_table_too_large_for_memory_is_one_sentence_with_the_remedy(home):
+    words = ["train", "quick.toml", "--run", "runs/wide", "--set", "model.embedding_dim=1000000"]
+    answer = small.run(home, *words, disturb=["memory", 300 * 2**20, ""])
+    sentence = answer.sentence
+    assert sentence.startswith("out of memory: ")
+    assert "the feature vectors (512 x 1,000,000, 3.8 GiB, with the optimiser's)" in sentence
+    assert "model.embedding_dim" in sentence
+    assert "--resume" in sentence
+
+
+def test_memory_that_ends_in_the_middle_costs_no_checkpoint(home):
+    process = small.start(home, "train", "long.toml", "--run", "runs/tight")
+    small.wait_for(lambda: small.last_step(home / "runs/tight") > 40)
+    process.kill()
+    process.wait()
+    before = small.bytes_of(home / "runs/tight/checkpoints")
+    assert before
+    answer = small.run(
+        home, "train", "--resume", "--run", "runs/tight", disturb=["memory", 2**18, ""]
+    )
+    assert "out of memory" in answer.sentence
+    assert small.bytes_of(home / "runs/tight/checkpoints") == before
+
+
+# --- signals --------------------------------------------------------------------------------------
+
+
+def newest_step(run):
+    names = [path.name for path in (run / "checkpoints").glob("step-*")]
+    return max(int(name.removeprefix("step-")) for name in names)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_training_after_the_step_with_a_checkpoint(home, number):
+    run = f"runs/signal-{int(number)}"
+    process = small.start(home, "train", "long.toml", "--run", run)
+    small.wait_for(lambda: small.last_step(home / run) > 7)
+    process.kill(number)
+    answer = process.wait()
+    assert (answer.code, answer.err) == (130, "")
+    assert f"stopped; continue with: evenhand train --resume --run {run}" in answer.out
+    assert 0 <= newest_step(home / run) - small.last_step(home / run) < 5  # log_every
+
+
+def test_a_second_signal_ends_it_at_once_and_the_last_checkpoint_is_whole(home):
+    """The first one lets the step end and a checkpoint be written, here one that takes for ever."""
+    run, folder = home / "runs/twice", home / "sleeps"
+    folder.mkdir()
+    for name in ("data", "long.toml"):
+        (folder / name).symlink_to(home / name)
+    disturb = ["evenhand.training.loop.save_checkpoint", 2, "sleep"]
+    process = small.start(folder, "train", "long.toml", "--run", run, disturb=disturb)
+    small.wait_for((folder / "asleep").exists)
+    before, began = small.bytes_of(run / "checkpoints"), time.monotonic()
+    process.kill(signal.SIGINT)
+    time.sleep(0.2)
+    process.kill(signal.SIGINT)
+    answer = process.wait()
+    assert time.monotonic() - began < 40  # it would sleep for 50
+    assert (answer.code, answer.err) == (130, "evenhand: interrupted\n")
+    assert small.bytes_of(run / "checkpoints") == before
+    assert newest_step(run) == 15
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requested() as should_stop_fn:
+            signal.raise_signal(signal.SIGHUP)
+            assert not should_stop_fn()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+IN_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "evenhand", *sys.argv[1:]])
+"""
+
+
+@contextlib.contextmanager
+def in_a_terminal(folder, *words):
+    """A command that has a terminal of its own: (process, its other end)."""
+    other, own = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, b"\x20\0\xff\0\0\0\0\0")  # 32 lines of 255 characters
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_A_TERMINAL, *map(str, words)],
+        cwd=folder,
+        env={**small.ENVIRONMENT, "TERM": "xterm"},
+        stdin=own,
+        stdout=own,
+        stderr=own,
+        start_new_session=True,
+    ) as process:
+        os.close(own)
+        try:
+            yield process, other
+        finally:
+            process.kill()
+            with contextlib.suppress(OSError):
+                os.close(other)
+
+
+def screen(other):
+    """What stands on it until the command ends."""
+    blocks = []
+    with contextlib.suppress(OSError):  # EIO: the command has closed its end
+        while block := os.read(other, 2**16):
+            blocks.append(block)
+    return b"".join(blocks).decode()
+
+
+def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(home):
+    run = home / "runs/closed"
+    with in_a_terminal(home, "train", "long.toml", "--run", run) as (process, other):
+        small.wait_for(lambda: small.last_step(run) > 7 or process.poll() is not None)
+        os.close(other)
+        code = process.wait(timeout=60)
+    assert code == 130
+    assert newest_step(run) >= 10
+    assert not (run / ".lock").exists()
+
+
+def test_ctrl_c_in_a_terminal_says_how_to_go_on_and_gives_the_cursor_back(home):
+    run = home / "runs/keys"
+    with in_a_terminal(home, "train", "long.toml", "--run", run) as (process, other):
+        os.set_blocking(other, False)
+        shown = ""
+        while small.last_step(run) < 8 and process.poll() is None:
+            with contextlib.suppress(BlockingIOError):  # a full terminal would stop it
+                shown += os.read(other, 2**16).decode(errors="replace")
+            time.sleep(0.05)
+        os.write(other, b"\x03")
+        os.set_blocking(other, True)
+        shown += screen(other)
+        code = process.wait(timeout=60)
+    assert code == 130
+    assert "continue with: evenhand train --resume" in shown
+    assert "Traceback" not in shown
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")  # the cursor
+
+
+def test_what_was_asked_to_stop_ends_with_130(capsys):
+    def stopped():
+        raise StoppedError("stopped; the same command continues")
+
+    assert guarded(stopped) == 130
+    assert capsys.readouterr().err == "evenhand: stopped; the same command continues\n"
+
+
+# --- pipes ----------------------------------------------------------------------------------------
+
+READERS = {
+    "data show": ["data", "show", "data"],
+    "data list": ["data", "list"],
+    "data table": ["data", "table", "pairs.csv", "--out", "{}"],
+    "train": ["train", "quick.toml", "--run", "{}"],
+    "tune": ["tune", "quick.toml", "--run", "{}", "--trials", "2"],
+    "evaluate": ["evaluate", "runs/a"],
+    "compare": ["compare", "runs/a", "runs/a"],
+    "slices": ["slices", "runs/a", "--permutations", "19"],
+    "report": ["report", "runs/a"],
+    "search": ["search", "runs/a", "wel"],
+    "doctor": ["doctor", "--json"],
+    "reproduce": ["reproduce", "table3", "--quick"],
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_nobody_reads_what_a_command_prints(home, tmp_path, name):
+    words = [word.format(tmp_path / "made") for word in READERS[name]]
+    answer = small.run(home, *words, disturb=["output", 0, "closed pipe"])
+    assert (answer.code, answer.err) == (141, "")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_output_goes_to_a_full_disk(home, tmp_path, name):
+    words = [word.format(tmp_path / "made") for word in READERS[name]]
+    answer = small.run(home, *words, disturb=["output", 0, "/dev/full"])
+    assert "output" in answer.sentence
+    assert "No space left" in answer.sentence
+
+
+def test_head_of_a_real_pipe(home):
+    words = " ".join([*COMMAND, "data", "show", "data"])
+    answer = subprocess.run(
+        ["bash", "-c", f"{words} | true; echo ${{PIPESTATUS[0]}}"],
+        cwd=home, env=small.ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert (answer.stdout, answer.stderr) == ("141\n", "")
+
+
+# --- disks ----------------------------------------------------------------------------------------
+
+WRITERS = {
+    "data table": ["data", "table", "pairs.csv", "--out", "{}/made"],
+    "train": ["train", "quick.toml", "--run", "{}/made"],
+    "tune": ["tune", "quick.toml", "--run", "{}/made", "--trials", "2"],
+    "evaluate": ["evaluate", "{}/a"],
+    "slices": ["slices", "{}/a", "--permutations", "19"],
+    "report": ["report", "{}/a"],
+    "reproduce": ["reproduce", "table3", "--data", "data", "--out", "{}/made", "--steps", "9"],
+    "demo": ["demo", "--run", "{}/made"],
+    "fetch": ["data", "fetch", "mnist", "--folder", "{}/made"],
+}
+
+
+@pytest.fixture
+def read_only(home, tmp_path):
+    """A real read-only file system with a run on it."""
+    folder = tmp_path / "disk"
+    shutil.copytree(home / "runs/a", folder / "a")
+    for words in (["--bind", folder, folder], ["-o", "remount,bind,ro", folder]):
+        mount = ["mount", *map(str, words)]
+        if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("only root may make a folder read-only for root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_read_only_folder_is_named_and_nothing_changes(home, read_only, name):
+    before = small.bytes_of(read_only)
+    answer = small.run(home, *(word.format(read_only) for word in WRITERS[name]))
+    assert str(read_only) in answer.sentence
+    assert "Read-only" in answer.sentence
+    assert small.bytes_of(read_only) == before
+
+
+def test_a_read_only_run_can_be_read(home, read_only, tmp_path):
+    for words in (
+        ["search", read_only / "a", "wel"],
+        ["compare", read_only / "a", read_only / "a"],
+        ["report", read_only / "a", "--out", tmp_path / "report.html"],
+    ):
+        answer = small.run(home, *words)
+        assert (answer.code, answer.err) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["data table", "evaluate", "report", "tune"])
+def test_a_limit_on_files_leaves_what_was_there(home, tmp_path, name):
+    shutil.copytree(home / "runs/a", tmp_path / "a")
+    before = small.bytes_of(tmp_path)
+    words = [word.format(tmp_path) for word in WRITERS[name]]
+    answer = small.run(home, *words, disturb=["file size", 200, ""])
+    assert "File too large" in answer.sentence
+    assert small.bytes_of(tmp_path) == before

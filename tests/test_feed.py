@@ -42,13 +42,16 @@ def dense_part():
     return Part(features, rows_from(POSITIVES))
 
 
-def feed_of(part=None, *, batch_size=3, masks_all_positives=False, seed=0, device=CPU):
+def feed_of(
+    part=None, *, batch_size=3, masks_all_positives=False, seed=0, device=CPU, share=(0, 1)
+):
     return PairFeed(
         dense_part() if part is None else part,
         batch_size=batch_size,
         masks_all_positives=masks_all_positives,
         generator=torch.Generator().manual_seed(seed),
         device=device,
+        share=share,
     )
 
 
@@ -303,3 +306,25 @@ def test_a_batch_size_out_of_range_is_refused(batch_size):
         rf"got {batch_size}",
     ):
         feed_of(batch_size=batch_size)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 11])
+def test_the_shares_of_the_ranks_are_the_batch_in_order(num_ranks):
+    part = sparse_part(has_values=True)
+    whole = feed_of(part, batch_size=10)
+    shares = [feed_of(part, batch_size=10, share=(r, num_ranks)) for r in range(num_ranks)]
+    for _ in range(7):
+        batch = whole.next_batch()
+        parts = [feed.next_batch() for feed in shares]
+        assert [len(p.label_ids) for p in parts] == [
+            10 * (r + 1) // num_ranks - 10 * r // num_ranks for r in range(num_ranks)
+        ]
+        for name in ("label_ids", "pair_ids"):
+            assert torch.equal(torch.cat([getattr(p, name) for p in parts]), getattr(batch, name))
+        assert torch.equal(torch.cat([p.features.ids for p in parts]), batch.features.ids)
+
+
+@pytest.mark.parametrize("share", [(-1, 2), (2, 2), (0, 0)])
+def test_a_share_out_of_range_is_refused(share):
+    with pytest.raises(ValueError, match="share"):
+        feed_of(sparse_part(has_values=True), batch_size=2, share=share)

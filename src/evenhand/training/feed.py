@@ -47,13 +47,20 @@ class PairFeed:
         generator: torch.Generator,
         device: torch.device,
         pair_groups: IntArray | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         """
         Args:
+            batch_size: B, of all ranks together.
             generator: the feed's own; it runs ahead of the batches that were handed out.
             pair_groups: (N_pairs,) from 0, for the risks of known memberships.
+            share: (rank, number of ranks): of every batch, only the examples of that rank.
         """
+        rank, num_ranks = share
+        if not 0 <= rank < num_ranks:
+            raise ValueError(f"share must be (rank, number of ranks), got {share}")
         self.part = part
+        self.share = share
         self.pairs = pairs_of(part.positives)
         if not 1 <= batch_size <= len(self.pairs.query_ids):
             raise ValueError(
@@ -116,11 +123,16 @@ class PairFeed:
         if place.position + self.batch_size > len(self.pairs.query_ids):
             place = _new_epoch(self.generator)
         place_behind = place._replace(position=place.position + self.batch_size)
-        self.ahead.append((place_behind, self.executor.submit(self._batch_at, place)))
+        self.ahead.append((place_behind, self.executor.submit(self._batch_at, place, self.share)))
 
-    def _batch_at(self, place: Place) -> Batch:
-        """The batch of a place, in memory from which a GPU can copy while it computes."""
-        places = torch.arange(place.position, place.position + self.batch_size).unsqueeze(0)
+    def _batch_at(self, place: Place, share: tuple[int, int] = (0, 1)) -> Batch:
+        """The batch of a place, in memory from which a GPU can copy while it computes.
+
+        Of W ranks, rank r has the examples [r * B // W, (r + 1) * B // W) of it.
+        """
+        rank, num_ranks = share
+        first, last = (self.batch_size * r // num_ranks for r in (rank, rank + 1))
+        places = torch.arange(place.position + first, place.position + last).unsqueeze(0)
         pair_ids = permuted(places, place.key, len(self.pairs.query_ids))[0].numpy()  # (B,)
         query_ids, label_ids = self.pairs.query_ids[pair_ids], self.pairs.label_ids[pair_ids]
         positives = label_ids[:, None]  # (B, 1), the paper's mask

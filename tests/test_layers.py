@@ -18,7 +18,7 @@ LAYERS = {
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "averaging", "building", "cli", "commands", "config", "demo", "pipeline", "progress",
         "public", "ranking", "report", "reproduce", "runs", "search_config", "serving", "settings",
-        "tables", "tuning",
+        "streamed", "tables", "tuning",
     ],
     "system": ["distributed", "evaluation", "search", "training"],
     "parts": ["data", "models", "theory"],

@@ -14,6 +14,7 @@ The training rows are stored in a random order, so that training can read them b
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -265,15 +266,7 @@ class _Conversion:
         shards = shards_of(keys, num_shards)
         if settings["validation_fraction"]:
             blocks, places = np.unique(row_ids // settings["validation_block"], return_inverse=True)
-            sides = [
-                part_of(
-                    str(block),
-                    test_fraction=0.0,
-                    validation_fraction=settings["validation_fraction"],
-                )
-                for block in blocks.tolist()
-            ]
-            is_validation = (np.array(sides) == "validation")[places]
+            is_validation = _are_validation(blocks, settings["validation_fraction"])[places]
             shards = np.where(is_validation, num_shards, shards)
         return keys, shards
 
@@ -399,6 +392,19 @@ class _ArrayFile:
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
+
+
+def _are_validation(blocks: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
+    """What `part_of` says of each block, in a third of the time: (n,) -> (n,)."""
+    digests = [
+        hashlib.md5(b"%d" % block, usedforsecurity=False).digest()[:8] for block in blocks.tolist()
+    ]
+    positions = np.frombuffer(b"".join(digests), dtype=">u8") / 2**64
+    sides = positions < fraction
+    for place in np.flatnonzero(abs(positions - fraction) < 1e-12):  # not certain by 8 bytes
+        part = part_of(str(blocks[place]), test_fraction=0.0, validation_fraction=fraction)
+        sides[place] = part == "validation"
+    return sides
 
 
 def _block_pairs(train: Sizes) -> int:

@@ -186,7 +186,7 @@ def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.de
         return torch.from_numpy(np.ascontiguousarray(part.features[query_ids])).to(device)
     rows = taken_rows(part.features, query_ids)
     if part.feature_weights is not None:
-        rows = rows._replace(values=unit_values(rows, part.feature_weights))
+        rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
     return bags_of(rows, device=device)
 
 

@@ -186,7 +186,7 @@ def test_a_state_does_not_change_as_the_feed_goes_on():
 def order_of(feed, key):
     """Every pair of an epoch in its order."""
     pair_ids = permuted(torch.arange(len(PAIRS)).view(1, -1), key, len(PAIRS))[0].numpy()
-    query_ids, label_ids = feed.pairs.query_ids[pair_ids], feed.pairs.label_ids[pair_ids]
+    query_ids, label_ids = feed.pairs.pairs_at(pair_ids)
     return list(zip(query_ids.tolist(), label_ids.tolist(), strict=True))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from evenhand.config import ANNEALED, Config, to_toml
 from evenhand.data import Dataset, Rows
 from evenhand.data.dataset import IntArray
+from evenhand.data.scans import first_not_finite
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
@@ -215,7 +216,7 @@ def build_training(
         _build_optimizers(config, model),
         feed,
         generator,
-        _build_risk(config, num_pairs=len(feed.pairs.label_ids), pair_groups=groups),
+        _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups),
         belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
         row_ranges={} if split is None else split.row_ranges(),
     )
@@ -291,6 +292,7 @@ def check_neighbours(config: Config, dataset: Dataset) -> None:
     if not count:
         return
     rows = train_part.features
+    _refuse_blocks(dataset, "search.num_neighbours")
     if not isinstance(rows, Rows) or rows.values is None:
         raise UserError(
             f"search.num_neighbours needs sparse features with values, and {dataset.name} has "
@@ -309,6 +311,7 @@ def check_ranker(config: Config, dataset: Dataset) -> None:
     if not count:
         return
     rows = dataset.parts["train"].features
+    _refuse_blocks(dataset, "ranker.num_mined_labels")
     if not isinstance(rows, Rows) or rows.values is None:
         raise UserError(
             f"ranker.num_mined_labels needs sparse features with values, and {dataset.name} has "
@@ -321,13 +324,24 @@ def check_ranker(config: Config, dataset: Dataset) -> None:
         )
 
 
+def _refuse_blocks(dataset: Dataset, setting: str) -> None:
+    if dataset.is_read_in_blocks:
+        raise UserError(
+            f"{setting} needs all training rows in memory, and {dataset.name} is read in blocks "
+            f"because it may be larger; set it to 0, or make the data set with `evenhand data "
+            f"extreme`"
+        )
+
+
 def _check_finite(dataset: Dataset) -> None:
+    if dataset.is_finite:
+        return
     for name, part in dataset.parts.items():
         rows = part.features
         values = rows.values if isinstance(rows, Rows) else rows
-        if values is None or np.isfinite(values).all():
+        place = None if values is None else first_not_finite(values)
+        if place is None:
             continue
-        place = int(np.argwhere(~np.isfinite(values))[0][0])
         if isinstance(rows, Rows):
             place = int(np.searchsorted(rows.offsets, place, side="right")) - 1
         raise UserError(

@@ -7,6 +7,7 @@ from typing import Any
 from evenhand import commands
 from evenhand.config import METHODS
 from evenhand.faults import guarded
+from evenhand.streamed import data_check
 from evenhand.version import __version__
 
 EPILOG = """\
@@ -211,14 +212,18 @@ def _add_data(verbs: Any) -> None:
         "--group", action="append", default=[], help="a column of groups; repeatable"
     )
     table.add_argument("--test-fraction", type=float, default=0.2, help="(%(default)s)")
-    extreme.add_argument(
-        "--validation-block", type=int, default=1, help="rows that stay together (%(default)s)"
-    )
-    for parser in (extreme, table):
+    stream = _verb(kinds, "stream", "the same format, of any size, in bounded memory, shuffled")
+    _add_stream(stream)
+    for parser in (extreme, stream):
+        parser.add_argument(
+            "--validation-block", type=int, default=1, help="rows that stay together (%(default)s)"
+        )
+    for parser in (extreme, stream, table):
         parser.add_argument("--validation-fraction", type=float, default=0.1, help="(%(default)s)")
     for parser, command_fn in (
         (places, commands.data_places_command),
         (extreme, commands.data_extreme_command),
+        (stream, commands.data_stream_command),
         (table, commands.data_table_command),
     ):
         parser.add_argument("--out", help="folder to write (datasets/<name>)")
@@ -226,7 +231,21 @@ def _add_data(verbs: Any) -> None:
     show = _verb(kinds, "show", "what a prepared data set holds")
     show.add_argument("folder")
     _finish(show, commands.data_show_command)
+    check = _verb(kinds, "check", "compare the files of a streamed data set with their checksums")
+    check.add_argument("folder")
+    _finish(check, lambda options: data_check(options, commands.console))
     _add_public(kinds)
+
+
+def _add_stream(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--train", required=True, help="a file, or archive.zip/member")
+    parser.add_argument("--test")
+    parser.add_argument("--name", help="(that of the folder of --train)")
+    parser.add_argument("--label-names", help="a name a line")
+    parser.add_argument("--seed", type=int, default=0, help="of the random order (%(default)s)")
+    parser.add_argument(
+        "--memory", type=int, default=512, help="megabytes to use, about (%(default)s)"
+    )
 
 
 def _add_public(kinds: Any) -> None:

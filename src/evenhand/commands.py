@@ -50,6 +50,7 @@ from evenhand.report import write_report
 from evenhand.reproduce.command import reproduce
 from evenhand.runs import RunResult, check_trained_on, load_result
 from evenhand.saved_models import load_model, run_config
+from evenhand.streamed import data_stream
 from evenhand.tables import (
     differences_table,
     parts_table,
@@ -336,6 +337,10 @@ def data_table_command(options: argparse.Namespace) -> int:
             validation_fraction=options.validation_fraction,
         )
     return _save(dataset, options)
+
+
+def data_stream_command(options: argparse.Namespace) -> int:
+    return data_stream(options, console, show_fn=_show)
 
 
 def data_show_command(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.data.scans import counted, pieces
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder
 from evenhand.kernels.compiled import compiled
@@ -24,6 +25,7 @@ IntArray = NDArray[np.integer[Any]]
 FloatArray = NDArray[np.float32]
 
 FORMAT_VERSION = 1
+STREAMED_VERSION = 2  # it has `streamed` as well
 PARTS = ("train", "validation", "test")
 ABOUT: dict[str, Any] = {  # what dataset.json holds
     "name": str,
@@ -96,6 +98,8 @@ class Part:
     positives: Rows
     groups: dict[str, Groups] = dataclasses.field(default_factory=dict)  # of the queries
     texts: Strings | None = None
+    block_pairs: int = 0  # read in blocks of so many; the stored order is random. 0: in any order
+    feature_weights: FloatArray | None = None  # (F,) for `weighting.unit_values`, when it is read
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -113,10 +117,19 @@ class Dataset:
     featurizer: dict[str, Any] | None = None  # how a text becomes features; None: it cannot
     attribution: str = ""
     fingerprint: str = ""  # of the content; set by `save_dataset`
+    train_counts: IntArray | None = None  # (L,) `label_counts`, where they were counted before
+    is_finite: bool = False  # known: every feature value is a finite number
 
     def label_counts(self) -> NDArray[np.int64]:
         """How many training pairs each label has: (L,)."""
-        return np.bincount(self.parts["train"].positives.ids, minlength=self.num_labels)
+        if self.train_counts is not None:
+            return np.array(self.train_counts)
+        return counted(self.parts["train"].positives.ids, self.num_labels)
+
+    @property
+    def is_read_in_blocks(self) -> bool:
+        """Whether it may be larger than memory."""
+        return any(part.block_pairs for part in self.parts.values())
 
     def label_name(self, label_id: int) -> str:
         return f"label {label_id}" if self.label_names is None else self.label_names[label_id]
@@ -199,7 +212,8 @@ def _copy_rows(
 def count_unseen_labels(dataset: Dataset, part_name: str) -> int:
     """How many pairs of a part have a label that no training pair has: they cannot be learnt."""
     counts = dataset.label_counts()  # (L,)
-    return int((counts[dataset.parts[part_name].positives.ids] == 0).sum())
+    label_ids = dataset.parts[part_name].positives.ids
+    return sum(int((counts[piece] == 0).sum()) for _, piece in pieces(label_ids))
 
 
 # --- on disk ------------------------------------------------------------------------------------
@@ -239,12 +253,17 @@ def _dataset(folder: Path, about: dict[str, Any]) -> Dataset:
         featurizer=about["featurizer"],
         attribution=about["attribution"],
         fingerprint=about["fingerprint"],
+        train_counts=arrays.get("labels.train_counts"),
+        is_finite=bool(about.get("streamed", {}).get("is_finite")),
     )
 
 
-def _arrays(dataset: Dataset) -> dict[str, NDArray[Any]]:
+def arrays_of(dataset: Dataset) -> dict[str, NDArray[Any]]:
     """Every array of the data set under the name of its file."""
-    arrays: dict[str, NDArray[Any] | None] = {"labels.coordinates": dataset.label_coordinates}
+    arrays: dict[str, NDArray[Any] | None] = {
+        "labels.coordinates": dataset.label_coordinates,
+        "labels.train_counts": dataset.train_counts,
+    }
 
     def add_strings(name: str, strings: Strings | None) -> None:
         if strings is not None:
@@ -277,19 +296,25 @@ def _dtype_of(name: str) -> np.dtype[Any]:
     """The type an array has on disk, by the name of its file."""
     if ".groups." in name:
         return np.dtype("<i4")
-    kinds = {"offsets": "<i8", "ids": "<i4", "utf8": "|u1"}
+    kinds = {"offsets": "<i8", "ids": "<i4", "utf8": "|u1", "train_counts": "<i8"}
     return np.dtype(kinds.get(name.rsplit(".", 1)[-1], "<f4"))
 
 
-def _array_path(folder: Path, name: str) -> Path:
+def array_path(folder: Path, name: str) -> Path:
     return folder / f"{quote(name, safe=' ')}.npy"  # a group column may be called a/b
 
 
 def _write(dataset: Dataset, folder: Path) -> None:
-    arrays = _arrays(dataset)
+    arrays = arrays_of(dataset)
     for name, array in arrays.items():
-        with open(_array_path(folder, name), "wb") as file:
+        with open(array_path(folder, name), "wb") as file:
             np.save(file, array, allow_pickle=False)
+    with open(folder / "dataset.json", "w", encoding="utf-8") as file:
+        json.dump(about_dataset(dataset, arrays), file, ensure_ascii=False, indent=1)
+
+
+def about_dataset(dataset: Dataset, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """What `dataset.json` says."""
     about = {
         "format": "evenhand data set",
         "version": FORMAT_VERSION,
@@ -299,8 +324,11 @@ def _write(dataset: Dataset, folder: Path) -> None:
         "fingerprint": _fingerprint(dataset, arrays),
         "arrays": {name: list(array.shape) for name, array in arrays.items()},
     }
-    with open(folder / "dataset.json", "w", encoding="utf-8") as file:
-        json.dump(about, file, ensure_ascii=False, indent=1)
+    if dataset.is_read_in_blocks:
+        block_pairs = {name: part.block_pairs for name, part in dataset.parts.items()}
+        streamed = {"block_pairs": block_pairs, "is_finite": dataset.is_finite}
+        about |= {"version": STREAMED_VERSION, "streamed": streamed}
+    return about
 
 
 def _meaning(dataset: Dataset) -> dict[str, Any]:
@@ -326,7 +354,7 @@ def _fingerprint(dataset: Dataset, arrays: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256(json.dumps(_meaning(dataset), sort_keys=True).encode())
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.data if array.size else b"")
+        digest.update(np.asarray(array).data if array.size else b"")
     return digest.hexdigest()
 
 
@@ -340,10 +368,10 @@ def _read_about(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}); make the data set again") from error
     if not isinstance(about, dict) or about.get("format") != "evenhand data set":
         raise UserError(f"{path} does not describe an Evenhand data set")
-    if about.get("version") != FORMAT_VERSION:
+    if about.get("version") not in (FORMAT_VERSION, STREAMED_VERSION):
         raise UserError(
             f"{path} is of format version {about.get('version')}, this Evenhand reads "
-            f"{FORMAT_VERSION}; make the data set again"
+            f"{FORMAT_VERSION} and {STREAMED_VERSION}; make the data set again"
         )
     for key, kind in ABOUT.items():
         if key not in about or not isinstance(about[key], kind):
@@ -353,7 +381,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
 
 
 def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
-    path = _array_path(folder, name)
+    path = array_path(folder, name)
     try:  # an empty array cannot be memory-mapped
         array = np.load(path, mmap_mode="r" if 0 not in shape else None, allow_pickle=False)
         found = (list(array.shape), array.dtype)
@@ -384,13 +412,13 @@ def _part(name: str, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> 
         positives=Rows(arrays[f"{name}.positives.offsets"], arrays[f"{name}.positives.ids"]),
         groups=_groups(name, about, arrays),
         texts=_strings(f"{name}.texts", arrays),
+        block_pairs=int(about.get("streamed", {}).get("block_pairs", {}).get(name, 0)),
     )
 
 
 def _strings(name: str, arrays: dict[str, NDArray[Any]]) -> Strings | None:
-    if f"{name}.offsets" not in arrays:
-        return None
-    return Strings(arrays[f"{name}.offsets"], arrays[f"{name}.utf8"])
+    offsets = arrays.get(f"{name}.offsets")
+    return None if offsets is None else Strings(offsets, arrays[f"{name}.utf8"])
 
 
 def _groups(

@@ -72,8 +72,8 @@ def load_extreme(
     check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     train = read_extreme(train_path, progress_fn=progress_fn)
     test = read_extreme(test_path, progress_fn=progress_fn)
-    _check_same_ids(train_path, train, test_path, test)
-    label_names = _label_names(label_names_path, train.num_labels)
+    check_same_ids(train_path, train, test_path, test)
+    label_names = read_label_names(label_names_path, train.num_labels)
     groups = shared_groups(
         {
             "train": _group_values(train_groups_path, len(train.positives)),
@@ -148,20 +148,12 @@ def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> Extrem
             growth = GROWTH_MARGIN * header.num_rows / max(num_rows, 1)  # to the end of the file
             for array, more in zip(grown, block[:5], strict=True):
                 array.append(more, growth)
-        if num_rows > header.num_rows:
-            raise UserError(
-                f"{path}, line {header.num_rows + 2}: is one document more than the header's "
-                f"{header.num_rows}; mend the first number of the header or remove the line"
-            )
+        refuse_more_rows(path, header, num_rows)
         if progress_fn is not None and text:
             progress_fn(path, num_rows, header.num_rows)
     if header is None:
         raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
-    if num_rows < header.num_rows:
-        raise UserError(
-            f"{path}, line {num_rows + 1}: is the last, but the header promises {header.num_rows} "
-            f"documents and there are {num_rows}; fetch the file again or mend the header"
-        )
+    refuse_fewer_rows(path, header, num_rows)
     label_counts, label_ids, feature_counts, feature_ids, values = (
         array.filled() for array in grown
     )
@@ -172,6 +164,23 @@ def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> Extrem
         header.num_labels,
         num_repeated,
     )
+
+
+def refuse_more_rows(path: Path, header: Header, num_rows: int) -> None:
+    if num_rows > header.num_rows:
+        raise UserError(
+            f"{path}, line {header.num_rows + 2}: is one document more than the header's "
+            f"{header.num_rows}; mend the first number of the header or remove the line"
+        )
+
+
+def refuse_fewer_rows(path: Path, header: Header, num_rows: int) -> None:
+    """At the end of the file."""
+    if num_rows < header.num_rows:
+        raise UserError(
+            f"{path}, line {num_rows + 1}: is the last, but the header promises {header.num_rows} "
+            f"documents and there are {num_rows}; fetch the file again or mend the header"
+        )
 
 
 class _Grown:
@@ -242,8 +251,8 @@ def _taken(part: Part, row_ids: IntArray) -> Part:
     return Part(taken_rows(part.features, row_ids), taken_rows(part.positives, row_ids), groups)
 
 
-def _check_same_ids(
-    train_path: Path, train: ExtremeFile, test_path: Path, test: ExtremeFile
+def check_same_ids(
+    train_path: Path, train: ExtremeFile | Header, test_path: Path, test: ExtremeFile | Header
 ) -> None:
     for kind in ("features", "labels"):
         counts = [getattr(file, f"num_{kind}") for file in (train, test)]
@@ -288,7 +297,7 @@ def _first_numbers(path: Path) -> list[int]:
     return numbers
 
 
-def _label_names(path: Path | None, num_labels: int) -> Strings | None:
+def read_label_names(path: Path | None, num_labels: int) -> Strings | None:
     if path is None:
         return None
     names = list(lines_of(path))

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ BLOCK_BYTES = 2**19  # with what is parsed of it, this fits the cache of a core
 MAX_LINE_BYTES = 2**26  # a longer line is not text but the wrong file
 SHOWN_CHARACTERS = 40
 NEWLINE = ord("\n")
+
+T = TypeVar("T")
 
 
 def plain_suffix(path: Path) -> str:
@@ -37,13 +39,32 @@ def shown(text: bytes | str) -> str:
     return repr(words[:SHOWN_CHARACTERS]) + more
 
 
+class PlacedBlock(NamedTuple):
+    """Whole lines of a file, and where in it they are."""
+
+    first_line: int  # its number, from 1
+    text: bytes
+    end: int  # bytes of the text up to here, as they are when nothing is compressed
+    stored_end: int  # bytes of the file that were read for it
+
+
 def line_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, bytes]]:
     r"""Blocks of whole lines, each with the number of its first line (from 1).
 
     Every line ends with \n, also the last one and those that ended with \r\n.
     """
-    line_number = 1
-    with _opened(path) as file:
+    for block in placed_blocks(path, block_bytes=block_bytes):
+        yield block.first_line, block.text
+
+
+def placed_blocks(
+    path: Path, *, block_bytes: int = BLOCK_BYTES, start: int = 0, first_line: int = 1
+) -> Iterator[PlacedBlock]:
+    """The blocks of `line_blocks` from a place on: a line's first byte, and its number."""
+    line_number = first_line
+    with _opened(path) as stored, _unpacked(stored, path) as file:
+        if start:
+            _read(file.seek, start, path, line_number)
         while block := _read(file.read, block_bytes, path, line_number):
             if not block.endswith(b"\n"):
                 rest = _read(file.readline, MAX_LINE_BYTES, path, line_number)
@@ -53,12 +74,18 @@ def line_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple
                         f"{path}, line {line_number + block.count(NEWLINE)}: is longer than "
                         f"{MAX_LINE_BYTES} bytes; is this a text file?"
                     )
+            start += len(block)
             if b"\r" in block:  # looked for first: to replace nothing takes 50 times as long
                 block = block.removesuffix(b"\r").replace(b"\r\n", b"\n")
             if not block.endswith(b"\n"):
                 block += b"\n"
-            yield line_number, block
+            yield PlacedBlock(line_number, block, start, stored.tell())
             line_number += int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8) == NEWLINE))
+
+
+def stored_size(path: Path) -> int | None:
+    """Bytes of a file, compressed or not; None for a member of an archive."""
+    return path.stat().st_size if path.is_file() else None
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -77,7 +104,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 def _opened(path: Path) -> IO[bytes]:
     try:
-        return OPENERS.get(path.suffix, open)(path, "rb")  # type: ignore[no-any-return]
+        return open(path, "rb")
     except NotADirectoryError as error:
         if (member := _opened_member(path)) is not None:
             return member
@@ -86,6 +113,13 @@ def _opened(path: Path) -> IO[bytes]:
         raise UserError(f"{path} does not exist; check the path") from error
     except OSError as error:
         raise UserError(f"{path} cannot be opened ({error.strerror or error})") from error
+
+
+def _unpacked(stored: IO[bytes], path: Path) -> IO[bytes]:
+    """The text of a compressed file; anything else, as a member of an archive, as it is."""
+    if path.suffix not in OPENERS or isinstance(stored, zipfile.ZipExtFile):
+        return stored
+    return OPENERS[path.suffix](stored, "rb")  # type: ignore[no-any-return]
 
 
 def _opened_member(path: Path) -> IO[bytes] | None:
@@ -103,7 +137,7 @@ def _opened_member(path: Path) -> IO[bytes] | None:
     return None
 
 
-def _read(read_fn: Callable[[int], bytes], num_bytes: int, path: Path, line_number: int) -> bytes:
+def _read(read_fn: Callable[[int], T], num_bytes: int, path: Path, line_number: int) -> T:
     try:
         return read_fn(num_bytes)
     except EOFError as error:

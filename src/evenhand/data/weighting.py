@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data.dataset import Dataset, FloatArray, Part, Rows
+from evenhand.data.scans import counted
 from evenhand.errors import UserError
 
 WEIGHTINGS = ("as-is", "unit", "tf-idf")
@@ -34,13 +35,19 @@ def weighted(dataset: Dataset, weighting: str) -> Dataset:
     of_feature = np.ones(dataset.num_features, dtype=np.float32)
     if weighting == "tf-idf":
         of_feature = inverse_frequencies(train, dataset.num_features)
-    parts = {name: _weighted_part(part, of_feature) for name, part in dataset.parts.items()}
+    if dataset.is_read_in_blocks:  # as every batch is read: nothing of its size is held
+        parts = {
+            name: dataclasses.replace(part, feature_weights=of_feature)
+            for name, part in dataset.parts.items()
+        }
+    else:
+        parts = {name: _weighted_part(part, of_feature) for name, part in dataset.parts.items()}
     return dataclasses.replace(dataset, parts=parts)
 
 
 def inverse_frequencies(rows: Rows, num_features: int) -> FloatArray:
     """1 + log((1 + N) / (1 + n_f)) of each feature: (F,)."""
-    counts = np.bincount(rows.ids, minlength=num_features)
+    counts = counted(rows.ids, num_features)
     return (1 + np.log((1 + len(rows)) / (1 + counts))).astype(np.float32)
 
 

@@ -55,8 +55,12 @@ def row_keys(key: Tensor, num_rows: int) -> Tensor:
         >>> row_keys(torch.tensor([[7]]), 3).unique().numel()
         3
     """
-    rows = torch.arange(num_rows, device=key.device).unsqueeze(1)
-    low = _mixed(_mixed(key & WORD) ^ rows)
+    return keys_for(key, torch.arange(num_rows, device=key.device).unsqueeze(1))
+
+
+def keys_for(key: Tensor, numbers: Tensor) -> Tensor:
+    """A key for each number, (R, 1) int64 below 2 ** 32, from one key (1, 1)."""
+    low = _mixed(_mixed(key & WORD) ^ numbers)
     high = _mixed(low ^ ((key >> 32) & WORD))
     return (high << 32) | low
 

@@ -16,9 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, Rows, padded_rows, pairs_of, taken_rows
-from evenhand.kernels.permutation import permuted
+from evenhand.data.dataset import IntArray, Part, Rows, padded_rows, taken_rows
+from evenhand.data.pairs import PairIndex
+from evenhand.data.weighting import unit_values
 from evenhand.models.encoders import Bags, Features
+from evenhand.training.order import Order, pairs_at
+from evenhand.training.readahead import ReadAhead
 from evenhand.training.step import Batch
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
@@ -61,10 +64,13 @@ class PairFeed:
             raise ValueError(f"share must be (rank, number of ranks), got {share}")
         self.part = part
         self.share = share
-        self.pairs = pairs_of(part.positives)
-        if not 1 <= batch_size <= len(self.pairs.query_ids):
+        self.pairs = PairIndex(part.positives)
+        self.num_pairs = len(self.pairs)
+        self.order = Order(self.num_pairs, part.block_pairs)
+        self.readahead = ReadAhead(part, self.order)
+        if not 1 <= batch_size <= self.num_pairs:
             raise ValueError(
-                f"batch_size must be between 1 and {len(self.pairs.query_ids)} "
+                f"batch_size must be between 1 and {self.num_pairs} "
                 f"(the number of training pairs), got {batch_size}"
             )
         self.batch_size = batch_size
@@ -107,7 +113,7 @@ class PairFeed:
         place = _new_epoch(generator)._replace(position=self.place.position)
         places = []
         for _ in range(count):
-            if place.position + self.batch_size > len(self.pairs.query_ids):
+            if place.position + self.batch_size > self.num_pairs:
                 place = _new_epoch(generator)
             place = place._replace(position=place.position + self.batch_size)
             places.append(place)
@@ -120,7 +126,7 @@ class PairFeed:
 
     def _prepare(self) -> None:
         place = self.ahead[-1][0] if self.ahead else self.place
-        if place.position + self.batch_size > len(self.pairs.query_ids):
+        if place.position + self.batch_size > self.num_pairs:
             place = _new_epoch(self.generator)
         place_behind = place._replace(position=place.position + self.batch_size)
         self.ahead.append((place_behind, self.executor.submit(self._batch_at, place, self.share)))
@@ -131,10 +137,10 @@ class PairFeed:
         Of W ranks, rank r has the examples [r * B // W, (r + 1) * B // W) of it.
         """
         rank, num_ranks = share
-        first, last = (self.batch_size * r // num_ranks for r in (rank, rank + 1))
-        places = torch.arange(place.position + first, place.position + last).unsqueeze(0)
-        pair_ids = permuted(places, place.key, len(self.pairs.query_ids))[0].numpy()  # (B,)
-        query_ids, label_ids = self.pairs.query_ids[pair_ids], self.pairs.label_ids[pair_ids]
+        first, last = (place.position + self.batch_size * r // num_ranks for r in (rank, rank + 1))
+        self.readahead.before(first, place.key)
+        pair_ids = pairs_at(first, last, place.key, self.order).numpy()  # (B,)
+        query_ids, label_ids = self.pairs.pairs_at(pair_ids)
         positives = label_ids[:, None]  # (B, 1), the paper's mask
         if self.masks_all_positives:
             positives = self._all_positives(query_ids, label_ids)  # (B, P)
@@ -148,9 +154,7 @@ class PairFeed:
         )
         return _mapped(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
 
-    def _all_positives(
-        self, query_ids: NDArray[np.int64], label_ids: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def _all_positives(self, query_ids: IntArray, label_ids: IntArray) -> NDArray[np.int64]:
         """(B, P) every positive of each query; the drawn one first, as in-batch sampling needs."""
         positives = padded_rows(self.part.positives, query_ids)
         is_drawn = positives == label_ids[:, None]  # (B, P)
@@ -180,7 +184,10 @@ def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.de
     """The features of chosen queries as tensors."""
     if not isinstance(part.features, Rows):
         return torch.from_numpy(np.ascontiguousarray(part.features[query_ids])).to(device)
-    return bags_of(taken_rows(part.features, query_ids), device=device)
+    rows = taken_rows(part.features, query_ids)
+    if part.feature_weights is not None:
+        rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
+    return bags_of(rows, device=device)
 
 
 def bags_of(rows: Rows, *, device: torch.device) -> Bags:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows
+from evenhand.data.dataset import IntArray, Rows, pairs_of
 from evenhand.kernels.draws import random_integers
 from evenhand.kernels.permutation import row_keys
 from evenhand.losses import LossFn
@@ -45,6 +45,8 @@ def why_not_recorded(
     model, feed = training.model, training.feed
     if feed.device.type != "cuda":
         return "it does not run on a CUDA device"
+    if feed.part.block_pairs or feed.part.feature_weights is not None:
+        return "the data set is read in blocks"
     try:
         from evenhand.kernels.gpu.losses import kernel_loss
         from evenhand.kernels.gpu.rows import LARGEST_WIDTH
@@ -245,9 +247,10 @@ class RecordedStep:
         def moved(array: IntArray) -> Tensor:
             return _moved(array, torch.int64, feed.device)
 
+        pairs = pairs_of(positives)
         return DevicePairs(
-            query_ids=moved(feed.pairs.query_ids),
-            label_ids=moved(feed.pairs.label_ids),
+            query_ids=moved(pairs.query_ids),
+            label_ids=moved(pairs.label_ids),
             positive_offsets=moved(positives.offsets),
             positive_ids=moved(positives.ids),
             epoch_keys=keys.to(feed.device),

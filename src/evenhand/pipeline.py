@@ -302,11 +302,20 @@ def load_model(folder: Path, dataset: Dataset, *, device: torch.device) -> Retri
         dataset.num_labels,
         is_sparse=isinstance(dataset.parts["train"].features, Rows),
     )
+    load_weights(model, path)
+    return model.to(device)
+
+
+def load_weights(model: Retriever, path: Path) -> None:
+    """Fills a model with the weights of a file."""
     try:
-        model.load_state_dict(safetensors.torch.load_file(path))
+        tensors = safetensors.torch.load_file(path)
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise RuntimeError(f"{name} holds a number that is not finite")
+        model.load_state_dict(tensors)
     except (SafetensorError, RuntimeError) as error:
         raise UserError(f"{path} does not fit this run's settings and data: {error}") from error
-    return model.to(device)
 
 
 # --- evaluation -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evenhand.errors import UserError
-from evenhand.files import sync, write_text
+from evenhand.files import parsed_json, sync, write_text
 from evenhand.losses import LossFn
 from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
@@ -324,8 +324,8 @@ def rewind_metrics(path: Path, *, step: int) -> None:
     if not path.is_file():
         return
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        kept = [f"{line}\n" for line in lines if parsed_json(line)["step"] <= step]
     except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
         raise UserError(
             f"{path} is damaged ({error}); restore it, or remove it: --resume then writes the "

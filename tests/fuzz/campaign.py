@@ -23,7 +23,7 @@ from .worker import STATE_BYTES
 
 ROOT = Path(__file__).parent.parent.parent
 HANG_SECONDS = 60.0  # of a process that does not come to its next input, on a busy machine
-ROUND_SECONDS = 60.0  # a child is started anew after this, with another seed
+ROUND_SECONDS = 150.0  # a child is started anew after this, with another seed
 MAX_FINDINGS = 20  # of a target, before it is left
 
 

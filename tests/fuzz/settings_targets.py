@@ -16,7 +16,7 @@ from evenhand.reproduce.rows import read_row
 from evenhand.tuning.shares import group_share, num_hard_examples_for
 from evenhand.tuning.space import default_space, parsed_space, setting_of, with_settings
 
-from .target import Target, answer, require, written
+from .target import Target, answer, in_memory, require
 
 DEFAULT = build_config({})
 PARSER = cli._parser()
@@ -24,12 +24,12 @@ PARSER = cli._parser()
 
 def _same_again(config) -> None:
     """What is written into a run folder is read back, and is the same."""
-    path = written("again.toml", to_toml(config).encode("utf-8"))
+    path = in_memory("again.toml", to_toml(config).encode("utf-8"))
     require(build_config(read_settings(path)) == config, "another config when read again")
 
 
 def _read_config(data: bytes) -> Exception | None:
-    path = written("config.toml", data)
+    path = in_memory("config.toml", data)
     config, refusal = answer(lambda: build_config(read_settings(path)))
     if refusal is None:
         _same_again(config)

@@ -1,13 +1,15 @@
 """What a target is, and what an answer to a damaged input may be."""
 
 import functools
+import io
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from evenhand.data import files
 from evenhand.errors import UserError
 
 MAX_MESSAGE = 200_000  # characters: it may name what it refuses, but must not grow beyond the input
@@ -75,6 +77,44 @@ def forget_scratch() -> None:
 def written(name: str, data: bytes) -> Path:
     """A file of the scratch folder with this content."""
     path = scratch() / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
+
+
+class MemoryPath(type(Path())):  # type: ignore[misc]
+    """A path of which the content is in memory: thousands of files a second are slow on any disk."""
+
+    contents: ClassVar[dict[str, bytes]] = {}
+
+    def is_file(self) -> bool:
+        return str(self) in self.contents
+
+    exists = is_file
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        file = io.BytesIO(self.contents[str(self)])
+        return io.TextIOWrapper(file, encoding=encoding, errors=errors).read()
+
+    def stat(self, **_: Any) -> Any:
+        raise AssertionError("no such file")
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("not to be opened")
+
+
+def in_memory(name: str, data: bytes) -> MemoryPath:
+    """A file with this content, for readers that use `read_text` or `evenhand.data.files`."""
+    path = MemoryPath(f"/memory/{name}")
+    path.contents[str(path)] = data
+    return path
+
+
+def _open(path: Any, mode: str = "rb") -> Any:
+    if isinstance(path, MemoryPath):
+        return io.BytesIO(path.contents[str(path)])
+    return open(path, mode)
+
+
+files.open = _open  # type: ignore[attr-defined]

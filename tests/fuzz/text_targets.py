@@ -15,13 +15,13 @@ from evenhand.data.files import line_blocks, lines_of
 from evenhand.data.text import NgramFeaturizer, normalized, script_of
 
 from . import twins
-from .target import Target, agree, answer, require, written
+from .target import Target, agree, answer, in_memory, require, written
 
 FEATURIZER = NgramFeaturizer(num_buckets=1000)
 
 
 def _read_extreme(data: bytes) -> Exception | None:
-    path = written("x.txt", data)
+    path = in_memory("x.txt", data)
     block_bytes = 1 + len(data) % 61 if len(data) % 2 else 2**19  # rows must not depend on it
     extreme.line_blocks = functools.partial(line_blocks, block_bytes=block_bytes)
     read, refusal = answer(lambda: extreme.read_extreme(path))
@@ -66,7 +66,7 @@ EXTREME = Target(
 
 def _read_split(data: bytes) -> Exception | None:
     train, _, test = data.partition(b"|")
-    paths = written("train.lst", train), written("test.lst", test)
+    paths = in_memory("train.lst", train), in_memory("test.lst", test)
     read, refusal = answer(lambda: extreme._split_rows(*paths, 7))
     found = None if refusal else [rows.tolist() for rows in read]
     agree(found, twins.split_rows(train, test, 7), refusal)
@@ -82,7 +82,7 @@ SPLIT_LISTS = Target(
 
 
 def _read_groups(data: bytes) -> Exception | None:
-    read, refusal = answer(lambda: extreme._group_values(written("groups.tsv", data), 3))
+    read, refusal = answer(lambda: extreme._group_values(in_memory("groups.tsv", data), 3))
     agree(read, twins.group_values(data, 3), refusal)
     return refusal
 
@@ -98,7 +98,7 @@ GROUP_FILES = Target(
 def _read_names(data: bytes) -> Exception | None:
     expected = twins.unicode_lines(data)
     num_labels = 3 if expected is None else len(expected)
-    read, refusal = answer(lambda: extreme._label_names(written("names.txt", data), num_labels))
+    read, refusal = answer(lambda: extreme._label_names(in_memory("names.txt", data), num_labels))
     agree(None if refusal else list(read), expected, refusal)
     return refusal
 
@@ -116,7 +116,7 @@ CSV_COLUMNS = ["query", "label", "country"]
 def _read_table(data: bytes) -> Exception | None:
     delimiter = "\t" if data[:1] == b"\t" else ","
     data = data.removeprefix(b"\t")
-    path = written("t.tsv" if delimiter == "\t" else "t.csv", data)
+    path = in_memory("t.tsv" if delimiter == "\t" else "t.csv", data)
     records, refusal = answer(lambda: list(table._records(path, CSV_COLUMNS)))
     expected = _expected_records(twins.table(data, delimiter))
     agree(None if refusal else [list(r) for r in records], expected, refusal)

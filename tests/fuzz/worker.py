@@ -108,11 +108,13 @@ def _place(error: BaseException | None) -> str:
     """Where in the package an error was raised; the deepest place."""
     if error is None:
         return "read"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if SOURCE in frame.filename] or frames
-    if not own:
-        return type(error).__name__
-    return f"{_short(own[-1].filename)}:{own[-1].lineno}"
+    place, step = type(error).__name__, error.__traceback__
+    while step is not None:
+        file_name = step.tb_frame.f_code.co_filename
+        if SOURCE in file_name or SOURCE not in place:
+            place = f"{SOURCE * (SOURCE in file_name)}{_short(file_name)}:{step.tb_lineno}"
+        step = step.tb_next
+    return place.removeprefix(SOURCE)
 
 
 def _told(error: BaseException) -> str:

@@ -9,6 +9,7 @@ The checksum is taken of the complete part; then it is renamed. So `name` is alw
 import contextlib
 import hashlib
 import http.client
+import io
 import os
 import re
 import shutil
@@ -351,7 +352,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if scheme not in SCHEMES or (req.type == "https" and scheme == "http"):
             fp.close()
             raise _Unusable(f"redirects to {target!r}, which is refused")
-        return super().http_error_302(req, fp, code, msg, headers)
+        fp.close()  # and not read, however long it says it is
+        return super().http_error_302(req, io.BytesIO(), code, msg, headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evenhand.config import ANNEALED, Config, to_toml
 from evenhand.data import Dataset, Rows
+from evenhand.data.checks import check_ids
 from evenhand.data.dataset import IntArray
 from evenhand.data.scans import first_not_finite
 from evenhand.distributed.ranks import Ranks
@@ -268,6 +269,7 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             f"labels), got {mining.num_sampled_labels}"
         )
     _check_finite(dataset)
+    check_all_ids(dataset)
     check_neighbours(config, dataset)
     check_ranker(config, dataset)
     _pair_groups(config, dataset)
@@ -348,6 +350,22 @@ def _check_finite(dataset: Dataset) -> None:
             f"query {place} of the {name} part of {dataset.name} has a feature value that is NaN "
             f"or infinite; leave the query out or mend it"
         )
+
+
+def check_all_ids(dataset: Dataset) -> None:
+    """Refuses ids that name no label, feature or group: compiled code would look for them."""
+    holders = {"labels": dataset.label_groups}
+    try:
+        for name, part in dataset.parts.items():
+            holders[name] = part.groups
+            check_ids(f"labels of the {name} part", part.positives.ids, dataset.num_labels)
+            if isinstance(part.features, Rows):
+                check_ids(f"features of the {name} part", part.features.ids, dataset.num_features)
+        for name, groups in holders.items():
+            for column, group in groups.items():
+                check_ids(f"{column} of {name}", group.ids, len(group.names), first=-1)
+    except ValueError as error:
+        raise UserError(f"{dataset.name} is damaged ({error}); make it again") from error
 
 
 def _build_plan(config: Config, dataset: Dataset) -> Plan:

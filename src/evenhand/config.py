@@ -6,7 +6,7 @@ import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from evenhand.losses import (
     squared_hinge,
 )
 from evenhand.search_config import RankerConfig, SearchConfig
-from evenhand.settings import check_choice, check_positive, hint, typed
+from evenhand.settings import check_choice, check_positive, hint, parsed_toml, told, typed
 
 T = TypeVar("T")
 
@@ -343,7 +343,7 @@ def read_preset(name: str) -> dict[str, dict[str, Any]]:
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """The sections of a TOML file, unchecked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except IsADirectoryError as error:
@@ -363,7 +363,7 @@ def with_assignments(
         if not (equals and dot and key):
             raise UserError(f"--set takes section.key=value, got {assignment!r}")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            value = parsed_toml(f"value = {text}")["value"]
         except ValueError:  # TOMLDecodeError is one
             value = text  # a bare word is a string
         changed.setdefault(section, {})[key] = value
@@ -386,7 +386,7 @@ def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
 def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     """Builds a config dataclass from one TOML section, refusing keys it does not know."""
     values = _section(section, values)
-    kinds = typing.get_type_hints(cls)
+    kinds = _kinds(cls)
     for key in values:
         if key not in kinds:
             raise UserError(f"[{section}] has no setting {key!r}; {hint(key, kinds)}")
@@ -395,10 +395,15 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     )
 
 
+@cache
+def _kinds(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
 def _section(name: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise UserError(
-            f"{name} = {values!r} stands outside of any section; settings belong below one of "
+            f"{name} = {told(values)} stands outside of any section; settings belong below one of "
             f"{', '.join(f'[{section}]' for section in SECTIONS)}"
         )
     return dict(values)

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from evenhand.errors import UserError
 from evenhand.locking import locked_file
+
+MAX_DEPTH = 50  # of lists and objects in each other
 
 
 @contextlib.contextmanager
@@ -119,11 +121,33 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parsed_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{path} is damaged ({error})") from error
+
+
+def parsed_json(text: str) -> Any:
+    """What a JSON text says; one that is wrong, or no sane program writes, is a `ValueError`."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if "\\u" in text:  # half a surrogate pair can be neither shown nor written again
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    inner = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [item for outer in inner for item in _items(outer) if isinstance(item, dict | list)]
+    if inner:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def sync(path: Path) -> None:

@@ -23,6 +23,8 @@ from evenhand.search import ExactIndex, LinearRanker
 from evenhand.search.ranker import check_rows, fit_ranker, hardest_labels
 from evenhand.training.feed import features_of
 
+DTYPES = {"offsets": "int64", "features": "int32", "values": "float32", "biases": "float32"}
+
 
 def fitted_ranker(
     model: Retriever,
@@ -115,13 +117,16 @@ def load_ranker(folder: Path, config: Config, dataset: Dataset) -> LinearRanker 
         )
     try:
         arrays = safetensors.numpy.load_file(path)
-        weights = Rows(
-            arrays["offsets"].astype(np.int64, copy=False),
-            arrays["features"].astype(np.int32, copy=False),
-            arrays["values"].astype(np.float32, copy=False),
+        for name, dtype in DTYPES.items():
+            if arrays[name].dtype != dtype:  # to convert could make one id of another
+                raise ValueError(f"{name} are {arrays[name].dtype}, expected {dtype}")
+        weights, biases = (
+            Rows(arrays["offsets"], arrays["features"], arrays["values"]),
+            arrays["biases"],
         )
-        biases = arrays["biases"].astype(np.float32, copy=False)
         check_rows(weights, dataset.num_features, "features")
+        if not (np.isfinite(arrays["values"]).all() and np.isfinite(biases).all()):
+            raise ValueError("a weight is not finite")
         if len(weights) != dataset.num_labels or biases.shape != (dataset.num_labels,):
             raise ValueError(f"{len(weights)} labels, the data set has {dataset.num_labels}")
     except (SafetensorError, KeyError, ValueError) as error:

@@ -11,7 +11,6 @@ report.html
 """
 
 import dataclasses
-import json
 import platform
 import shlex
 import subprocess
@@ -27,8 +26,11 @@ from evenhand.config import Config
 from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
-from evenhand.files import read_json, write_json
+from evenhand.files import parsed_json, read_json, write_json
 from evenhand.version import __version__
+
+SECONDS = ("training_seconds", "ranker_seconds")
+MAX_SECONDS = 1e10  # three centuries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +83,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     rows = []
-    for number, line in enumerate(_read_text(path).splitlines(keepends=True), start=1):
-        if not line.endswith("\n"):
-            break
+    *lines, _ = _read_text(path).split("\n")  # other ends of lines may be part of a text
+    for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            row = parsed_json(line)
+        except ValueError as error:
             raise UserError(f"{path}, line {number}: is damaged ({error})") from error
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise UserError(f"{path}, line {number}: is damaged (it does not name its step)")
+        rows.append(row)
     return rows
 
 
@@ -99,6 +103,10 @@ def read_about(folder: Path) -> dict[str, Any]:
     about = read_json(path)
     if not isinstance(about, dict) or not isinstance(about.get("dataset"), dict):
         raise UserError(f"{path} is damaged (it does not say what was trained on)")
+    for name in SECONDS:
+        seconds = about.get(name, 0.0)
+        if not isinstance(seconds, int | float) or not 0 <= seconds < MAX_SECONDS:
+            raise UserError(f"{path} is damaged ({name} is {str(seconds)[:40]})")
     return about
 
 
@@ -126,7 +134,7 @@ def _read_scores(path: Path) -> list[Score]:
     rows = read_json(path)
     try:
         return [_score(row) for row in rows]
-    except (TypeError, KeyError) as error:  # JSON, but not what `save_result` wrote
+    except (TypeError, KeyError, ValueError) as error:  # JSON, but not what `save_result` wrote
         raise UserError(
             f"{path} is damaged ({type(error).__name__}: {error}); evaluate the run again"
         ) from error
@@ -136,7 +144,16 @@ def _score(row: dict[str, Any]) -> Score:
     numbers = {
         key: float("nan") if row[key] is None else row[key] for key in ("value", "low", "high")
     }
-    return Score(**{**row, **numbers, "members": tuple(row["members"])})
+    score = Score(**{**row, **numbers, "members": tuple(row["members"])})
+    for texts in (score.metric, score.column, score.group, *score.members):
+        if not isinstance(texts, str):
+            raise ValueError(f"{str(texts)[:40]!r} is no text")
+    for number in (score.value, score.low, score.high, score.count):
+        if not isinstance(number, int | float) or abs(number) >= 2**63:
+            raise ValueError(f"{str(number)[:40]!r} is no number")
+    if type(score.count) is not int or type(score.is_judged) is not bool:
+        raise ValueError(f"count {score.count!r}, is_judged {score.is_judged!r}")
+    return score
 
 
 def about_run(

@@ -1,6 +1,8 @@
 """The trained model of a run folder: saved by one process or by many ranks, loaded by either."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -19,6 +21,7 @@ from evenhand.distributed.weights import (
 from evenhand.errors import UserError
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
+from evenhand.models.weights import all_finite
 from evenhand.runs import check_trained_on
 
 
@@ -92,9 +95,6 @@ def load_model_shard(
         )
     is_sparse = isinstance(dataset.parts["train"].features, Rows)
     sizes = config, dataset.num_features, dataset.num_labels
-    whole = build_model(*sizes, is_sparse=is_sparse, device="meta")
-    saved = SavedWeights(folder / "model")
-    saved.check({name: tuple(weights.shape) for name, weights in whole.state_dict().items()})
     model = build_model(
         *sizes,
         is_sparse=is_sparse,
@@ -103,12 +103,29 @@ def load_model_shard(
         label_rows=label_rows,
         feature_rows=feature_rows,
     ).to_empty(device=device)
-    first_rows = {
-        "label_table": label_rows,
-        "label_bias": label_rows,
-        "encoder.weight": feature_rows,
-    }
-    for name, target in model.state_dict().items():
-        rows = first_rows.get(name)
-        saved.read(name, target, first_row=rows[0] if rows else 0)
+    whole = build_model(*sizes, is_sparse=is_sparse, device="meta")
+    rows = {"label_table": label_rows, "label_bias": label_rows, "encoder.weight": feature_rows}
+    fill_model(model, folder / "model", whole, rows=rows)
     return model
+
+
+def fill_model(
+    model: Retriever,
+    weights_folder: Path,
+    whole: Retriever,
+    *,
+    rows: Mapping[str, RowRange | None] = MappingProxyType({}),
+) -> None:
+    """Reads the weights of a model, of split tables some rows alone.
+
+    Args:
+        whole: of the shapes that the saved weights must have.
+        rows: by name, those that `model` holds; all of a tensor that is not named.
+    """
+    saved = SavedWeights(weights_folder)
+    saved.check({name: tuple(weights.shape) for name, weights in whole.state_dict().items()})
+    for name, target in model.state_dict().items():
+        own = rows.get(name)
+        saved.read(name, target, first_row=0 if own is None else own.first)
+        if not all_finite(target):
+            raise UserError(f"{saved.path}: {name} holds a number that is not finite")

@@ -87,6 +87,7 @@ def results_table(
     """Rows are groups, columns are runs under each metric; the best of a metric is bold."""
     known = {score.metric for _, scores in results for score in scores}
     metrics = [metric for metric in metrics if metric in known] or sorted(known)[:3]
+    results = [(name, [s for s in scores if s.metric in metrics]) for name, scores in results]
     table = Table(title=f"pair recall on the {part_name} part", title_justify="left")
     table.add_column("group")
     table.add_column("pairs", justify="right")

@@ -16,9 +16,10 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.data.checks import check_arrays, check_ids
 from evenhand.data.scans import counted, pieces
 from evenhand.errors import UserError
-from evenhand.files import atomic_folder
+from evenhand.files import atomic_folder, parsed_json
 from evenhand.kernels.compiled import compiled
 
 IntArray = NDArray[np.integer[Any]]
@@ -70,7 +71,7 @@ class Strings:
     def __getitem__(self, index: Any) -> str:
         position = range(len(self))[index]  # counts from the end below 0; IndexError beyond
         start, stop = self.offsets[position], self.offsets[position + 1]
-        return self.utf8[start:stop].tobytes().decode("utf-8")
+        return self.utf8[start:stop].tobytes().decode("utf-8", "replace")  # of a damaged file
 
     def __iter__(self) -> Iterator[str]:
         return (self[index] for index in range(len(self)))
@@ -124,7 +125,12 @@ class Dataset:
         """How many training pairs each label has: (L,)."""
         if self.train_counts is not None:
             return np.array(self.train_counts)
-        return counted(self.parts["train"].positives.ids, self.num_labels)
+        ids = self.parts["train"].positives.ids
+        try:
+            check_ids("labels of the train part", ids, self.num_labels)
+        except ValueError as error:
+            raise UserError(f"{self.name} is damaged ({error}); make the data set again") from error
+        return counted(ids, self.num_labels)
 
     @property
     def is_read_in_blocks(self) -> bool:
@@ -233,7 +239,7 @@ def open_dataset(folder: Path) -> Dataset:
     about = _read_about(folder)
     try:
         return _dataset(folder, about)
-    except (AttributeError, KeyError, TypeError) as error:  # valid JSON that lacks something
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON, but not as we write
         raise UserError(
             f"{folder / 'dataset.json'} is damaged ({type(error).__name__}: {error}); "
             f"make the data set again"
@@ -242,6 +248,7 @@ def open_dataset(folder: Path) -> Dataset:
 
 def _dataset(folder: Path, about: dict[str, Any]) -> Dataset:
     arrays = {name: _open_array(folder, name, shape) for name, shape in about["arrays"].items()}
+    check_arrays(about, arrays)
     return Dataset(
         name=about["name"],
         num_features=about["num_features"],
@@ -363,8 +370,8 @@ def _read_about(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{folder} is not an Evenhand data set: it holds no dataset.json")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        about = parsed_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); make the data set again") from error
     if not isinstance(about, dict) or about.get("format") != "evenhand data set":
         raise UserError(f"{path} does not describe an Evenhand data set")

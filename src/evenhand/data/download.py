@@ -9,7 +9,7 @@ The checksum is taken of the complete part; then it is renamed. So `name` is alw
 import contextlib
 import hashlib
 import http.client
-import json
+import io
 import os
 import re
 import shutil
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from evenhand.errors import UserError
-from evenhand.files import sync, write_json, write_text
+from evenhand.files import parsed_json, sync, write_json, write_text
 from evenhand.locking import locked_file
 from evenhand.version import __version__
 
@@ -159,6 +159,8 @@ class _Transfer:
             raise _http_failure(error) from error
         except (OSError, http.client.HTTPException) as error:
             raise _connection_failure(error) from error
+        except ValueError as error:  # of a redirection: no host, or one that no host can have
+            raise _Unusable(f"leads to an address that cannot be asked ({error})") from error
         with contextlib.closing(answer):
             if answer.status == 206 and validator not in (None, _validator(answer.headers)):
                 self.discard()
@@ -170,12 +172,12 @@ class _Transfer:
         """How many bytes of this version there are, and what the server calls the version."""
         about: Any = None
         with contextlib.suppress(OSError, ValueError):
-            about = json.loads(self.about.read_text("utf-8"))
+            about = parsed_json(self.about.read_text("utf-8"))
         size = self.part.stat().st_size if self.part.exists() else 0
         if not isinstance(about, dict):
             return 0, None
         validator = about.get("validator") if about.get("url") == self.url else None
-        if isinstance(validator, str):
+        if isinstance(validator, str) and validator.isascii() and validator.isprintable():
             return size, validator
         # Without a name for the version, only a checksum can tell if both parts are of the same.
         return (size, None) if self.file.checksum else (0, None)
@@ -201,7 +203,7 @@ class _Transfer:
                 raise _Unusable(f"was asked for bytes {have}- and answers with {text!r}")
         elif answer.status == 200:  # all of it: ranges are not known there, or the file is new
             have, length = 0, answer.headers.get("Content-Length")
-            total = int(length) if length is not None and length.isdecimal() else None
+            total = int(length) if re.fullmatch("[0-9]{1,18}", length or "") else None
         else:
             raise _Unusable(f"answers with the status {answer.status}")
         self.check_size(total, answer)
@@ -350,7 +352,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if scheme not in SCHEMES or (req.type == "https" and scheme == "http"):
             fp.close()
             raise _Unusable(f"redirects to {target!r}, which is refused")
-        return super().http_error_302(req, fp, code, msg, headers)
+        fp.close()  # and not read, however long it says it is
+        return super().http_error_302(req, io.BytesIO(), code, msg, headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 

@@ -321,6 +321,10 @@ def _group_values(path: Path | None, num_rows: int) -> GroupValues:
             f"after an optional first line that starts with 'id'"
         )
     names = cells[0] if has_names else ["id", "group"]
+    if len(set(names)) < len(names) or "" in names:
+        raise UserError(
+            f"{path}, line 1: the columns must have different names, got {shown(', '.join(names))}"
+        )
     for line_number, line_cells in enumerate(cells, start=1):
         if len(line_cells) != len(names):
             raise UserError(

@@ -10,6 +10,7 @@ is ever written to a path that an archive names.
 """
 
 import gzip
+import math
 import tarfile
 import zlib
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.data.files import shown
 from evenhand.data.pickled import plain_values
 from evenhand.errors import UserError
 
@@ -131,8 +133,8 @@ def _idx_array(path: Path, magic: int) -> Bytes:
             f"is the file its name says"
         )
     shape = tuple(np.frombuffer(data, dtype=">u4", count=num_dimensions, offset=4).tolist())
-    expected = start + int(np.prod(shape, dtype=object))
-    if len(data) != expected:
+    expected = start + math.prod(shape)
+    if len(data) != expected or max(shape) > MAX_BYTES:  # of a 0 and others that are huge
         raise UserError(
             f"{path} has {len(data)} bytes, but its header promises {shape[0]} items in "
             f"{expected}; {AGAIN}"
@@ -203,7 +205,7 @@ def _python_batch(data: bytes, source: str) -> _Batch:
     if not isinstance(images, np.ndarray) or not isinstance(labels, list):
         raise UserError(
             f"{source} has no array 'data' with a list 'labels' but "
-            f"{', '.join(sorted(values)) or 'nothing'}; is this another data set?"
+            f"{shown(', '.join(sorted(values)))}; is this another data set?"
         )
     if images.ndim != 2 or images.shape != (len(labels), CIFAR_IMAGE_BYTES) or not labels:
         raise UserError(
@@ -212,7 +214,7 @@ def _python_batch(data: bytes, source: str) -> _Batch:
         )
     for place, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < NUM_CLASSES:
-            raise _label_error(source, place, label)
+            raise _label_error(source, place, label if type(label) is int else type(label).__name__)
     images = images.reshape(-1, *CIFAR_SHAPE).copy()  # writable
     return _Batch(source, images, np.array(labels, dtype=np.int64))
 
@@ -276,7 +278,9 @@ def _tar_contents(path: Path, names: list[str]) -> dict[str, bytes]:
                 if len(data) != member.size:
                     raise EOFError
                 contents[name] = data
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+    except UserError:
+        raise
+    except Exception as error:  # Python's reader of a damaged archive raises a dozen kinds
         raise UserError(f"{path} is damaged or cut short ({error}); {AGAIN}") from error
     missing = [name for name in names if name not in contents]
     if missing:

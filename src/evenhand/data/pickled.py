@@ -30,6 +30,7 @@ RECONSTRUCT = {
     _Name("numpy.core.multiarray", "_reconstruct"),
     _Name("numpy._core.multiarray", "_reconstruct"),  # since numpy 2
 }
+MAX_DIMENSIONS = 8  # of an array; the product of thousands of lengths would take minutes
 BYTE_TYPES = {"u1", "|u1"}
 
 
@@ -135,6 +136,9 @@ class _Reader:
         self.push_name(module, name)
 
     def push_name(self, module: Any, name: Any) -> None:
+        # To hash a tuple of tuples that are all the same one takes twice as long a level.
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise _Refused("it asks for something by what is no name")
         found = _Name(module, name)
         if found not in {NDARRAY, DTYPE, *RECONSTRUCT}:
             raise _Refused(f"it asks for {shown(f'{module}.{name}')}")
@@ -143,9 +147,12 @@ class _Reader:
     def make(self, _: Any) -> None:
         """REDUCE: an array without content, or numpy's type of a byte."""
         arguments, name = self.pop(), self.pop()
-        if name in RECONSTRUCT and arguments[0] == NDARRAY:
+        if not isinstance(name, _Name) or not isinstance(arguments, tuple) or not arguments:
+            raise _Refused("it makes something else than an array of bytes")
+        first = arguments[0]
+        if name in RECONSTRUCT and isinstance(first, _Name) and first == NDARRAY:
             self.stack.append(_Array())
-        elif name == DTYPE and _text(arguments[0]) in BYTE_TYPES:
+        elif name == DTYPE and not isinstance(first, _Name) and _text(first) in BYTE_TYPES:
             self.stack.append(_ByteType())
         else:
             raise _Refused("it makes something else than an array of bytes")
@@ -156,11 +163,14 @@ class _Reader:
         value = self.stack[-1]
         if isinstance(value, _ByteType):
             return
-        if not isinstance(value, _Array) or len(state) != 5 or not isinstance(state[2], _ByteType):
+        is_state = type(state) is tuple and len(state) == 5 and isinstance(state[2], _ByteType)
+        if not isinstance(value, _Array) or not is_state:
             raise _Refused("it makes something else than an array of bytes")
         _, shape, _, is_by_column, content = state
+        if type(shape) is not tuple or len(shape) > MAX_DIMENSIONS:
+            raise _Refused(f"an array of more than {MAX_DIMENSIONS} dimensions")
         if not all(type(length) is int and length >= 0 for length in shape):
-            raise _Refused(f"an array of shape {shown(str(shape))}")
+            raise _Refused("an array whose shape is not of whole numbers")
         if not isinstance(content, bytes) or math.prod(shape) != len(content):
             raise _Refused(f"an array of shape {shown(str(shape))} with another number of bytes")
         flat = np.frombuffer(content, dtype=np.uint8)

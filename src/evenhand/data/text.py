@@ -11,13 +11,33 @@ from evenhand.data.dataset import Rows
 from evenhand.errors import UserError
 from evenhand.kernels.compiled import compiled
 
+SHORT_TEXT = 1000  # characters; whatever a text is made of, so few are normalised at once
+MAX_MARKS = 30  # combining, one after the other
 BLOCK_TEXTS = 2**16  # texts hashed at once: bounds the memory, not the result
+MAX_LENGTH = 64  # of an n-gram; every text has as many n-grams of each length as characters
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def normalized(text: str) -> str:
     """The form in which two spellings count as one: NFKC, case folded, white space joined."""
+    if len(text) > SHORT_TEXT and not text.isascii():
+        text = _stream_safe(text)
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _stream_safe(text: str) -> str:
+    """The text with a joiner after every 30 combining marks in a row (UAX #15, Stream-Safe).
+
+    No writing has as many. Python sorts them in a time that grows with the square of their number.
+    """
+    pieces, num_marks = [], 0
+    for character in text:
+        num_marks = num_marks + 1 if unicodedata.combining(character) else 0
+        if num_marks > MAX_MARKS:
+            pieces.append("\u034f")
+            num_marks = 1
+        pieces.append(character)
+    return "".join(pieces)
 
 
 def script_of(text: str) -> str:
@@ -39,9 +59,10 @@ class NgramFeaturizer:
     def __init__(
         self, *, min_length: int = 1, max_length: int = 4, num_buckets: int = 2**18
     ) -> None:
-        if not 1 <= min_length <= max_length:
+        if not 1 <= min_length <= max_length <= MAX_LENGTH:
             raise ValueError(
-                f"min_length must be between 1 and max_length ({max_length}), got {min_length}"
+                f"min_length must be between 1 and max_length, and that at most {MAX_LENGTH}, "
+                f"got {min_length} and {max_length}"
             )
         if not 1 <= num_buckets < 2**31:
             raise ValueError(f"num_buckets must be between 1 and 2**31 - 1, got {num_buckets}")
@@ -98,8 +119,13 @@ def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
         )
     if settings.get("kind") != "ngrams":
         raise UserError(f"featurizer must be of kind 'ngrams', got {settings.get('kind')!r}")
-    lengths = {name: settings[name] for name in ("min_length", "max_length", "num_buckets")}
-    return NgramFeaturizer(**lengths)
+    lengths = {name: settings.get(name) for name in ("min_length", "max_length", "num_buckets")}
+    if not all(type(length) is int for length in lengths.values()):
+        raise UserError(f"featurizer must have three whole numbers, got {lengths}")
+    try:
+        return NgramFeaturizer(**lengths)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(f"the featurizer of the data set is damaged: {error}") from error
 
 
 @compiled

@@ -30,9 +30,9 @@ class SplitIndex:
         shards = Shards(num_labels, ranks.num_ranks)
         self.rows_of_ranks = [shards.rows_of(rank) for rank in range(ranks.num_ranks)]
         self.rows = self.rows_of_ranks[ranks.rank]
-        if len(own) != len(self.rows):
+        if len(own) != self.rows.size:
             raise ValueError(
-                f"rank {ranks.rank} of {ranks.num_ranks} holds {len(self.rows)} of {num_labels} "
+                f"rank {ranks.rank} of {ranks.num_ranks} holds {self.rows.size} of {num_labels} "
                 f"labels, got an index of {len(own)}"
             )
 
@@ -45,7 +45,7 @@ class SplitIndex:
         if num_results < 1:
             raise ValueError(f"num_results must be at least 1, got {num_results}")
         ranks = self.ranks
-        widths = [min(num_results, len(rows)) for rows in self.rows_of_ranks]
+        widths = [min(num_results, rows.size) for rows in self.rows_of_ranks]
         found = self._own_best(queries, widths)  # (Q, C)
         shares = [
             len(share_of(len(queries), rank, ranks.num_ranks)) for rank in range(ranks.num_ranks)

@@ -80,8 +80,8 @@ def save_split(folder: Path, model: Retriever, ranks: Ranks) -> None:
     totals = dict(zip(names, ranks.summed_(num_rows, what="weights").tolist(), strict=True))
     own = _rows_of(totals, ranks.rank, ranks.num_ranks)
     for name, rows in own.items():
-        if len(rows) != len(state[name]):
-            raise ValueError(f"{name} must have {len(rows)} rows here, got {len(state[name])}")
+        if rows.size != len(state[name]):
+            raise ValueError(f"{name} must have {rows.size} rows here, got {len(state[name])}")
     is_first = ranks.rank == 0
     number = torch.zeros(1, dtype=torch.long, device=device)
 
@@ -220,7 +220,7 @@ class SavedWeights:
             try:
                 with safetensors.safe_open(path, framework="pt") as file:
                     found = file.get_slice(name)
-                    shape = (len(rows), *target.shape[1:])
+                    shape = (rows.size, *target.shape[1:])
                     if tuple(found.get_shape()) != shape:
                         raise UserError(
                             self._misfit(f"{name} is {tuple(found.get_shape())} there, not {shape}")

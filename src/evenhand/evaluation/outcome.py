@@ -1,7 +1,6 @@
 """What a model finds: every query of a part is searched for, and every pair's rank is kept."""
 
 import dataclasses
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,6 +152,29 @@ def _outcome(arrays: Mapping[str, Any]) -> Outcome:
     )
 
 
+def _check(outcome: Outcome) -> None:
+    """Refuses arrays that are not of the same queries and pairs, by a `ValueError`."""
+    num_pairs, num_queries = len(outcome.query_ids), len(outcome.retrieved_ids)
+    shapes = {
+        **dict.fromkeys(("query_ids", "label_ids", "ranks", "scores"), (num_pairs,)),
+        **dict.fromkeys(("retrieved_ids", "retrieved_scores"), (num_queries, NUM_SHOWN)),
+    }
+    for name, shape in shapes.items():
+        array = getattr(outcome, name)
+        if array.shape != shape or array.dtype.kind != ("f" if "scores" in name else "i"):
+            raise ValueError(f"{name} are {array.dtype} of shape {array.shape}, expected {shape}")
+    for name, values in (outcome.query_metrics | outcome.query_weights).items():
+        if values.shape != (num_queries,):
+            raise ValueError(f"{name} is of shape {values.shape}, expected {(num_queries,)}")
+    limits = {"query_ids": num_queries - 1, "ranks": outcome.num_results}
+    for name, most in limits.items():
+        array = getattr(outcome, name)
+        if num_pairs and not 0 <= array.min() <= array.max() <= most:
+            raise ValueError(f"{name} must be from 0 to {most}")
+    if not all(type(cutoff) is int and cutoff > 0 for cutoff in outcome.cutoffs):
+        raise ValueError(f"cutoffs must be above 0, got {outcome.cutoffs}")
+
+
 def save_outcome(outcome: Outcome, folder: Path) -> None:
     """Writes folder/outcome.npz, all of it or nothing; an older one is replaced."""
     with atomic_path(folder / "outcome.npz") as staging, open(staging, "wb") as file:
@@ -167,6 +189,9 @@ def load_outcome(folder: Path) -> Outcome:
     try:  # reading a member to its end checks its sum; zipfile raises RuntimeError for odd flags
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             outcome = _outcome({name: file[name] for name in file.files})
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, RuntimeError) as error:
-        raise UserError(f"{path} is damaged ({error}); evaluate the run again") from error
+        _check(outcome)
+    except Exception as error:  # the readers of zip, deflate and .npy raise a dozen kinds
+        raise UserError(
+            f"{path} is damaged ({type(error).__name__}: {error}); evaluate the run again"
+        ) from error
     return outcome

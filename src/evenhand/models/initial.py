@@ -18,6 +18,10 @@ class RowRange(NamedTuple):
     first: int
     last: int  # the row after the last one
 
+    @property
+    def size(self) -> int:
+        return self.last - self.first
+
 
 FIRST_BLOCK = 2**20  # rows of the stream; a table of so many or fewer is one stream
 LATER_BLOCK = 2**16

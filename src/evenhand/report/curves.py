@@ -1,6 +1,5 @@
 """Recall over the cut-off, and what training looked like."""
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -120,7 +119,7 @@ def _add_line(lines: list[Line], run: int, pairs: Iterable[tuple[Any, Any]]) -> 
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) < 1e300  # as JSON may hold any
 
 
 def _thinned(points: NDArray[np.float64]) -> tuple[list[float], list[float]]:

@@ -21,6 +21,8 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
         write_json(path, settings)
         return
     before = read_json(path)
+    if not isinstance(before, dict):
+        raise UserError(f"{path} is damaged (it holds no settings); choose another --out")
     for name, value in settings.items():
         if before.get(name) != value:
             raise UserError(

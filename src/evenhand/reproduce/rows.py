@@ -1,14 +1,13 @@
 """The rows of a table of the paper, each a TOML file in presets/reproduce."""
 
 import dataclasses
-import tomllib
 from collections.abc import Sequence
 from importlib import resources
 
 from evenhand.config import build, with_assignments
 from evenhand.errors import UserError
 from evenhand.models.images import STEMS
-from evenhand.settings import check_choice, check_positive
+from evenhand.settings import check_choice, check_positive, parsed_toml
 
 TABLES = {
     "table2-mnist": "LeNet on MNIST, the tail classes cut 100 : 1",
@@ -143,7 +142,7 @@ def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
 
 def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableRow:
     try:
-        sections = with_assignments(tomllib.loads(text), assignments)
+        sections = with_assignments(parsed_toml(text), assignments)
         for section in sections:
             if section not in ("row", "paper"):
                 raise UserError(f"there is no section [{section}] in {name}; known: row, paper")
@@ -151,7 +150,7 @@ def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableR
             row=build(Row, sections["row"], section="row"),
             paper=build(Paper, sections["paper"], section="paper"),
         )
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one
         raise UserError(f"{name} is not TOML: {error}") from error
     except KeyError as error:
         raise UserError(f"{name} has no section [{error.args[0]}]") from error

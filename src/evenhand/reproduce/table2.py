@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 
 from evenhand.data.images import ImageData
+from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.models.apart import Apart
 from evenhand.models.images import Classifier, LeNet, ResNet
@@ -30,6 +31,7 @@ from evenhand.progress import count_bar
 from evenhand.reproduce.figures import printed, with_summaries
 from evenhand.reproduce.images import accuracies, held_out, pictures_of, training_rows
 from evenhand.reproduce.rows import Row, TableRow
+from evenhand.settings import check_positive, typed
 from evenhand.training.checkpoint import load_latest_checkpoint, save_checkpoint
 from evenhand.training.many import ManyTraining, Member
 from evenhand.version import __version__
@@ -77,7 +79,7 @@ def tune(
         if trials is None:
             return None
         write_json(path, trials)
-    chosen = {choice["name"]: choice["learning_rate"] for choice in read_json(path)["chosen"]}
+    chosen = chosen_rates(path, [row.row.name for row in rows])
     for name, rate in chosen.items():
         run.console.print(f"learning rate of {name}, chosen on validation: {rate:g}")
     return [
@@ -86,6 +88,32 @@ def tune(
         )
         for row in rows
     ]
+
+
+def chosen_rates(path: Path, names: Sequence[str]) -> dict[str, float]:
+    """The learning rate of each row, from tuning.json."""
+    try:
+        rates = {choice["name"]: choice["learning_rate"] for choice in read_json(path)["chosen"]}
+        for name in names:
+            check_positive(name, learning_rate=typed("learning_rate", rates[name], float))
+    except (KeyError, TypeError, UserError) as error:  # JSON, but not what `tune` wrote
+        raise UserError(
+            f"{path} does not hold the learning rates of this table ({error}); remove it, and "
+            f"--tune chooses them again"
+        ) from error
+    return {name: float(rates[name]) for name in names}
+
+
+def earlier_result(path: Path) -> dict[str, Any]:
+    """The result.json that a run continues."""
+    result = read_json(path)
+    is_whole = isinstance(result, dict) and isinstance(result.get("curve"), list)
+    if not is_whole or not isinstance(result.get("seconds"), int | float):
+        raise UserError(
+            f"{path} is damaged (it lacks 'seconds' or 'curve'); begin in another --out"
+        )
+    result["seconds"] = typed("seconds", result["seconds"], float)
+    return result  # type: ignore[no-any-return]
 
 
 def _trials(
@@ -174,7 +202,7 @@ def run_table(
     before: dict[str, Any] = {"seconds": 0.0, "curve": []}
     if checkpoint is not None:
         training.restore(checkpoint)
-        before = read_json(path)
+        before = earlier_result(path)
     start = time.perf_counter()
     curve: list[dict[str, Any]] = before["curve"]
     result: dict[str, Any] = {}

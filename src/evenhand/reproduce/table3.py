@@ -175,7 +175,12 @@ def outcome_of(
     """Trains one model and searches for every query of a part; seconds of training beside it."""
     place = run.folder / part_name / trial.name
     if (place / "seconds.json").is_file():
-        return load_outcome(place), read_json(place / "seconds.json")["seconds"]
+        saved = read_json(place / "seconds.json")
+        if not isinstance(saved, dict) or not isinstance(saved.get("seconds"), int | float):
+            raise UserError(
+                f"{place / 'seconds.json'} is damaged; remove it to train that row again"
+            )
+        return load_outcome(place), saved["seconds"]
     config = config_of(protocol, dataset, trial)
     built = build_training(config, dataset, run.device)
     began = time.perf_counter()

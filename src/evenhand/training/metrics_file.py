@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenhand.errors import UserError
-from evenhand.files import write_text
+from evenhand.files import parsed_json, write_text
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
@@ -24,8 +24,8 @@ def rewind_metrics(path: Path, *, step: int) -> None:
     if not path.is_file():
         return
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        kept = [f"{line}\n" for line in lines if parsed_json(line)["step"] <= step]
     except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
         raise UserError(
             f"{path} is damaged ({error}); restore it, or remove it: --resume then writes the "
@@ -39,7 +39,7 @@ def last_logged_step(path: Path) -> int:
     last = 0
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
-            last = max(last, int(json.loads(line)["step"]))
+            last = max(last, int(parsed_json(line.decode())["step"]))
         except (ValueError, KeyError, TypeError):
             continue
     return last

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,8 +24,11 @@ from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, check_selector, group_columns
 from evenhand.evaluation.scores import MIN_PAIRS
 from evenhand.files import atomic_folder, read_json, write_json, write_text
+from evenhand.settings import typed
 from evenhand.tuning.choice import NAN, Trial, chosen_trial, pareto_front
 from evenhand.tuning.space import (
+    METHOD,
+    NUM_HARD_EXAMPLES,
     Planned,
     Space,
     default_space,
@@ -164,7 +167,10 @@ def record(folder: Path, search: Search, trials: Sequence[Trial]) -> None:
     write_json(folder / "tuning.json", values)
 
 
-_NAMES = ("command", "criterion", "average", "max_drop", "seed", "fingerprint")
+_NAMES: dict[str, type] = {
+    "command": str, "criterion": str, "average": str, "max_drop": float, "seed": int,
+    "fingerprint": str,
+}  # fmt: skip
 
 
 def open_search(folder: Path) -> tuple[Search, list[Trial]]:
@@ -177,18 +183,41 @@ def open_search(folder: Path) -> tuple[Search, list[Trial]]:
         search = Search(
             config=config,
             space=parsed_space([f"{n}={axis}" for n, axis in saved["space"].items()], config),
-            planned=tuple(Planned(**trial) for trial in saved["planned"]),
-            **{name: saved[name] for name in _NAMES},
+            planned=tuple(_checked(Planned(**trial), config) for trial in saved["planned"]),
+            **{name: typed(name, saved[name], kind) for name, kind in _NAMES.items()},
         )
-        trials = [_trial(row) for row in saved["trials"]]
-    except (AttributeError, KeyError, TypeError) as error:  # JSON, but not what `record` wrote
+        trials = [_checked(_trial(row), config) for row in saved["trials"]]
+        if len(trials) > len(search.planned):
+            raise ValueError(f"{len(trials)} trials, but only {len(search.planned)} were planned")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # not what `record` wrote
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return search, trials
 
 
 def _trial(row: dict[str, Any]) -> Trial:
     values: dict[str, Any] = {key: NAN if value is None else value for key, value in row.items()}
-    return Trial(**values)
+    trial = Trial(**values)
+    figures = (trial.average, trial.criterion, trial.low, trial.high, *trial.figures.values())
+    for number in (trial.number, trial.seconds, *figures):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"{str(number)[:40]!r} is no number")
+    return trial
+
+
+P = TypeVar("P", Planned, Trial)
+
+
+def _checked(trial: P, config: Config) -> P:
+    """The trial, if its settings are those of a trial."""
+    if not isinstance(trial.role, str):
+        raise ValueError("the role of a trial is no text")
+    mining = with_settings(config, trial.settings).mining
+    if (trial.settings[METHOD], trial.settings[NUM_HARD_EXAMPLES]) != (
+        mining.method,
+        mining.num_hard_examples,
+    ):
+        raise ValueError("a trial without its method and k'")
+    return trial
 
 
 def extend_search(folder: Path, num_trials: int) -> Search:

@@ -2,15 +2,16 @@
 
 import dataclasses
 import math
-import tomllib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.config import ANNEALED, Config, build_config
+from evenhand.config import ANNEALED, Config, build_config, toml_value
 from evenhand.errors import UserError
+from evenhand.settings import parsed_toml
 
 METHOD, BATCH_SIZE = "mining.method", "mining.batch_size"
 NUM_HARD_EXAMPLES, NUM_HARD_LABELS = "mining.num_hard_examples", "mining.num_hard_labels"
@@ -32,6 +33,8 @@ SHORT_NAMES = {
     NUM_STEPS: "steps",
     ANNEAL_FRACTION: "anneal",
 }
+PLAIN_WORD = re.compile("[A-Za-z][A-Za-z0-9_-]*")
+TOML_WORDS = ("true", "false", "inf", "nan")
 MOST_DRAWS = 1000  # of a trial that is not there yet, before the space is said to hold no more
 
 Value = int | float | str
@@ -47,7 +50,8 @@ class Choices(NamedTuple):
         return self.values[int(share * len(self.values))]
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.values))
+        """As `parsed_space` reads it."""
+        return ",".join(map(_written, self.values))
 
 
 class Span(NamedTuple):
@@ -152,13 +156,21 @@ def _axis(name: str, text: str, config: Config) -> Choices | Span:
 def _value(name: str, text: str, config: Config) -> Value:
     """A value as its setting has it; one that the setting cannot have is refused."""
     try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
+        value = parsed_toml(f"value = {text.strip()}")["value"]
     except ValueError:  # a bare word
         value = text.strip()
+    if isinstance(value, str) and ("," in value or ".." in value):  # written as an escape
+        raise UserError(f"--search {name} takes words without ',' and '..', got {text.strip()!r}")
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UserError(f"--search {name} takes numbers or words, got {text.strip()!r}")
     typed: Value = setting_of(with_settings(config, {name: value}), name)
     return typed
+
+
+def _written(value: Value) -> str:
+    """As `_value` reads it: a word without quotes where it is no number or truth value."""
+    is_bare = isinstance(value, str) and PLAIN_WORD.fullmatch(value) and value not in TOML_WORDS
+    return str(value) if is_bare else toml_value(value)
 
 
 def _check_used(name: str, space: Space, config: Config) -> None:

@@ -1,0 +1,87 @@
+"""What must be true of the arrays of a data set before anything, compiled code too, reads them.
+
+Lengths are compared when a data set is opened, which reads two numbers of an array; ids are looked
+at when a model is built, which reads all of them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+MAX_IDS = 2**31 - 1  # ids are 32 bits wide on disk
+
+
+def check_arrays(about: Mapping[str, Any], arrays: Arrays) -> None:
+    """Refuses, by a `ValueError`, arrays that are not of the same queries, labels and features.
+
+    Args:
+        about: dataset.json, with what it must hold.
+        arrays: by the names of their files.
+    """
+    num_labels, num_features = about["num_labels"], about["num_features"]
+    for name in ("num_labels", "num_features"):
+        if type(about[name]) is not int or not 1 <= about[name] <= MAX_IDS:
+            raise ValueError(f"{name} must be between 1 and {MAX_IDS}, got {about[name]!r}")
+    if not about["parts"] or len(set(about["parts"])) < len(about["parts"]):
+        raise ValueError(f"parts must be different names, got {about['parts']}")
+    for part in about["parts"]:
+        num_rows = _num_rows(arrays, f"{part}.positives", "ids")
+        dense = arrays.get(f"{part}.features.dense")
+        if dense is None:
+            _check_length(
+                f"{part}.features", _num_rows(arrays, f"{part}.features", "ids"), num_rows
+            )
+        elif dense.shape != (num_rows, num_features):
+            raise ValueError(
+                f"{part}.features.dense must be of shape {(num_rows, num_features)}, got "
+                f"{dense.shape}"
+            )
+        if f"{part}.texts.offsets" in arrays:
+            _check_length(f"{part}.texts", _num_rows(arrays, f"{part}.texts", "utf8"), num_rows)
+        _check_groups(part, about, arrays, num_rows)
+    if "labels.names.offsets" in arrays:
+        _check_length("labels.names", _num_rows(arrays, "labels.names", "utf8"), num_labels)
+    _check_groups("labels", about, arrays, num_labels)
+    coordinates = arrays.get("labels.coordinates")
+    if coordinates is not None and coordinates.shape != (num_labels, 2):
+        raise ValueError(
+            f"labels.coordinates must be of shape {(num_labels, 2)}, got {coordinates.shape}"
+        )
+
+
+def _num_rows(arrays: Arrays, name: str, kind: str) -> int:
+    """How many rows there are, whose entries are in the array of this kind."""
+    offsets, entries = arrays[f"{name}.offsets"], arrays[f"{name}.{kind}"]
+    values = arrays.get(f"{name}.values", entries)
+    if offsets.ndim != 1 or entries.ndim != 1 or values.shape != entries.shape or not len(offsets):
+        raise ValueError(f"the arrays of {name} do not belong together")
+    if offsets[0] != 0 or offsets[-1] != len(entries):
+        raise ValueError(
+            f"{name}.offsets must go from 0 to {len(entries)}, and goes from {offsets[0]} to "
+            f"{offsets[-1]}"
+        )
+    return len(offsets) - 1
+
+
+def _check_length(name: str, length: int, expected: int) -> None:
+    if length != expected:
+        raise ValueError(f"{name} has {length} rows, expected {expected}")
+
+
+def _check_groups(holder: str, about: Mapping[str, Any], arrays: Arrays, length: int) -> None:
+    for column, names in about["group_names"][holder].items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"the group names of {column!r} must be a list of texts")
+        if arrays[f"{holder}.groups.{column}"].shape != (length,):
+            raise ValueError(f"{holder}.groups.{column} must hold {length} numbers")
+
+
+def check_ids(name: str, ids: NDArray[Any], limit: int, *, first: int = 0) -> None:
+    """Refuses ids that are not from `first` to `limit` - 1, by a `ValueError`."""
+    if len(ids) and not first <= ids.min() <= ids.max() < limit:
+        raise ValueError(
+            f"{name} must be from {first} to {limit - 1}, got {ids.min()} to {ids.max()}"
+        )

@@ -1,0 +1,6 @@
+"""Every target by its name."""
+
+from . import binary_targets, network_targets, record_targets, settings_targets, text_targets
+
+MODULES = (text_targets, settings_targets, record_targets, binary_targets, network_targets)
+TARGETS = {target.name: target for module in MODULES for target in module.TARGETS}

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder, random_rows, taken_features
+from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder, taken_features
+from evenhand.models.initial import random_rows
 
 NUM_FEATURES, WIDTH = 7, 3
 

@@ -421,3 +421,23 @@ def test_a_frequency_discount_takes_the_logarithm_of_its_pairs_off_every_label(h
 def test_a_frequency_discount_below_nothing_is_refused():
     with pytest.raises(UserError, match=r"search.frequency_discount must be at least 0, got -1"):
         small.config("unused", search__frequency_discount=-1)
+
+
+def test_a_model_of_a_range_of_rows_is_that_part_of_the_whole():
+    config = small.config("unused", training__seed=5)
+    whole = build_model(config, 20, 11, is_sparse=True)
+    part = build_model(config, 20, 11, is_sparse=True, label_rows=(4, 9), feature_rows=(15, 20))
+    assert torch.equal(part.label_table, whole.label_table[4:9])
+    assert torch.equal(part.encoder.weight, whole.encoder.weight[15:])
+    halved = build_model(config, 20, 11, is_sparse=True, dtype=torch.bfloat16)
+    assert torch.equal(halved.label_table, whole.label_table.bfloat16())
+    assert torch.equal(halved.encoder.weight, whole.encoder.weight.bfloat16())
+
+
+def test_a_model_on_the_meta_device_holds_nothing():
+    config = small.config(
+        "unused", loss__name="softmax", model__similarity="dot", model__label_bias=True
+    )
+    for is_sparse in (True, False):
+        model = build_model(config, 20, 10**9, is_sparse=is_sparse, device="meta")
+        assert all(weight.is_meta for weight in model.parameters())

@@ -17,6 +17,7 @@ from evenhand.evaluation import check_selector, group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.losses import LossFn
 from evenhand.models.encoders import BagEncoder, MlpEncoder
+from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.risk import (
     DualCvar,
@@ -76,18 +77,41 @@ class Built(NamedTuple):
 
 
 def build_model(
-    config: Config, num_features: int, num_labels: int, *, is_sparse: bool
+    config: Config,
+    num_features: int,
+    num_labels: int,
+    *,
+    is_sparse: bool,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    label_rows: RowRange | None = None,
+    feature_rows: RowRange | None = None,
 ) -> Retriever:
+    """The model that a run begins with, made where it will be.
+
+    Args:
+        dtype: of the tables; all else is float32.
+        label_rows: those of the label table to make, where other ranks have the rest; None: all.
+        feature_rows: the same, of the table of sparse features.
+    """
     generator = torch.Generator().manual_seed(config.training.seed)
     encoder: BagEncoder | MlpEncoder
     if is_sparse:
-        encoder = BagEncoder(num_features, config.model.embedding_dim, generator=generator)
+        encoder = BagEncoder(
+            num_features,
+            config.model.embedding_dim,
+            generator=generator,
+            rows=feature_rows,
+            device=device,
+            dtype=dtype,
+        )
     else:
         encoder = MlpEncoder(
             num_features,
             config.model.embedding_dim,
             hidden_widths=config.model.hidden_widths,
             generator=generator,
+            device=device,
         )
     return Retriever(
         encoder,
@@ -97,7 +121,15 @@ def build_model(
         scale=config.model.scale,
         has_label_bias=config.model.label_bias,
         generator=generator,
+        label_rows=label_rows,
+        device=device,
+        dtype=dtype,
     )
+
+
+def table_dtype(config: Config) -> torch.dtype:
+    """What the tables of a run are trained in."""
+    return torch.bfloat16 if config.training.precision == "bfloat16" else torch.float32
 
 
 def build_training(config: Config, dataset: Dataset, device: torch.device) -> Built:
@@ -110,11 +142,9 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         dataset.num_features,
         dataset.num_labels,
         is_sparse=isinstance(part.features, Rows),
-    ).to(device)
-    if config.training.precision == "bfloat16":
-        for table in (model.label_table, getattr(model.encoder, "weight", None)):
-            if table is not None:
-                table.data = table.data.bfloat16()
+        device=device,
+        dtype=table_dtype(config),
+    )
     groups = _pair_groups(config, dataset)
     feed = PairFeed(
         part,

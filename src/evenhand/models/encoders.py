@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
+from evenhand.models.initial import RowRange, random_rows
 
 
 class Bags(NamedTuple):
@@ -55,15 +56,26 @@ class BagEncoder(nn.Module):
     """A bag of weighted features through one linear layer: the paper's hidden layer.
 
     Features with values are summed, each times its value; features without are averaged.
+
+    Args:
+        rows: those of the table that are held here, where others hold the rest; None: all.
     """
 
     def __init__(
-        self, num_features: int, embedding_dim: int, *, generator: torch.Generator | None = None
+        self,
+        num_features: int,
+        embedding_dim: int,
+        *,
+        generator: torch.Generator | None = None,
+        rows: RowRange | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(
-            random_rows(num_features, embedding_dim, generator), requires_grad=False
+        table = random_rows(
+            num_features, embedding_dim, generator, rows=rows, device=device, dtype=dtype
         )
+        self.weight = nn.Parameter(table, requires_grad=False)
 
     def forward(self, features: Features) -> Tensor:
         assert isinstance(features, Bags)
@@ -101,6 +113,7 @@ class MlpEncoder(nn.Module):
         *,
         hidden_widths: tuple[int, ...] = (),
         generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         widths = [num_features, *hidden_widths, embedding_dim]
@@ -113,6 +126,7 @@ class MlpEncoder(nn.Module):
                 layer.out_features, layer.in_features, generator
             ) * math.sqrt(2 if layer is not self.layers[-1] else 1)
             layer.bias.data.zero_()
+        self.to(device)
 
     def forward(self, features: Features) -> Tensor:
         assert isinstance(features, Tensor)
@@ -123,10 +137,3 @@ class MlpEncoder(nn.Module):
     def accumulate(self, features: Features, vector_gradients: Tensor) -> None:
         with torch.enable_grad():
             self(features).backward(vector_gradients)
-
-
-def random_rows(
-    num_rows: int, embedding_dim: int, generator: torch.Generator | None = None
-) -> Tensor:
-    """Rows of length about 1 in random directions: (R, D)."""
-    return torch.randn(num_rows, embedding_dim, generator=generator) / math.sqrt(embedding_dim)

@@ -4,13 +4,18 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.kernels.rows import through_unit, through_unit_rows, unit, unit_rows
-from evenhand.models.encoders import BagEncoder, Features, MlpEncoder, random_rows
+from evenhand.models.encoders import BagEncoder, Features, MlpEncoder
+from evenhand.models.initial import RowRange, random_rows
 
 
 class Retriever(nn.Module):
     """Scores are `scale * cosine` or `scale * dot product + label bias`.
 
     Label vectors have no autograd gradient: training writes the touched rows itself.
+
+    Args:
+        label_rows: those of the label table that are held here, where others hold the rest.
+        dtype: of the label table; biases are float32.
     """
 
     def __init__(
@@ -23,6 +28,9 @@ class Retriever(nn.Module):
         scale: float = 1.0,
         has_label_bias: bool = False,
         generator: torch.Generator | None = None,
+        label_rows: RowRange | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         if is_cosine and has_label_bias:
@@ -32,15 +40,18 @@ class Retriever(nn.Module):
         self.encoder = encoder
         self.is_cosine = is_cosine
         self.scale = scale
-        self.label_table = nn.Parameter(
-            random_rows(num_labels, embedding_dim, generator), requires_grad=False
+        table = random_rows(
+            num_labels, embedding_dim, generator, rows=label_rows, device=device, dtype=dtype
         )
+        self.label_table = nn.Parameter(table, requires_grad=False)
         self.label_bias: nn.Parameter | None = None
         if has_label_bias:
-            self.label_bias = nn.Parameter(torch.zeros(num_labels, 1), requires_grad=False)
+            biases = torch.zeros(len(table), 1, device=device)
+            self.label_bias = nn.Parameter(biases, requires_grad=False)
 
     @property
     def num_labels(self) -> int:
+        """Of those that are held here."""
         return len(self.label_table)
 
     @torch.no_grad()

@@ -126,8 +126,9 @@ def test_touched_labels_are_those_that_are_counted(num_ranks, draws_for_each):
             if generator.random() < shape.survival:
                 kept |= {positive, *generator.choice(own, 10, replace=False)}
         counts.append((len(wanted), len(kept)))
-    found = touched(shape)
-    assert (found.labels, found.label_gradients) == pytest.approx(np.mean(counts, axis=0), rel=0.05)
+    found, means = touched(shape), np.mean(counts, axis=0)
+    errors = 4 * np.std(counts, axis=0) / math.sqrt(len(counts)) + 0.01 * means
+    assert (np.abs([found.labels, found.label_gradients] - means) < errors).all()
     least, most = kept_label_bounds(shape, num_examples=shape.share)
     assert least <= kept_labels(shape, num_examples=shape.share) <= most
 

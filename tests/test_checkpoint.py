@@ -258,6 +258,16 @@ def test_memory_is_used_again_and_sizes_may_change(tmp_path):
     assert_holds(load_latest_checkpoint(tmp_path), 2)
 
 
+def test_a_copy_that_finds_no_memory_names_the_setting(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    keeper = Keeper(tmp_path, is_async=True)
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(UserError, match=r"no memory .*training\.async_checkpoints = false"):
+        keeper.save(made(1), step=1)
+
+
 def test_without_a_background_nothing_is_copied(tmp_path):
     keeper = Keeper(tmp_path)
     keeper.save(made(1), step=1)

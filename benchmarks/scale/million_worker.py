@@ -2,8 +2,8 @@
 
     python benchmarks/scale/million_worker.py PHASE FOLDER
 
-It trains by `pipeline.train_run`, as `evenhand train` does. Around it are clocks, and a digest of
-all that was trained, taken from the device when the model is about to be saved.
+It trains by `training_run.train_run`, as `evenhand train` does. Around it are clocks, and a digest
+of all that was trained, taken from the device when the model is about to be saved.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from evenhand import pipeline
+from evenhand import pipeline, training_run
 from evenhand.config import build_config, read_settings
 from evenhand.data import open_dataset
 from evenhand.training.loop import Training
@@ -138,29 +138,29 @@ def train(phase: str, home: Path, about: dict[str, Any]) -> None:
         kill_at=about["kill_at"] if is_killed else 0,
         checkpoint_every=about["checkpoint_every"] if is_killed else 0,
     )
-    save_model = pipeline.save_model
+    save_model = training_run.save_model
 
-    def save(folder: Path, model: Any) -> None:
+    def save(folder: Path, model: Any, **options: Any) -> None:
         assert watch.training is not None
         watch.digests = digests_of(watch.training)
         if phase != "undisturbed":
-            watch.timed("write the weights", save_model)(folder, model)
+            watch.timed("write the weights", save_model)(folder, model, **options)
 
     names = {"build": "build_training", "read the checkpoint": "load_latest_checkpoint"}
     for words, name in names.items():
-        setattr(pipeline, name, watch.timed(words, getattr(pipeline, name)))
-    pipeline.build_training = watch.built(pipeline.build_training)
-    pipeline.save_model = save  # type: ignore[assignment]
+        setattr(training_run, name, watch.timed(words, getattr(training_run, name)))
+    training_run.build_training = watch.built(training_run.build_training)
+    training_run.save_model = save  # type: ignore[assignment]
     Training.load = watch.timed("load the checkpoint", Training.load)  # type: ignore[method-assign]
 
     device = torch.device(about["device"])
     dataset = watch.timed("open the data", open_dataset)(home / "data")
     if phase == "resume":
-        config = pipeline.resumable_config(folder, None, dataset)
+        config = training_run.resumable_config(folder, None, dataset)
     else:
         config = build_config(read_settings(home / f"{folder.name}.toml"))
-        pipeline.begin_run(folder, config, dataset, device=device)
-    is_complete = pipeline.train_run(
+        training_run.begin_run(folder, config, dataset, device=device)
+    is_complete = training_run.train_run(
         folder,
         config,
         dataset,

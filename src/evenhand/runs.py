@@ -3,7 +3,7 @@
 config.toml        every setting, resolved; `evenhand train config.toml` repeats the run
 run.json           what was run where: data set, versions, commit, device, time
 metrics.jsonl      a line a logged step or validation; the same bytes whenever repeated
-checkpoints/       where `--resume` continues
+checkpoints/       where `--resume` continues (its files: training/checkpoint_files.py)
 model/             the chosen weights and, where there is one, the ranker (safetensors)
 evaluation/<part>/ what happened to every pair, and the scores by subpopulation; slices.json, once
                    `evenhand slices` has looked for those that are failed

@@ -8,6 +8,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -71,11 +72,13 @@ class Keeper:
         keep_best: bool = False,
         is_async: bool = False,
         group: Group | None = None,
+        timeout: timedelta | None = None,
     ) -> None:
         """
         Args:
             keep_best: never removes the checkpoint of `best_step`, if there is one.
             group: the ranks that save together; each makes its keeper and calls it alike.
+            timeout: how long a rank waits for the files of another.
         """
         if keep_last < 1:
             raise ValueError(f"keep_last must be at least 1, got {keep_last}")
@@ -84,6 +87,7 @@ class Keeper:
         self.keep_best = keep_best
         self.is_async = is_async
         self.group = group
+        self.timeout = timeout
         self.rank = 0 if group is None else group.rank
         self.process_group: dist.ProcessGroup | None = None  # its own, from the first save
         self.buffers: dict[str, Tensor] = {}
@@ -97,7 +101,7 @@ class Keeper:
         self.wait()
         if self.group is not None and self.process_group is None:
             ranks = dist.get_process_group_ranks(self.group.process_group)
-            self.process_group = dist.new_group(ranks, backend="gloo")
+            self.process_group = dist.new_group(ranks, self.timeout, backend="gloo")
         if not self.is_async:
             self._write(checkpoint, step, best_step)
             return
@@ -165,7 +169,14 @@ class Keeper:
     def _copied(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self.buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self.buffers.pop(name, None)  # before its successor is made
+            try:
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+            except (MemoryError, RuntimeError) as error:
+                raise UserError(
+                    f"there is no memory for a copy of {name}, from which a checkpoint is written "
+                    f"in the background; set training.async_checkpoints = false"
+                ) from error
             self.buffers[name] = buffer
         return buffer.copy_(tensor)
 

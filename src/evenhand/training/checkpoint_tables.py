@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from evenhand.training.checkpoint_files import Table
 
-FILE_BYTES = 1 << 26
+FILE_BYTES = 1 << 24  # with 1 << 26, the fresh memory for each file takes longer than writing
 
 
 # --- writing --------------------------------------------------------------------------------------

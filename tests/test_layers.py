@@ -18,7 +18,8 @@ LAYERS = {
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "averaging", "building", "cli", "commands", "config", "demo", "doctor", "faults", "memory",
         "pipeline", "progress", "public", "ranking", "report", "reproduce", "runs", "saved_models",
-        "search_config", "serving", "settings", "streamed", "tables", "training_run", "tuning",
+        "search_config", "serving", "settings", "streamed", "tables", "train_command",
+        "training_run", "tuning",
     ],
     "system": ["distributed", "evaluation", "search", "training"],
     "parts": ["data", "models", "theory"],

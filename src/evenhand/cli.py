@@ -76,8 +76,28 @@ def _add_train(verbs: Any) -> None:
     parser.add_argument("--run", help="run folder (runs/<data>-<method>-seed<n>)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --run")
     parser.add_argument("--seed", type=int)
+    parser.add_argument(
+        "--ranks", type=int, help="processes of this machine to train together (1), by torchrun"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=10,
+        help="of --ranks, when one of them fails (%(default)s)",
+    )
+    _add_rank_timeout(parser)
     _add_settings(parser)
     _finish(parser, commands.train_command)
+
+
+def _add_rank_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=600.0,
+        help="seconds that a rank waits for the others before it names the late one and ends "
+        "(%(default)s)",
+    )
 
 
 def _add_tune(verbs: Any) -> None:
@@ -139,6 +159,7 @@ def _add_readers(verbs: Any) -> None:
     evaluate = _verb(verbs, "evaluate", "evaluate a run on a part of its data")
     evaluate.add_argument("run", help="run folder")
     _add_part(evaluate)
+    _add_rank_timeout(evaluate)
     _finish(evaluate, commands.evaluate_command)
     average = _verb(verbs, "average", "several runs as one, by the mean of their scores")
     average.add_argument("runs", nargs="+", help="trained run folders, of dot products")

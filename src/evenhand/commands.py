@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import shlex
 from pathlib import Path
 
 import torch
@@ -41,10 +40,8 @@ from evenhand.evaluation import (
     worst_groups,
 )
 from evenhand.files import write_json
-from evenhand.locking import locked
-from evenhand.memory import naming_the_largest
 from evenhand.pipeline import evaluate_run, label_index, open_data
-from evenhand.progress import PipedConsole, count_bar, file_bar, stop_requested
+from evenhand.progress import PipedConsole, count_bar, file_bar
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
 from evenhand.reproduce.command import reproduce
@@ -60,8 +57,8 @@ from evenhand.tables import (
     telling_titles,
     unseen_notes,
 )
+from evenhand.train_command import ranks_of, train
 from evenhand.training.feed import bags_of
-from evenhand.training_run import begin_run, is_trained, resumable_config, train_run
 from evenhand.tuning.command import tune
 from evenhand.tuning.shares import guarded_config
 
@@ -74,43 +71,10 @@ if not console.is_terminal:  # a file or a pipe has no width of its own: tables 
 
 
 def train_command(options: argparse.Namespace) -> int:
-    if options.resume:
-        if options.run is None:
-            raise UserError("--resume needs the folder of the run: evenhand train --resume --run …")
-        folder = Path(options.run)
-        resumable_config(folder, None)  # there is something to resume
-        config = resumable_config(folder, _config(options, default=folder / "config.toml"))
-        dataset = open_data(config.data, console)
-        resumable_config(folder, config, dataset)
-    else:
-        config = _config(options)
-        dataset = open_data(config.data, console)
-        name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
-        folder = Path(options.run) if options.run else Path("runs") / name
-        begin_run(folder, config, dataset, device=_device(options))
-    _say_unseen(dataset)
-    with locked(folder), naming_the_largest(config, dataset), stop_requested() as should_stop_fn:
-        is_complete = train_run(
-            folder,
-            config,
-            dataset,
-            device=_device(options),
-            console=console,
-            title=f"training {config.mining.method}",
-            should_stop_fn=should_stop_fn,
-        )
-    if not is_complete:
-        again = f"continue with: evenhand train --resume --run {shlex.quote(str(folder))}"
-        if not config.training.checkpoint_every and not is_trained(folder):
-            again = "there is no checkpoint (training.checkpoint_every = 0)"
-        console.print(f"stopped; {again}")
-        return 130
-    part_name = "test" if "test" in dataset.parts else "validation"
-    if part_name in dataset.parts:
-        scores = evaluate_run(folder, dataset, part_name, device=_device(options), console=console)
-        console.print(results_table([(config.mining.method, scores)], part_name=part_name))
-    console.print(f"run folder: {folder}")
-    return 0
+    def config_fn(default: Path | None) -> Config:
+        return _config(options, default=default)
+
+    return train(options, config_fn, device=_device(options), console=console)
 
 
 def tune_command(options: argparse.Namespace) -> int:
@@ -138,7 +102,10 @@ def average_command(options: argparse.Namespace) -> int:
 def evaluate_command(options: argparse.Namespace) -> int:
     folder = Path(options.run)
     dataset = open_data(run_config(folder).data, console)
-    scores = evaluate_run(folder, dataset, options.part, device=_device(options), console=console)
+    with ranks_of(options, _device(options), console) as (ranks, device):
+        scores = evaluate_run(
+            folder, dataset, options.part, device=device, console=console, ranks=ranks
+        )
     console.print(results_table([(folder.resolve().name, scores)], part_name=options.part))
     console.print(f"written to {folder / 'evaluation' / options.part}")
     return 0

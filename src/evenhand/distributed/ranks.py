@@ -69,11 +69,11 @@ class ProcessRanks:
         padded = rows.new_zeros(most, *rows.shape[1:])
         padded[: len(rows)] = rows
         own_bytes = _as_bytes(padded)
-        everyone = own_bytes.new_empty(most * self.num_ranks, own_bytes.shape[1])
+        everyone = [torch.empty_like(own_bytes) for _ in range(self.num_ranks)]
         with self._waiting():
-            dist.all_gather_into_tensor(everyone, own_bytes, group=self.group)
+            dist.all_gather(everyone, own_bytes, group=self.group)
         self.sent[what] += own_bytes.numel() * (self.num_ranks - 1)
-        parts = everyone.view(rows.dtype).view(self.num_ranks, most, *rows.shape[1:])
+        parts = [part.view(rows.dtype).view(most, *rows.shape[1:]) for part in everyone]
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def summed_(self, values: Tensor, *, what: str) -> Tensor:
@@ -102,6 +102,11 @@ def are_any(ranks: Ranks | None, is_so: bool, *, device: torch.device) -> bool:
     if ranks is None:
         return is_so
     return bool(ranks.summed_(torch.tensor([float(is_so)], device=device), what="flags")[0])
+
+
+def wait_for_all(ranks: Ranks | None) -> None:
+    """Returns when every rank has come so far."""
+    are_any(ranks, False, device=torch.device("cpu"))
 
 
 def reduction_bytes(values: Tensor, num_ranks: int) -> int:

@@ -17,7 +17,8 @@ from evenhand.commands import console
 from evenhand.config import build_config
 from evenhand.data import Rows, save_dataset
 from evenhand.errors import UserError
-from evenhand.pipeline import begin_run, open_data
+from evenhand.pipeline import open_data
+from evenhand.training_run import begin_run
 from small import bytes_of, run_main, settings_file
 
 GOOD_LINES = ["6 4 3", "0 0:1.0 2:0.5", "1 1:1", "2 3:2", "0,1 0:1", "1 2:1", "2 1:1 3:0.25"]
@@ -397,6 +398,7 @@ def list_instead(path):
 DAMAGES = [  # file, damage, command, what the sentence must hold beside the file's name
     ("model/weights.safetensors", shorten, "evaluate", "does not fit"),
     ("model/weights.safetensors", empty, "search", "does not fit"),
+    ("checkpoints/step-00000020/manifest.json", list_instead, "resume", "damaged"),
     ("checkpoints/step-00000020/tensors.safetensors", shorten, "resume", "damaged"),
     ("checkpoints/step-00000020/tensors.safetensors", empty, "resume", "damaged"),
     ("checkpoints/step-00000020/state.json", empty, "resume", "damaged"),
@@ -420,6 +422,8 @@ DAMAGES = [  # file, damage, command, what the sentence must hold beside the fil
 @pytest.mark.parametrize(("name", "damage", "command", "problem"), DAMAGES)
 def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, problem):
     damage(copy / name)
+    if name.startswith("checkpoints"):
+        shutil.rmtree(copy / "checkpoints/step-00000015")  # it would be used instead
     sentence = refused(capsys, *on(command, copy))
     place = "checkpoints" if name.startswith("checkpoints") else name
     assert_says(sentence, place, problem)
@@ -428,12 +432,17 @@ def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, p
 def test_a_checkpoint_without_a_tensor_is_refused(copy, capsys):
     import safetensors.torch
 
+    from evenhand.training.checkpoint_files import about_file
+
     path = copy / "checkpoints/step-00000020/tensors.safetensors"
     tensors = safetensors.torch.load_file(path)
-    del tensors["optimizer.labels.momentum"]
+    del tensors["optimizer.labels.num_steps"]
     safetensors.torch.save_file(tensors, path)
+    manifest = json.loads((path.parent / "manifest.json").read_text("utf-8"))
+    manifest["files"][path.name] = about_file(path)
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
     sentence = refused(capsys, "train", "--resume", "--run", copy)
-    assert_says(sentence, "checkpoints", "damaged", "momentum", "remove")
+    assert_says(sentence, "checkpoints", "damaged", "num_steps", "remove")
 
 
 def test_a_part_that_is_not_there_is_named(home, tmp_path, capsys, monkeypatch):
@@ -515,7 +524,7 @@ def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, full_disk, monkeypat
 FULL = [  # function, its n-th call, what the sentence names
     ("safetensors.torch.save_file", 1, "checkpoints/step-00000015"),
     ("evenhand.training.checkpoint.sync", 1, "checkpoints/step-00000015"),
-    ("evenhand.training.checkpoint.sync", 6, "checkpoints/step-00000020"),
+    ("evenhand.training.checkpoint_files.sync", 6, "checkpoints/step-00000020"),
     ("evenhand.distributed.weights.write_weights", 1, "model/weights.safetensors"),
     ("evenhand.distributed.weights.write_weights", 2, "model/weights.safetensors"),
     ("evenhand.runs.save_outcome", 1, "evaluation/test/outcome.npz"),

@@ -54,6 +54,14 @@ def user(home, monkeypatch, capsys):
 # --- train ----------------------------------------------------------------------------------------
 
 
+CHECKPOINT_FILES = [
+    "tables/shard-00001-model-00001-of-00001.safetensors",
+    "tensors.safetensors",
+    "state.json",
+    "manifest.json",
+]
+
+
 def test_a_run_folder_holds_all_that_was_promised(home):
     files = set(small.bytes_of(home / "runs/first"))
     assert files == {
@@ -61,8 +69,7 @@ def test_a_run_folder_holds_all_that_was_promised(home):
         "run.json",
         "metrics.jsonl",
         "model/weights.safetensors",
-        "checkpoints/step-00000020/tensors.safetensors",
-        "checkpoints/step-00000020/state.json",
+        *(f"checkpoints/step-{step:08d}/{name}" for step in (15, 20) for name in CHECKPOINT_FILES),
         "evaluation/test/outcome.npz",
         "evaluation/test/scores.json",
     }

@@ -12,6 +12,7 @@ import pytest
 from evenhand.data import download
 from evenhand.data.download import Checksum, RemoteFile, check_file, fetch
 from evenhand.errors import UserError
+from evenhand.locking import locked_file
 from file_server import served
 
 BODY = np.random.default_rng(0).bytes(300_000)
@@ -405,8 +406,8 @@ def test_a_folder_that_cannot_be_made(server, tmp_path):
 
 def test_two_processes_do_not_write_one_part(server, tmp_path):
     with (
-        download._alone(tmp_path / "data.bin"),
-        pytest.raises(UserError, match=r"another process is fetching .*data\.bin"),
+        locked_file(tmp_path / ".data.bin.lock", tmp_path / "data.bin"),
+        pytest.raises(UserError, match=rf"data\.bin is in use by process {os.getpid()} on"),
     ):
         fetched(server, tmp_path)
     assert fetched(server, tmp_path).read_bytes() == BODY

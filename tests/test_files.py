@@ -94,7 +94,7 @@ def test_what_is_written_is_synced_before_it_takes_its_place(tmp_path, monkeypat
     monkeypatch.setattr(files, "sync", lambda path: (events.append(path.name), real_sync(path)))
     monkeypatch.setattr(os, "replace", lambda *p: (events.append("replace"), real_replace(*p)))
     write_text(tmp_path / "a.txt", "x")
-    assert events == [".a.txt.partial", "replace", tmp_path.name]
+    assert events == [f".a.txt.{os.getpid()}.partial", "replace", tmp_path.name]
 
 
 def test_json_goes_and_comes_back_and_nan_is_null(tmp_path):

@@ -109,10 +109,10 @@ def recorded(training, plan, num_steps):
 
 def assert_same(ours, expected, **tolerances):
     tolerances = tolerances or {"atol": 2e-5, "rtol": 1e-3}
-    ours, expected = ours.checkpoint(), expected.checkpoint()
-    assert ours.tensors.keys() == expected.tensors.keys()
-    for name, tensor in expected.tensors.items():
-        torch.testing.assert_close(ours.tensors[name].cpu(), tensor.cpu(), **tolerances, msg=name)
+    ours, expected = ours.checkpoint().everything(), expected.checkpoint().everything()
+    assert ours.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(ours[name].cpu(), tensor.cpu(), **tolerances, msg=name)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -16,13 +16,14 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "app": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
-        "averaging", "building", "cli", "commands", "config", "demo", "pipeline", "progress",
+        "averaging", "building", "cli", "commands", "config", "demo", "doctor", "faults", "memory",
+        "pipeline", "progress",
         "public", "ranking", "report", "reproduce", "runs", "saved_models", "search_config",
-        "serving", "settings", "tables", "tuning",
+        "serving", "settings", "tables", "training_run", "tuning",
     ],
     "system": ["distributed", "evaluation", "search", "training"],
     "parts": ["data", "models", "theory"],
-    "plain": ["errors", "files", "version"],  # for anything above the core
+    "plain": ["errors", "files", "locking", "version"],  # for anything above the core
     "core": ["kernels", "losses", "metrics", "mining", "objective", "risk", "sampling"],
 }  # fmt: skip
 MAY_IMPORT = {

@@ -10,15 +10,18 @@ import torch
 
 import risk_oracles
 import small
+from evenhand.building import build_training
 from evenhand.errors import UserError
 from evenhand.losses import softmax_loss
 from evenhand.models.encoders import MlpEncoder, RowGradients
 from evenhand.models.retriever import Retriever
-from evenhand.pipeline import build_training, evaluate_run, train_run
+from evenhand.pipeline import evaluate_run
 from evenhand.runs import read_metrics
 from evenhand.training.checkpoint import load_latest_checkpoint
-from evenhand.training.loop import Places, append_line, clipped, rewind_metrics, train
+from evenhand.training.loop import Places, clipped, train
+from evenhand.training.metrics_file import append_line, rewind_metrics
 from evenhand.training.step import Gradients
+from evenhand.training_run import train_run
 
 CPU = torch.device("cpu")
 
@@ -218,7 +221,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(loop, places):
         loop(training__num_steps=8, training__seed=seed, training__log_every=2)
         written = places.metrics_path.read_bytes()
         places.metrics_path.unlink()
-        return written, loop.training.checkpoint().tensors["model.label_table"].clone()
+        return written, loop.training.checkpoint().everything()["model.label_table"].clone()
 
     first, again, other = outcome(0), outcome(0), outcome(1)
     assert first[0] == again[0]
@@ -294,7 +297,7 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
     from rich.console import Console
 
     from evenhand.data import save_dataset
-    from evenhand.pipeline import begin_run
+    from evenhand.training_run import begin_run
 
     data = save_dataset(dataset, tmp_path / "data")
     config = small.config(
@@ -317,7 +320,7 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
     (score,) = [s for s in scores if (s.metric, s.column, s.group) == (metric, column, group)]
     assert score.value == max(values.values())
     kept = safetensors.torch.load_file(run / "model/weights.safetensors")
-    final = load_latest_checkpoint(run / "checkpoints").tensors
+    final = load_latest_checkpoint(run / "checkpoints").everything()
     is_last = about["best_step"] == 60
     assert kept["label_table"].equal(final["model.label_table"]) == is_last
 
@@ -341,7 +344,7 @@ def test_a_loss_that_is_nan_names_its_step_and_what_to_try(loop, places):
         assert remedy in message
     checkpoint = load_latest_checkpoint(places.checkpoint_dir)
     assert checkpoint.state["step"] == 15
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in checkpoint.everything().items():
         assert tensor.double().isfinite().all(), name
     assert [row["step"] for row in rows_of(places)] == [10]
     assert "NaN" not in places.metrics_path.read_text("utf-8")

@@ -11,21 +11,16 @@ import torch
 from rich.console import Console
 
 import small
-from evenhand import demo, pipeline
+from evenhand import demo, pipeline, training_run
+from evenhand.building import build_model, build_training, check_against_data
 from evenhand.data import open_dataset, save_dataset
 from evenhand.errors import UserError
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.pipeline import (
-    begin_run,
-    build_model,
-    build_training,
-    check_against_data,
     evaluate_model,
     evaluate_run,
     label_index,
     open_data,
-    resumable_config,
-    train_run,
 )
 from evenhand.sampling import (
     FrequencySampler,
@@ -36,6 +31,7 @@ from evenhand.sampling import (
 )
 from evenhand.saved_models import load_model, run_config, save_model
 from evenhand.training.optimizers import RowAdagrad, RowAdam
+from evenhand.training_run import begin_run, resumable_config, train_run
 
 CPU = torch.device("cpu")
 QUIET = Console(quiet=True)
@@ -248,7 +244,7 @@ def test_a_run_begins_as_a_whole_or_not_at_all(dataset, tmp_path, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(pipeline, "about_run", broken)
+    monkeypatch.setattr(training_run, "about_run", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         begin_run(tmp_path / "b/run", config, dataset, device=CPU)
     assert not list((tmp_path / "b").iterdir())
@@ -309,7 +305,7 @@ def test_a_run_without_validation_keeps_its_last_weights(dataset, tmp_path, vali
     begin_run(run, config, data, device=CPU)
     assert train_run(run, config, data, device=CPU, console=QUIET)
     last = build_training(config, data, CPU).training
-    last.load(pipeline.load_latest_checkpoint(run / "checkpoints"))
+    last.load(training_run.load_latest_checkpoint(run / "checkpoints"))
     assert last.step == 6
     kept = load_model(run, data, device=CPU)
     assert kept.label_table.equal(last.model.label_table)
@@ -321,7 +317,7 @@ def test_training_time_adds_up_over_resumptions(dataset, tmp_path, monkeypatch):
     config, run = small.config("unused", training__num_steps=8), tmp_path / "run"
     begin_run(run, config, dataset, device=CPU)
     seconds = iter(range(100))
-    monkeypatch.setattr(pipeline.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(training_run.time, "monotonic", lambda: float(next(seconds)))
     stretch = {"device": CPU, "console": Console(quiet=True, get_time=lambda: 0.0)}
     abouts = []
     for should_stop in (True, False, False):

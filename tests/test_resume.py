@@ -20,7 +20,10 @@ LONG = {
     "training__log_every": 1,
     "training__evaluate_every": 130,
     "training__checkpoint_every": 100,
+    "training__async_checkpoints": True,
 }
+BACKGROUND = {**SHORT, "training__async_checkpoints": True}
+BEST = {**SHORT, "training__keep_last": 1, "training__keep_best": True}
 DENSE = {**SHORT, "model__hidden_widths": [10], "mining__method": "s2m"}
 BIASED = {
     **SHORT,
@@ -44,6 +47,8 @@ GROUPS = {**SHORT, "mining__method": "group-dro", "risk__group": "region", "risk
 MAXIMUM = {**SHORT, "mining__method": "stochastic-max", "risk__step_size": 0.5}
 KINDS = {
     "sparse": ("data", SHORT),
+    "background": ("data", BACKGROUND),
+    "best": ("data", BEST),
     "dense": ("dense", DENSE),
     "biased": ("data", BIASED),
     "tired": ("data", TIRED),
@@ -114,9 +119,10 @@ def test_two_undisturbed_runs_are_equal_to_the_byte_and_another_seed_is_not(home
 
 def test_the_final_checkpoint_holds_every_state(undisturbed):
     def tensors(kind):
-        return safetensors.torch.load(
-            undisturbed(kind)["checkpoints/step-00000040/tensors.safetensors"]
-        )
+        folder = "checkpoints/step-00000040"
+        names = ("tables/shard-00001-model-00001-of-00001.safetensors", "tensors.safetensors")
+        common = [safetensors.torch.load(undisturbed(kind)[f"{folder}/{name}"]) for name in names]
+        return common[0] | common[1]
 
     sparse, dense = tensors("sparse"), tensors("dense")
     assert {
@@ -134,28 +140,41 @@ def test_the_final_checkpoint_holds_every_state(undisturbed):
 
 
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
-    ("sparse", "evenhand.pipeline.train", 1, "kill", []),  # nothing is there but the settings
+    ("sparse", "evenhand.training_run.train", 1, "kill", []),  # nothing is there but the settings
     ("sparse", "evenhand.training.loop.append_line", 2, "kill", []),
     ("sparse", "evenhand.training.loop.append_line", 6, "kill after", [15]),
     # A best model that no checkpoint knows of.
-    ("sparse", "evenhand.pipeline.save_model", 2, "kill after", [15]),
+    ("sparse", "evenhand.training_run.save_model", 2, "kill after", [15]),
     # Staging is empty; then it has its tensors, but not its state; then all, but not its name.
-    ("sparse", "safetensors.torch.save_file", 2, "kill", [-15]),
-    ("sparse", "safetensors.torch.save_file", 2, "kill after", [-15]),
-    ("sparse", "evenhand.training.checkpoint.sync", 3, "kill", [-15]),
-    ("sparse", "safetensors.torch.save_file", 5, "kill after", [-30, 15]),
-    ("sparse", "evenhand.training.checkpoint.sync", 8, "kill", [15, 30]),  # 15 not yet removed
-    ("sparse", "evenhand.pipeline.write_json", 2, "kill", [40]),  # trained, but not said to be
-    ("sparse", "evenhand.runs.save_outcome", 1, "kill after", [40]),  # half evaluated
+    ("sparse", "safetensors.torch.save_file", 1, "kill", [-15]),
+    ("sparse", "safetensors.torch.save_file", 1, "kill after", [-15]),
+    ("sparse", "evenhand.training.checkpoint_files.sync", 3, "kill", [-15]),
+    ("sparse", "safetensors.torch.save_file", 2, "kill after", [-30, 15]),
+    ("sparse", "evenhand.training.checkpoint_files.sync", 8, "kill", [15, 30]),
+    (
+        "sparse",
+        "evenhand.training.checkpoint_files.sync",
+        12,
+        "kill",
+        [15, 30, 40],
+    ),  # 15 not yet removed
+    ("sparse", "evenhand.training_run.write_json", 3, "kill", [30, 40]),  # trained, but not said to be
+    ("sparse", "evenhand.runs.save_outcome", 1, "kill after", [30, 40]),  # half evaluated
+    # In the background, the first is or is not there when the second begins.
+    ("background", "safetensors.torch.save_file", 1, "kill", None),
+    ("background", "evenhand.training.checkpoint_files.sync", 2, "kill", None),
+    ("background", "evenhand.training.checkpoint_files.sync", 8, "kill", None),
+    ("background", "evenhand.training.loop.append_line", 7, "kill", None),
+    ("best", "evenhand.training.checkpoint_files.sync", 7, "kill", None),
     ("dense", "evenhand.training.loop.append_line", 7, "kill", [15]),
-    ("dense", "evenhand.training.checkpoint.sync", 7, "kill", [-30, 15]),
+    ("dense", "evenhand.training.checkpoint_files.sync", 7, "kill", [-30, 15]),
     ("biased", "evenhand.training.loop.append_line", 8, "kill", [15]),
     ("cvar", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("groups", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("maximum", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("tired", "evenhand.training.loop.append_line", 5, "kill", [15]),
-    ("tired", "evenhand.pipeline.write_json", 2, "kill", [20]),  # had stopped early already
-    ("without validation", "evenhand.pipeline.save_model", 1, "kill", [40]),
+    ("tired", "evenhand.training_run.write_json", 3, "kill", [15, 20]),  # had stopped early already
+    ("without validation", "evenhand.training_run.save_model", 1, "kill", [30, 40]),
 ]
 
 
@@ -170,7 +189,8 @@ def test_a_killed_run_resumed_equals_one_never_stopped(home, undisturbed, number
     answer = run(home, *arguments, disturb=[function, call, when])
     assert answer.code == -signal.SIGKILL, answer.err
     names = sorted(path.name for path in (home / folder / "checkpoints").glob("*"))
-    assert names == [f"{'.' if step < 0 else ''}step-{abs(step):08d}" for step in left]
+    if left is not None:
+        assert names == [f"{'.' if step < 0 else ''}step-{abs(step):08d}" for step in left]
     with open(home / folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 4')  # what a kill in the middle of a write leaves
     assert_same(resumed(home, folder), expected)
@@ -202,8 +222,29 @@ def test_what_crashes_left_behind_is_cleared_away(home, undisturbed):
     assert answer.code == -signal.SIGKILL
     stale = home / "litter/checkpoints/.step-00000017"  # as of a run stopped by a signal
     shutil.copytree(home / "litter/checkpoints/step-00000015", stale)
-    (home / "litter/model/.weights.safetensors.partial").write_bytes(b"half")
+    (home / "litter/model/.weights.safetensors.2147483647.partial").write_bytes(b"half")
     assert_same(resumed(home, "litter"), expected)
+
+
+def test_a_damaged_newest_is_named_and_the_run_goes_on_from_the_one_before(home, undisturbed):
+    expected = undisturbed("sparse")
+    shutil.copytree(home / "whole/sparse", home / "damaged")
+    path = home / "damaged/checkpoints/step-00000040/tensors.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    answer = run(home, *RESUME, "damaged")
+    assert answer.code == 0, answer.err
+    words = " ".join(answer.out.split())
+    assert "step-00000040 is damaged (tensors.safetensors has" in words
+    assert "step-00000030 before it is used instead" in words
+    assert_same(fruits_of(home / "damaged"), expected)
+
+
+def test_the_best_is_kept_beside_the_last(undisturbed):
+    best, other = undisturbed("best"), undisturbed("sparse")
+    steps = sorted({name.split("/")[1] for name in best if name.startswith("checkpoints")})
+    last = json.loads(best["checkpoints/step-00000040/state.json"])
+    assert steps == sorted({f"step-{last['best_step']:08d}", "step-00000040"})
+    assert best["model/weights.safetensors"] == other["model/weights.safetensors"]
 
 
 def test_a_complete_run_resumed_is_left_as_it_is(home, undisturbed):
@@ -244,7 +285,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_words_to_resume_it(
     assert answer.code == 130
     assert "Traceback" not in answer.err + answer.out
     assert f"continue with: evenhand train --resume --run {folder}\n" in answer.out
-    (checkpoint,) = (home / folder / "checkpoints").iterdir()
+    checkpoint = max((home / folder / "checkpoints").iterdir())
     step = int(checkpoint.name.removeprefix("step-"))
     assert 7 <= step < 260
     assert last_step(home / folder) == step

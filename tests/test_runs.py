@@ -13,7 +13,7 @@ import small
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
-from evenhand.pipeline import begin_run, evaluate_run, train_run
+from evenhand.pipeline import evaluate_run
 from evenhand.runs import (
     about_run,
     check_trained_on,
@@ -22,6 +22,7 @@ from evenhand.runs import (
     read_metrics,
     save_result,
 )
+from evenhand.training_run import begin_run, train_run
 
 CPU = torch.device("cpu")
 QUIET = Console(quiet=True)

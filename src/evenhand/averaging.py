@@ -6,9 +6,7 @@ a run folder like any other, to be evaluated, compared and served; only its vect
 """
 
 import dataclasses
-import os
 import shlex
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ from rich.console import Console
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset
 from evenhand.errors import UserError
-from evenhand.files import write_json, write_text
+from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.ranking import fitted_ranker, save_ranker
@@ -86,17 +84,12 @@ def average_runs(
     if ranker is not None:
         about["ranker_seconds"] = round(time.monotonic() - began, 1)
     command = f"evenhand average {shlex.join(map(str, folders))} --run {shlex.quote(str(out))}"
-    staging = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(staging, ignore_errors=True)  # what a crash may have left
-    try:
+    with atomic_folder(out) as staging:
         write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
         write_json(staging / "run.json", about)
         save_model(staging, whole)
         if ranker is not None:
             save_ranker(staging, ranker)
-        os.rename(staging, out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return config
 
 

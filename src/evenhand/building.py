@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from evenhand.config import ANNEALED, Config, to_toml
 from evenhand.data import Dataset, Rows
 from evenhand.data.dataset import IntArray
+from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns
 from evenhand.evaluation.scores import check_known
@@ -49,7 +52,24 @@ from evenhand.training.loop import (
 )
 from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
 from evenhand.training.recorded import RecordedStep, why_not_recorded
+from evenhand.training.split_step import SplitStep
 from evenhand.training.step import Batch
+
+
+class Split(NamedTuple):
+    """A training whose tables are cut for ranks."""
+
+    ranks: Ranks
+    labels: Shards
+    features: Shards
+
+    def row_ranges(self) -> dict[str, tuple[int, int]]:
+        """Of every table: the first row that is here, and the rows in all."""
+        shards = {"labels": self.labels, "biases": self.labels, "features": self.features}
+        return {
+            name: (shard.rows_of(self.ranks.rank)[0], shard.num_rows)
+            for name, shard in shards.items()
+        }
 
 
 class Built(NamedTuple):
@@ -60,9 +80,27 @@ class Built(NamedTuple):
     sampler: LabelSampler
     loss_fn: LossFn
     precision: str
+    split: Split | None = None  # None: one process holds all of it
 
-    def step_fn(self) -> RecordedStep | None:
-        """The recorded step of a GPU from where the training stands; None: `train_step` it is."""
+    def step_fn(
+        self, should_stop_fn: Callable[[], bool] = lambda: False
+    ) -> RecordedStep | SplitStep | None:
+        """The step of many ranks, or the recorded one of a GPU; None: `train_step` it is.
+
+        Args:
+            should_stop_fn: what this rank was asked; the step tells all of them.
+        """
+        if self.split is not None:
+            return SplitStep(
+                self.training,
+                self.plan,
+                sampler=self.sampler,
+                loss_fn=self.loss_fn,
+                ranks=self.split.ranks,
+                num_labels=self.split.labels.num_rows,
+                num_features=self.split.features.num_rows,
+                should_stop_fn=should_stop_fn,
+            )
         parts = self.training, self.plan, self.sampler, self.loss_fn
         reason = why_not_recorded(*parts)
         if reason is None:
@@ -132,11 +170,24 @@ def table_dtype(config: Config) -> torch.dtype:
     return torch.bfloat16 if config.training.precision == "bfloat16" else torch.float32
 
 
-def build_training(config: Config, dataset: Dataset, device: torch.device) -> Built:
-    """Everything a run starts from. The three generators come from one seed."""
+def build_training(
+    config: Config, dataset: Dataset, device: torch.device, *, ranks: Ranks | None = None
+) -> Built:
+    """Everything a run starts from. The three generators come from one seed.
+
+    Args:
+        ranks: those that share the run; each makes its own rows of the tables.
+    """
     part = dataset.parts["train"]
     mining = config.mining
     check_against_data(config, dataset)
+    split, label_rows, feature_rows = None, None, None
+    if ranks is not None:
+        check_splittable(config, num_ranks=ranks.num_ranks)
+        labels = Shards(dataset.num_labels, ranks.num_ranks)
+        features = Shards(dataset.num_features, ranks.num_ranks)
+        split = Split(ranks, labels, features)
+        label_rows, feature_rows = labels.rows_of(ranks.rank), features.rows_of(ranks.rank)
     model = build_model(
         config,
         dataset.num_features,
@@ -144,6 +195,8 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         is_sparse=isinstance(part.features, Rows),
         device=device,
         dtype=table_dtype(config),
+        label_rows=label_rows,
+        feature_rows=feature_rows,
     )
     groups = _pair_groups(config, dataset)
     feed = PairFeed(
@@ -153,6 +206,7 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         generator=torch.Generator().manual_seed(config.training.seed + 1_000_003),
         device=device,
         pair_groups=groups,
+        share=(0, 1) if ranks is None else (ranks.rank, ranks.num_ranks),
     )
     generator = torch.Generator().manual_seed(config.training.seed + 2_000_003)
     settings = to_toml(config) + dataset.fingerprint
@@ -163,6 +217,7 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         generator,
         _build_risk(config, num_pairs=len(feed.pairs.label_ids), pair_groups=groups),
         belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
+        row_ranges={} if split is None else split.row_ranges(),
     )
     return Built(
         training,
@@ -170,7 +225,30 @@ def build_training(config: Config, dataset: Dataset, device: torch.device) -> Bu
         _build_sampler(config, dataset, device),
         config.loss.build(),
         config.training.precision,
+        split,
     )
+
+
+def check_splittable(config: Config, *, num_ranks: int) -> None:
+    """Refuses what many ranks cannot do, before anything is made."""
+    batch_size = config.mining.batch_size
+    if batch_size < num_ranks:
+        raise UserError(
+            f"mining.batch_size is that of all ranks together and must be at least {num_ranks} "
+            f"(one example a rank), got {batch_size}"
+        )
+    if config.training.precision == "bfloat16":
+        raise UserError("training.precision 'bfloat16' is for one GPU; set it to 'mixed'")
+    one_process = {
+        "search.num_neighbours": config.search.num_neighbours,
+        "ranker.num_mined_labels": config.ranker.num_mined_labels,
+    }
+    for name, value in one_process.items():
+        if value:
+            raise UserError(
+                f"{name} is for one process, and this run has {num_ranks}; set it to 0, or train "
+                f"without torchrun"
+            )
 
 
 def check_against_data(config: Config, dataset: Dataset) -> None:
@@ -241,19 +319,6 @@ def check_ranker(config: Config, dataset: Dataset) -> None:
             f"ranker.num_mined_labels must be at most {dataset.num_labels} (the labels of "
             f"{dataset.name}), got {count}"
         )
-
-
-def check_splittable(config: Config) -> None:
-    """Refuses what a model that is split between ranks cannot be evaluated with."""
-    for name, count in {
-        "search.num_neighbours": config.search.num_neighbours,
-        "ranker.num_mined_labels": config.ranker.num_mined_labels,
-    }.items():
-        if count:
-            raise UserError(
-                f"{name} is {count}, but neighbours and rankers need the whole model in one "
-                f"process; set it to 0, or train without torchrun"
-            )
 
 
 def _check_finite(dataset: Dataset) -> None:

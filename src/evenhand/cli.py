@@ -1,20 +1,13 @@
 """The command `evenhand`: its words and flags, and what it says when something is wrong."""
 
 import argparse
-import errno
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from evenhand import commands
 from evenhand.config import METHODS
-from evenhand.errors import UserError
+from evenhand.faults import guarded
 from evenhand.version import __version__
-
-DISK_ERRORS = (
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
-)  # fmt: skip
 
 EPILOG = """\
 a first session:
@@ -25,31 +18,23 @@ a first session:
   evenhand slices runs/first                      who is failed: the worst subpopulations
   evenhand report runs/snm runs/first             the same as a page with a map
 
+exit codes:
+  0 done   1 something is broken   2 something you can mend   130 stopped, can be continued
+  141 the reader of its output went away
+
 methods:
 """ + "\n".join(f"  {name:16s}{text}" for name, text in METHODS.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; what a user can mend is one sentence and exit code 2."""
-    options = _parser().parse_args(arguments)
-    try:
+    """Runs a command; what a user can mend is one sentence and exit code 2 (see `faults`)."""
+
+    def run() -> int:
+        options = _parser().parse_args(arguments)
         code: int = options.command_fn(options)
         return code
-    except UserError as error:
-        print("evenhand:", *map(str.strip, str(error).splitlines()), file=sys.stderr)
-        return 2
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        print(
-            f"evenhand: {error.filename or 'a file'} could not be opened or written "
-            f"({error.strerror}); what was complete before is untouched",
-            file=sys.stderr,
-        )
-        return 2
-    except KeyboardInterrupt:
-        print("evenhand: interrupted", file=sys.stderr)
-        return 130
+
+    return guarded(run)
 
 
 # --- the parser -----------------------------------------------------------------------------------

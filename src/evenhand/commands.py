@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -41,16 +40,10 @@ from evenhand.evaluation import (
     worst_groups,
 )
 from evenhand.files import write_json
-from evenhand.pipeline import (
-    begin_run,
-    evaluate_run,
-    is_trained,
-    label_index,
-    open_data,
-    resumable_config,
-    train_run,
-)
-from evenhand.progress import count_bar, file_bar, stop_requested
+from evenhand.locking import locked
+from evenhand.memory import naming_the_largest
+from evenhand.pipeline import evaluate_run, label_index, open_data
+from evenhand.progress import PipedConsole, count_bar, file_bar, stop_requested
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
 from evenhand.reproduce.command import reproduce
@@ -66,11 +59,12 @@ from evenhand.tables import (
     unseen_notes,
 )
 from evenhand.training.feed import bags_of
+from evenhand.training_run import begin_run, is_trained, resumable_config, train_run
 from evenhand.tuning.command import tune
 from evenhand.tuning.shares import guarded_config
 
 # Names of labels and folders are printed as they are: "[b]" and ":smile:" mean nothing special.
-console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+console = PipedConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
 if not console.is_terminal:  # a file or a pipe has no width of its own: tables stay whole
     console.width = 132
 
@@ -93,7 +87,7 @@ def train_command(options: argparse.Namespace) -> int:
         folder = Path(options.run) if options.run else Path("runs") / name
         begin_run(folder, config, dataset, device=_device(options))
     _say_unseen(dataset)
-    with stop_requested() as should_stop_fn:
+    with locked(folder), naming_the_largest(config, dataset), stop_requested() as should_stop_fn:
         is_complete = train_run(
             folder,
             config,

@@ -247,6 +247,9 @@ class TrainingConfig:
     log_every: int = 50
     evaluate_every: int = 0  # validate so often and keep the best weights; 0: keep the last
     checkpoint_every: int = 500  # 0: none, so that the run cannot be resumed
+    keep_last: int = 2  # checkpoints: should the newest be damaged, the one before it is used
+    keep_best: bool = False  # a checkpoint of the best validation too, beside its weights
+    async_checkpoints: bool = True  # written while training goes on, from a copy in memory
     select_by: str = "recall@10"  # or "recall@10 on worst 3 of script", "mrr", ...
     patience: int = 0  # stop after so many validations without a new best; 0: never
 
@@ -255,7 +258,7 @@ class TrainingConfig:
         check_choice("training.optimizer", self.optimizer, OPTIMIZERS)
         check_choice("training.precision", self.precision, PRECISIONS)
         check_positive("training", num_steps=self.num_steps, learning_rate=self.learning_rate)
-        check_positive("training", log_every=self.log_every)
+        check_positive("training", log_every=self.log_every, keep_last=self.keep_last)
         for name in (
             "warmup_steps", "max_gradient_norm", "seed",
             "evaluate_every", "checkpoint_every", "patience",

@@ -1,6 +1,7 @@
 """The demonstration: SNM and S2M on `places`, side by side, in a few minutes on two cores."""
 
 import tomllib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,17 @@ import torch
 from rich.console import Console
 
 from evenhand.config import Config, build_config
+from evenhand.errors import StoppedError
 from evenhand.evaluation import Score
 from evenhand.files import write_json
-from evenhand.pipeline import begin_run, evaluate_run, open_data, resumable_config, train_run
+from evenhand.locking import locked
+from evenhand.memory import naming_the_largest
+from evenhand.pipeline import evaluate_run, open_data
+from evenhand.progress import stop_requested
 from evenhand.report import write_report
 from evenhand.runs import load_result
 from evenhand.tables import main_rows, results_table, row_title
+from evenhand.training_run import begin_run, resumable_config, train_run
 
 METHODS = {"snm": "demo-snm.toml", "s2m": "demo-s2m.toml"}
 GROUPS = ("all", "head", "torso", "tail", "worst tenth of countries", "worst 3 scripts")
@@ -28,6 +34,13 @@ def preset(name: str) -> Config:
 
 def run_demo(folder: Path, *, device: torch.device, console: Console) -> None:
     """Trains what is not trained yet, evaluates, prints the table, writes the report."""
+    with locked(folder), stop_requested() as should_stop_fn:
+        _run_demo(folder, device=device, console=console, should_stop_fn=should_stop_fn)
+
+
+def _run_demo(
+    folder: Path, *, device: torch.device, console: Console, should_stop_fn: Callable[[], bool]
+) -> None:
     configs = {method: preset(name) for method, name in METHODS.items()}
     dataset = open_data(configs["snm"].data, console)
     console.print(
@@ -41,7 +54,14 @@ def run_demo(folder: Path, *, device: torch.device, console: Console) -> None:
             resumable_config(run, config, dataset)
         else:
             begin_run(run, config, dataset, device=device)
-        train_run(run, config, dataset, device=device, console=console, title=f"training {method}")
+        with naming_the_largest(config, dataset):
+            is_complete = train_run(
+                run, config, dataset,
+                device=device, console=console, title=f"training {method}",
+                should_stop_fn=should_stop_fn,
+            )  # fmt: skip
+        if not is_complete:
+            raise StoppedError("stopped; the same command continues")
         results[method] = evaluate_run(
             run, dataset, "test", device=device, console=console, title=f"evaluating {method}"
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.text import Text
+
+from evenhand.faults import insist, silence
 
 LINES = 10  # of progress, where the output is a file and a bar cannot move
 
@@ -115,17 +118,41 @@ def _bar(console: Console) -> Progress:
     )
 
 
+class PipedConsole(Console):
+    """A console whose reader may go away, as in `evenhand ... | head`: that ends the command."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        silence(self.file)
+        raise BrokenPipeError
+
+
 @contextlib.contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C or SIGTERM ends training after the step, with a checkpoint; a second, now."""
+    """The first Ctrl-C, SIGTERM or SIGHUP ends training after the step, with a checkpoint.
+
+    A second one interrupts at once, and a third would not even wait for that. A signal that is
+    ignored stays so: under `nohup` a closed terminal ends nothing.
+    """
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
+        if number == getattr(signal, "SIGHUP", None):  # the terminal is gone: no one can be told
+            for stream in (sys.stdout, sys.stderr):
+                if stream.isatty():
+                    silence(stream)
         if asked:
+            insist()
             raise KeyboardInterrupt
         asked.append(number)
 
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    known = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+    numbers = [number for number in known if number is not None]
+    previous = {
+        number: signal.signal(number, ask)
+        for number in numbers
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield lambda: bool(asked)
     finally:

@@ -15,17 +15,13 @@ from evenhand.building import check_ranker
 from evenhand.config import Config
 from evenhand.data import Dataset, Rows
 from evenhand.data.dataset import IntArray
-from evenhand.errors import UserError
+from evenhand.errors import StoppedError, UserError
 from evenhand.files import atomic_path
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar
 from evenhand.search import ExactIndex, LinearRanker
 from evenhand.search.ranker import check_rows, fit_ranker, hardest_labels
 from evenhand.training.feed import features_of
-
-
-class StoppedError(Exception):
-    """The user asked to stop while the ranker was fitted."""
 
 
 def fitted_ranker(

@@ -8,7 +8,7 @@ from evenhand.building import build_model
 from evenhand.config import Config, build_config, read_settings
 from evenhand.data import Dataset, Rows
 from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import RowRange, Shards
+from evenhand.distributed.shards import Shards
 from evenhand.distributed.weights import (
     SavedWeights,
     has_weights,
@@ -17,6 +17,7 @@ from evenhand.distributed.weights import (
     single_path,
 )
 from evenhand.errors import UserError
+from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.runs import check_trained_on
 
@@ -109,5 +110,5 @@ def load_model_shard(
     }
     for name, target in model.state_dict().items():
         rows = first_rows.get(name)
-        saved.read(name, target, first_row=rows.first if rows else 0)
+        saved.read(name, target, first_row=rows[0] if rows else 0)
     return model

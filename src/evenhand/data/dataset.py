@@ -8,9 +8,6 @@ another machine. Rows of different length are kept as CSR: `offsets` and one fla
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.errors import UserError
+from evenhand.files import atomic_folder
 from evenhand.kernels.compiled import compiled
 
 IntArray = NDArray[np.integer[Any]]
@@ -211,22 +209,8 @@ def save_dataset(dataset: Dataset, folder: Path) -> Dataset:
     """Writes a data set to a new folder, all of it or nothing, and opens it from there."""
     if folder.exists():
         raise UserError(f"{folder} exists already; choose another folder or remove it first")
-    staging: Path | None = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        whole = staging / "whole"
-        whole.mkdir()  # mkdtemp's own folder is closed to other users
-        _write(dataset, whole)
-        os.rename(whole, folder)
-    except OSError as error:
-        raise UserError(
-            f"{folder} could not be written ({error.strerror or error}); nothing was left there, "
-            f"make room or choose another folder"
-        ) from error
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
+    with atomic_folder(folder) as staging:
+        _write(dataset, staging)
     return open_dataset(folder)
 
 
@@ -306,8 +290,6 @@ def _write(dataset: Dataset, folder: Path) -> None:
     for name, array in arrays.items():
         with open(_array_path(folder, name), "wb") as file:
             np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
     about = {
         "format": "evenhand data set",
         "version": FORMAT_VERSION,
@@ -319,8 +301,6 @@ def _write(dataset: Dataset, folder: Path) -> None:
     }
     with open(folder / "dataset.json", "w", encoding="utf-8") as file:
         json.dump(about, file, ensure_ascii=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _meaning(dataset: Dataset) -> dict[str, Any]:

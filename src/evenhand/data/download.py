@@ -15,7 +15,6 @@ import re
 import shutil
 import socket
 import ssl
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -27,6 +26,7 @@ from typing import IO, Any, NamedTuple
 
 from evenhand.errors import UserError
 from evenhand.files import sync, write_json, write_text
+from evenhand.locking import locked_file
 from evenhand.version import __version__
 
 ProgressFn = Callable[[str, int, int | None], None]  # name, bytes there are, bytes in all
@@ -92,7 +92,7 @@ def fetch(
     reasons = []
     with _disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(path):
+        with locked_file(path.with_name(f".{path.name}.lock"), path):  # two must not write one part
             for url in () if path.exists() else file.urls:
                 transfer = _Transfer(file, path, url, progress_fn, timeout, max_bytes)
                 try:
@@ -413,25 +413,3 @@ def _disk_errors(path: Path) -> Iterator[None]:
             f"{path} could not be written ({error.strerror or error}); what has come stays in "
             f"{part_path(path).name}, and the same command continues from there"
         ) from error
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Two processes must not write one part."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    lock = path.with_name(f".{path.name}.lock")
-    with open(lock, "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_ino != lock.stat().st_ino:  # of one that just ended
-                raise BlockingIOError
-        except (BlockingIOError, FileNotFoundError) as error:
-            raise UserError(f"another process is fetching {path}; wait for it") from error
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import RowRange, Shards
+from evenhand.distributed.shards import Shards
 from evenhand.kernels.sparse import Lists, distinct_ids, transposed_product
 from evenhand.models.encoders import RowGradients
 
@@ -34,7 +34,7 @@ class RowExchange:
         self.name = name
         self.ranks = ranks
         self.shards = Shards(num_rows, ranks.num_ranks)
-        self.own: RowRange = self.shards.rows_of(ranks.rank)
+        self.first_row, _ = self.shards.rows_of(ranks.rank)
 
     def request(self, sorted_ids: Tensor) -> Request:
         """Tells every owner which of its rows are wanted: (n,) distinct, in order."""
@@ -43,7 +43,7 @@ class RowExchange:
         owed_ids = self.ranks.exchanging(
             sorted_ids, sent=asked, received=owed, what=f"{self.name}: ids"
         )()
-        return Request(asked, owed, owed_ids - self.own.first)
+        return Request(asked, owed, owed_ids - self.first_row)
 
     def fetching(self, request: Request, table: Tensor) -> Callable[[], Tensor]:
         """Starts to fetch; call the answer for the rows (n, D), in the order of the ids."""
@@ -74,7 +74,7 @@ class RowExchange:
             ),
         ]
         all_ids, values = (wait() for wait in waits)
-        rows, places = distinct_ids(all_ids - self.own.first)
+        rows, places = distinct_ids(all_ids - self.first_row)
         ones = values.new_ones(len(values))
         starts = torch.arange(len(values) + 1, device=values.device)
         summed = transposed_product(Lists(starts, places, ones), values, num_columns=len(rows))

@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,8 @@ class ProcessRanks:
         self.group = group
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent: Counter[str] = Counter()
+        self.process_group: Any = group or dist.group.WORLD  # as a checkpoint asks for it
+        self.world_size = self.num_ranks
         self.calls = 0  # begun; all ranks make the same ones
         self.waits_since: float | None = None  # for the others, by the monotonic clock
 

@@ -10,13 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
-class RowRange(NamedTuple):
-    first: int
-    last: int  # the row after the last one
-
-    def __len__(self) -> int:  # rows, not fields of the tuple
-        return self.last - self.first
+from evenhand.models.initial import RowRange
 
 
 class Shards(NamedTuple):
@@ -32,11 +26,11 @@ class Shards(NamedTuple):
     def rows_of(self, rank: int) -> RowRange:
         """
         Example:
-            >>> [Shards(5, 3).rows_of(rank)[:] for rank in range(3)]
+            >>> [Shards(5, 3).rows_of(rank) for rank in range(3)]
             [(0, 2), (2, 4), (4, 5)]
         """
         first, last = rank * self.rows_a_rank, (rank + 1) * self.rows_a_rank
-        return RowRange(min(first, self.num_rows), min(last, self.num_rows))
+        return min(first, self.num_rows), min(last, self.num_rows)
 
     def counts_of(self, sorted_ids: Tensor) -> list[int]:
         """How many of the ids, given in order, each rank holds.
@@ -53,7 +47,21 @@ def share_of(batch_size: int, rank: int, num_ranks: int) -> RowRange:
     """The examples of the global batch that are a rank's own; shares differ by one at most.
 
     Example:
-        >>> [share_of(5, rank, 2)[:] for rank in range(2)]
+        >>> [share_of(5, rank, 2) for rank in range(2)]
         [(0, 2), (2, 5)]
     """
-    return RowRange(rank * batch_size // num_ranks, (rank + 1) * batch_size // num_ranks)
+    return rank * batch_size // num_ranks, (rank + 1) * batch_size // num_ranks
+
+
+def share_sizes(batch_size: int, num_ranks: int) -> list[int]:
+    """How many of the examples are each rank's own.
+
+    Example:
+        >>> share_sizes(5, 2)
+        [2, 3]
+    """
+    return [num_rows(share_of(batch_size, rank, num_ranks)) for rank in range(num_ranks)]
+
+
+def num_rows(rows: RowRange) -> int:
+    return rows[1] - rows[0]

@@ -24,10 +24,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import RowRange, Shards
+from evenhand.distributed.shards import Shards, num_rows
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, read_json, sync, write_json
 from evenhand.models.encoders import BagEncoder
+from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import copy_rows, write_weights
 
@@ -75,12 +76,12 @@ def save_split(folder: Path, model: Retriever, ranks: Ranks) -> None:
     """All ranks together; when it returns on one, the model is complete on disk."""
     state, device = model.state_dict(), model.label_table.device
     names = split_names(model)
-    num_rows = torch.tensor([len(state[name]) for name in names], device=device)
-    totals = dict(zip(names, ranks.summed_(num_rows, what="weights").tolist(), strict=True))
+    counts = torch.tensor([len(state[name]) for name in names], device=device)
+    totals = dict(zip(names, ranks.summed_(counts, what="weights").tolist(), strict=True))
     own = _rows_of(totals, ranks.rank, ranks.num_ranks)
     for name, rows in own.items():
-        if len(rows) != len(state[name]):
-            raise ValueError(f"{name} must have {len(rows)} rows here, got {len(state[name])}")
+        if num_rows(rows) != len(state[name]):
+            raise ValueError(f"{name} must be rows {rows} here, got {len(state[name])} rows")
     is_first = ranks.rank == 0
     number = torch.zeros(1, dtype=torch.long, device=device)
 
@@ -91,7 +92,7 @@ def save_split(folder: Path, model: Retriever, ranks: Ranks) -> None:
 
     def write() -> None:
         kept = names if not is_first else state
-        notes = {name: f"rows {rows.first} to {rows.last}" for name, rows in own.items()}
+        notes = {name: f"rows {first} to {last}" for name, (first, last) in own.items()}
         with atomic_path(shards / _file_name(ranks.rank, ranks.num_ranks)) as staging:
             write_weights(staging, {name: state[name] for name in kept}, notes=notes)
 
@@ -191,12 +192,12 @@ class SavedWeights:
         found = _indexed(folder) if self.path == index_path(folder) else _alone(self.path)
         for name, piece in found:
             before = self.pieces.setdefault(name, [])
-            if piece.rows.first != (before[-1].rows.last if before else 0):
+            if piece.rows[0] != (before[-1].rows[1] if before else 0):
                 raise UserError(f"{self.path} is damaged (rows of {name} are missing or doubled)")
             before.append(piece)
 
     def num_rows(self, name: str) -> int:
-        return self.pieces[name][-1].rows.last
+        return self.pieces[name][-1].rows[1]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuses weights of other names or numbers of rows; widths are seen when rows are read."""
@@ -211,21 +212,20 @@ class SavedWeights:
 
     def read(self, name: str, target: Tensor, *, first_row: int = 0) -> None:
         """Fills `target`, of any device and type, with rows `first_row` and after."""
-        last_row = first_row + len(target)
         for path, rows in self.pieces[name]:
-            first, last = max(first_row, rows.first), min(last_row, rows.last)
+            first, last = max(first_row, rows[0]), min(first_row + len(target), rows[1])
             if first >= last:
                 continue
             try:
                 with safetensors.safe_open(path, framework="pt") as file:
                     found = file.get_slice(name)
-                    shape = (len(rows), *target.shape[1:])
+                    shape = (num_rows(rows), *target.shape[1:])
                     if tuple(found.get_shape()) != shape:
                         raise UserError(
                             self._misfit(f"{name} is {tuple(found.get_shape())} there, not {shape}")
                         )
                     part = target[first - first_row : last - first_row]
-                    copy_rows(found, part, first_row=first - rows.first)
+                    copy_rows(found, part, first_row=first - rows[0])
             except OSError as error:
                 raise UserError(
                     f"{path} cannot be read ({error.strerror or error}); restore it, or train anew "
@@ -243,7 +243,7 @@ def _alone(path: Path) -> Iterable[tuple[str, Piece]]:
         with safetensors.safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 shape = file.get_slice(name).get_shape()
-                yield name, Piece(path, RowRange(0, shape[0] if shape else 1))
+                yield name, Piece(path, (0, shape[0] if shape else 1))
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} does not fit this run's settings and data: {error}") from error
 
@@ -261,7 +261,7 @@ def _indexed(folder: Path) -> Iterable[tuple[str, Piece]]:
         if not _SHARDS.fullmatch(names[0]) or not all(map(_FILE.fullmatch, names[1:])):
             raise ValueError("a name in it is not one of ours")
         pieces = [
-            (name, Piece(folder / index["folder"] / file["name"], RowRange(int(first), int(last))))
+            (name, Piece(folder / index["folder"] / file["name"], (int(first), int(last))))
             for file in index["files"]
             for name, (first, last) in file["rows"].items()
         ]

@@ -104,4 +104,4 @@ def _blocks(tensor: Tensor) -> Iterator[slice]:
     row_bytes = max(1, tensor.numel() // len(tensor) * tensor.element_size())
     step = max(1, BLOCK_BYTES // row_bytes)
     for first in range(0, len(tensor), step):
-        yield slice(first, first + step)
+        yield slice(first, min(first + step, len(tensor)))

@@ -13,8 +13,10 @@ import torch
 from rich.console import Console
 
 from evenhand.data import Dataset
-from evenhand.errors import UserError
+from evenhand.errors import StoppedError, UserError
+from evenhand.faults import STOPPED
 from evenhand.files import read_json, write_json
+from evenhand.locking import locked
 from evenhand.progress import stop_requested
 from evenhand.reproduce.belonging import claim, digest_of
 from evenhand.reproduce.images import fixture, load_images
@@ -80,8 +82,8 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
     data = load_images(rows[0].row, Path(options.data))
     classifier = classifier_of(rows[0].row)
     folder = Path(options.out or f"runs/{options.table}")
-    claim(folder, {"data": digest_of(data), **_fixed(rows)})
-    with stop_requested() as should_stop_fn:
+    with locked(folder), stop_requested() as should_stop_fn:
+        claim(folder, {"data": digest_of(data), **_fixed(rows)})
         run = Run(
             table=options.table,
             folder=folder,
@@ -95,16 +97,17 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
         )
         tuned = tune(rows, data, classifier, run) if options.tune else rows
         if tuned is None:
-            raise UserError("stopped before a learning rate was chosen; nothing was kept")
+            raise StoppedError("stopped before a learning rate was chosen; nothing was kept")
         if options.tune_only:
             _copy(folder / "tuning.json", options.json)
             return 0
         result = run_table(tuned, data, classifier, run)
+        is_stopped = should_stop_fn() and not result["is_complete"]
     _copy(folder / "result.json", options.json)
     console.print(f"written to {folder / 'result.json'}")
     if not result["is_complete"]:
         console.print(f"stopped at step {result['num_steps']:,}; the same command continues")
-    return 0
+    return STOPPED if is_stopped else 0
 
 
 def _quick(
@@ -175,7 +178,7 @@ def _run_table3(
     device: torch.device,
     console: Console,
 ) -> None:
-    with stop_requested() as should_stop_fn:
+    with locked(folder), stop_requested() as should_stop_fn:
         run = Run(
             table="table3",
             folder=folder,

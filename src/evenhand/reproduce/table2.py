@@ -167,7 +167,9 @@ def run_table(
     rows_of_seed = {seed: training_rows(data.train_labels, first, seed) for seed in first.seeds}
     training = _training(classifier, data, members, rows_of_seed, first, run, first.num_steps)
     folder = run.folder / "checkpoints"
-    checkpoint = load_latest_checkpoint(folder) if run.saves else None
+    checkpoint = None
+    if run.saves:
+        checkpoint = load_latest_checkpoint(folder, warn_fn=run.console.print)
     path = run.folder / "result.json"
     before: dict[str, Any] = {"seconds": 0.0, "curve": []}
     if checkpoint is not None:

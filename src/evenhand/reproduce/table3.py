@@ -25,7 +25,7 @@ from evenhand.building import build_training
 from evenhand.config import Config, DataConfig, build_config
 from evenhand.data import Dataset, Rows, load_extreme, open_dataset
 from evenhand.data.dataset import Part
-from evenhand.errors import UserError
+from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import (
     Difference,
     GroupList,
@@ -194,7 +194,9 @@ def outcome_of(
         )
     built.training.feed.close()
     if not is_complete:
-        raise UserError("stopped; the same command continues after the last run that was complete")
+        raise StoppedError(
+            "stopped; the same command continues after the last run that was complete"
+        )
     seconds = time.perf_counter() - began
     with count_bar(run.console, f"evaluating on {part_name}") as advance_fn:
         outcome = evaluate_model(

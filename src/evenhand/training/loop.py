@@ -1,7 +1,6 @@
 """The training loop: sample, mine, differentiate the survivors, update their rows; again."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evenhand.distributed.ranks import Ranks, are_any
 from evenhand.errors import UserError
-from evenhand.files import sync, write_text
+from evenhand.files import sync
 from evenhand.losses import LossFn
 from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import all_finite
 from evenhand.risk import Memory, mean_weights, top_weights
 from evenhand.sampling import LabelSampler
-from evenhand.training.checkpoint import Checkpoint, save_checkpoint
+from evenhand.training.checkpoint import Checkpoint, Keeper
+from evenhand.training.checkpoint_files import Table
 from evenhand.training.feed import PairFeed
+from evenhand.training.metrics_file import append_line
 from evenhand.training.optimizers import RowOptimizer
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 from evenhand.training.step import Batch, Gradients, gradients_of, mine
@@ -28,6 +30,7 @@ NAN_REMEDY = (
     "checkpoints before it are sound: try a lower training.learning_rate, training.warmup_steps "
     "or training.max_gradient_norm, and see that no feature value is huge"
 )
+TABLES = {"labels": "label_table", "biases": "label_bias", "features": "encoder.weight"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,13 +111,21 @@ class Training:
     best_value: float = -math.inf
     best_step: int = 0
     recent: list[Tensor] = dataclasses.field(default_factory=list)  # (2,) a step since the last log
+    # Of tables split over ranks, named as in TABLES: the first row that is here, the rows in all.
+    row_ranges: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def checkpoint(self) -> Checkpoint:
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tables: dict[str, Table] = {}
         for name, optimizer in self.optimizers.row_optimizers().items():
-            tensors |= {
-                f"optimizer.{name}.{key}": value for key, value in optimizer.state().items()
-            }
+            place = self.row_ranges.get(name, (0, None))
+            table_name = f"model.{TABLES[name]}"
+            tables[table_name] = Table(tensors.pop(table_name), *place)
+            for key, value in optimizer.state().items():
+                if value.dim():  # a value for each row
+                    tables[f"optimizer.{name}.{key}"] = Table(value, *place)
+                else:
+                    tensors[f"optimizer.{name}.{key}"] = value
         if self.optimizers.dense is not None:
             for index, slots in self.optimizers.dense.state_dict()["state"].items():
                 tensors |= {f"dense.{index}.{key}": value for key, value in slots.items()}
@@ -130,9 +141,19 @@ class Training:
             "best_value": best,
             "best_step": self.best_step,
         }
-        return Checkpoint(tensors, state)
+        return Checkpoint(tensors, state, tables)
 
+    def check_belongs(self, state: dict[str, Any]) -> None:
+        if state["belongs_to"] != self.belongs_to:
+            raise UserError(
+                f"the checkpoint of step {state['step']} is of another configuration or another "
+                f"data set; put back the one of this run, or remove it to begin anew"
+            )
+
+    @torch.no_grad()
     def load(self, checkpoint: Checkpoint) -> None:
+        """Takes over a checkpoint, whose tables may be the own ones, filled already."""
+
         def under(prefix: str) -> dict[str, Tensor]:
             return {
                 name.removeprefix(prefix): tensor
@@ -140,14 +161,22 @@ class Training:
                 if name.startswith(prefix)
             }
 
-        if checkpoint.state["belongs_to"] != self.belongs_to:
-            raise UserError(
-                f"the checkpoint of step {checkpoint.state['step']} is of another configuration or "
-                f"another data set; put back the one of this run, or remove it to begin anew"
-            )
-        self.model.load_state_dict(under("model."))
+        self.check_belongs(checkpoint.state)
+        tables = self.checkpoint().tables
+        for name, table in tables.items():
+            rows = checkpoint.tables[name].rows
+            if rows.shape != table.rows.shape:
+                raise ValueError(f"{name} is {tuple(rows.shape)}, not {tuple(table.rows.shape)}")
+            if rows.data_ptr() != table.rows.data_ptr():
+                table.rows.copy_(rows)
+        left = self.model.load_state_dict(under("model."), strict=False)
+        wrong = {f"model.{name}" for name in left.missing_keys} - tables.keys()
+        wrong |= set(left.unexpected_keys)
+        if wrong:
+            raise ValueError(f"{min(wrong)} is missing, or unknown")
         for name, optimizer in self.optimizers.row_optimizers().items():
-            optimizer.load(under(f"optimizer.{name}."))
+            held = {key: value for key, value in optimizer.state().items() if value.dim()}
+            optimizer.load(held | under(f"optimizer.{name}."))
         if self.optimizers.dense is not None:
             slots: dict[int, dict[str, Tensor]] = {}
             for name, tensor in under("dense.").items():
@@ -157,8 +186,8 @@ class Training:
             self.optimizers.dense.load_state_dict({"state": slots, "param_groups": groups})
         self.feed.load(under("feed."))
         if self.risk.memory is not None:
-            held = under("risk.").items()
-            self.risk.memory.load({name: tensor.to(self.feed.device) for name, tensor in held})
+            memory = under("risk.").items()
+            self.risk.memory.load({name: tensor.to(self.feed.device) for name, tensor in memory})
         self.generator.set_state(checkpoint.tensors["generator"])
         self.recent = list(checkpoint.tensors["recent"].to(self.feed.device))
         self.step = checkpoint.state["step"]
@@ -170,7 +199,7 @@ class Training:
 class Places(NamedTuple):
     """Where the loop writes."""
 
-    metrics_path: Path
+    metrics_path: Path | None  # None: another rank writes them
     checkpoint_dir: Path
 
 
@@ -186,6 +215,8 @@ def train(
     save_best_fn: Callable[[Retriever], None] | None = None,
     progress_fn: Callable[[int, dict[str, float]], None] | None = None,
     should_stop_fn: Callable[[], bool] = lambda: False,
+    keeper: Keeper | None = None,
+    ranks: Ranks | None = None,
 ) -> bool:
     """Trains until the plan is done, patience ends or a stop is asked for.
 
@@ -194,11 +225,16 @@ def train(
         validate_fn: the value to select by, and every validation figure to be logged.
         save_best_fn: called with the model whenever that value is the best so far.
         progress_fn: called after each step with the step and the last logged figures.
+        keeper: saves the checkpoints; without it, they are saved at once and the last is kept.
+        ranks: those that train together, all in this loop at the same step.
 
     Returns:
         Whether training is complete (False: it was asked to stop, and can be resumed).
     """
     figures: dict[str, float] = {}
+    keeper = keeper or Keeper(places.checkpoint_dir)
+    if plan.checkpoint_every and training.step:
+        keeper.clear(step=training.step, best_step=training.best_step, keeps_later=True)
     if validate_fn is not None and _is_out_of_patience(training, plan):
         return True  # it had stopped early, and was resumed
     while training.step < plan.num_steps:
@@ -220,13 +256,13 @@ def train(
 
         if training.step % plan.log_every == 0 or is_last:
             figures = _logged(training, learning_rate, num_hard_examples)
-            append_line(places.metrics_path, {"step": training.step, **figures})
+            _log(places, {"step": training.step, **figures})
         if progress_fn is not None:
             progress_fn(training.step, figures)
         if validate_fn is not None and (_is_due(training.step, plan.evaluate_every) or is_last):
-            _refuse_unsound(training)
+            _refuse_unsound(training, ranks)
             value, validation = validate_fn(training.model)
-            append_line(places.metrics_path, {"step": training.step, "validation": validation})
+            _log(places, {"step": training.step, "validation": validation})
             if value > training.best_value:
                 training.best_value, training.best_step = value, training.step
                 if save_best_fn is not None:
@@ -234,13 +270,16 @@ def train(
         is_early = validate_fn is not None and _is_out_of_patience(training, plan)
         is_stopped = should_stop_fn()
         is_end = is_last or is_early or is_stopped
-        if _is_due(training.step, plan.checkpoint_every) or (plan.checkpoint_every and is_end):
-            _refuse_unsound(training)
-            if places.metrics_path.exists():
+        is_kept = is_end or (keeper.keep_best and training.step == training.best_step)
+        if _is_due(training.step, plan.checkpoint_every) or (plan.checkpoint_every and is_kept):
+            _refuse_unsound(training, ranks)
+            if places.metrics_path is not None and places.metrics_path.exists():
                 sync(places.metrics_path)  # a checkpoint never knows of lines the disk does not
-            save_checkpoint(places.checkpoint_dir, training.checkpoint(), step=training.step)
+            keeper.save(training.checkpoint(), step=training.step, best_step=training.best_step)
+        if is_end:
+            keeper.wait()
         if is_early or is_last:
-            _refuse_unsound(training)
+            _refuse_unsound(training, ranks)
             return True
         if is_stopped:
             return False
@@ -322,30 +361,9 @@ def clipped(gradients: Gradients, model: Retriever, *, max_norm: float) -> Gradi
     )
 
 
-def append_line(path: Path, row: dict[str, Any]) -> None:
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"{path} could not be written ({error.strerror or error}); any checkpoint is "
-            f"untouched: free some space, then continue with --resume"
-        ) from error
-
-
-def rewind_metrics(path: Path, *, step: int) -> None:
-    """Forgets the lines after a step, which a resumed run will write again."""
-    if not path.is_file():
-        return
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
-        raise UserError(
-            f"{path} is damaged ({error}); restore it, or remove it: --resume then writes the "
-            f"lines after step {step} alone"
-        ) from error
-    write_text(path, "".join(kept))
+def _log(places: Places, row: dict[str, Any]) -> None:
+    if places.metrics_path is not None:
+        append_line(places.metrics_path, row)
 
 
 def _logged(training: Training, learning_rate: float, num_hard_examples: int) -> dict[str, float]:
@@ -373,14 +391,16 @@ def _refuse_nan(training: Training) -> None:
         )
 
 
-def _refuse_unsound(training: Training) -> None:
+def _refuse_unsound(training: Training, ranks: Ranks | None) -> None:
     """Before anything is kept: a finite loss may still have had a gradient that is not."""
     _refuse_nan(training)
-    for name, weights in training.model.state_dict().items():
-        if not all_finite(weights):
-            raise UserError(
-                f"{name} holds a number that is not finite after step {training.step}; {NAN_REMEDY}"
-            )
+    weights = training.model.state_dict().items()
+    name = next((name for name, tensor in weights if not all_finite(tensor)), None)
+    if are_any(ranks, name is not None, device=training.feed.device):
+        raise UserError(
+            f"{name or 'a table of another rank'} holds a number that is not finite after step "
+            f"{training.step}; {NAN_REMEDY}"
+        )
 
 
 def _is_due(step: int, every: int) -> bool:

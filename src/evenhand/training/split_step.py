@@ -123,7 +123,8 @@ class SplitStep:
         encoder = self.training.model.encoder
         if not isinstance(encoder, BagEncoder):
             return None, features
-        assert isinstance(features, Bags) and isinstance(self.small.encoder, BagEncoder)
+        assert isinstance(features, Bags)
+        assert isinstance(self.small.encoder, BagEncoder)
         ids, places = sorted_distinct_ids(features.ids)
         request = self.features.request(ids)
         self.small.encoder.weight.data = self.features.fetched(request, encoder.weight)
@@ -181,7 +182,7 @@ class SplitStep:
         return [weight for weight in self.training.model.parameters() if weight.requires_grad]
 
     def _gathered(self, rows: Tensor, *, what: str) -> Tensor:
-        counts = [share.last - share.first for share in self.shares]
+        counts = [last - first for first, last in self.shares]
         return self.ranks.gathered(rows, counts=counts, what=what)
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from evenhand.config import Config
 from evenhand.data import Dataset
 from evenhand.errors import UserError
+from evenhand.locking import locked
 from evenhand.pipeline import open_data
 from evenhand.progress import stop_requested
 from evenhand.tables import trials_table
@@ -38,9 +39,11 @@ def tune(
         folder = Path(options.run or f"runs/{dataset.name}-tune")
         search = plan_search(config, dataset, **_search_settings(options, config))
         begin_search(folder, search)
-    for note in search_notes(search, num_asked=options.trials):
-        console.print(note)
-    with stop_requested() as should_stop_fn:
+    with locked(folder), stop_requested() as should_stop_fn:
+        if options.resume and options.trials is not None:
+            search = extend_search(folder, options.trials)
+        for note in search_notes(search, num_asked=options.trials):
+            console.print(note)
         trials = run_trials(
             folder, dataset, device=device, console=console, should_stop_fn=should_stop_fn
         )
@@ -88,6 +91,4 @@ def _resumed(options: argparse.Namespace, console: Console) -> tuple[Path, Searc
     search, _ = open_search(folder)
     dataset = without_test(open_data(search.config.data, console))
     check_begun_on(folder, search, dataset)
-    if options.trials is not None:
-        search = extend_search(folder, options.trials)
     return folder, search, dataset

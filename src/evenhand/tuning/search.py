@@ -9,9 +9,7 @@ tradeoff.html   the picture
 
 import dataclasses
 import math
-import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +23,7 @@ from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, check_selector, group_columns
 from evenhand.evaluation.scores import MIN_PAIRS
-from evenhand.files import read_json, write_json, write_text
+from evenhand.files import atomic_folder, read_json, write_json, write_text
 from evenhand.tuning.choice import NAN, Trial, chosen_trial, pareto_front
 from evenhand.tuning.space import (
     Planned,
@@ -145,14 +143,9 @@ def begin_search(folder: Path, search: Search) -> None:
             f"{folder} exists already; choose another --run folder, continue it with --resume, or "
             f"remove it first"
         )
-    staging = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(staging, ignore_errors=True)  # what a crash may have left
-    try:
+    with atomic_folder(folder) as staging:
         write_text(staging / "base.toml", to_toml(search.config))
         record(staging, search, [])
-        os.rename(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def record(folder: Path, search: Search, trials: Sequence[Trial]) -> None:

@@ -20,11 +20,14 @@ from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score, selected_value
 from evenhand.files import write_text
-from evenhand.pipeline import begin_run, evaluate_run, resumable_config, train_run
+from evenhand.locking import locked
+from evenhand.memory import naming_the_largest
+from evenhand.pipeline import evaluate_run
 from evenhand.report.tradeoff import write_tradeoff
 from evenhand.runs import load_result, read_about
 from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
+from evenhand.training_run import begin_run, resumable_config, train_run
 from evenhand.tuning.choice import Trial, chosen_trial
 from evenhand.tuning.search import PART, Search, open_search, record
 from evenhand.tuning.space import with_settings
@@ -88,10 +91,11 @@ def _run_trial(
         else:
             begin_run(run, config, dataset, device=device)
         try:
-            is_complete = train_run(
-                run, config, dataset,
-                device=device, console=console, title=title, should_stop_fn=should_stop_fn,
-            )  # fmt: skip
+            with locked(run), naming_the_largest(config, dataset):
+                is_complete = train_run(
+                    run, config, dataset,
+                    device=device, console=console, title=title, should_stop_fn=should_stop_fn,
+                )  # fmt: skip
         except UserError as error:
             if NAN_REMEDY not in str(error):
                 raise

@@ -4,7 +4,9 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,6 +166,25 @@ def test_names_of_every_kind_survive(tmp_path):
     lines = (tmp_path / "labels.names.jsonl").read_bytes().decode().split("\n")
     assert [json.loads(line) for line in lines[:-1]] == names
     assert list(Strings.pack(names)) == names
+
+
+@pytest.mark.parametrize("case", ["cosine", "both"])
+def test_what_the_page_shows_finds_what_the_index_finds(tmp_path, monkeypatch, case):
+    page = (Path(__file__).parent.parent / "docs/export.md").read_text("utf-8")
+    reading, faiss, _ = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    run, dataset, make = begun_run(tmp_path, text_dataset(), **CASES[case])
+    save_by(2, run, make(1))
+    export_run(run, tmp_path / "vectors", dataset, num_shards=3, part_name="test", device=CPU)
+    expected = evaluate_model(make(1), dataset, "test", config("none", **CASES[case]))
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(reading, names)
+    all_ids, all_vectors = map(np.concatenate, zip(*names["label_shards"](), strict=True))
+    order = np.argsort(-(names["queries"] @ all_vectors.T), axis=1, kind="stable")[:, :10]
+    np.testing.assert_array_equal(all_ids[order], expected.retrieved_ids)
+    if importlib.util.find_spec("faiss") is not None:
+        exec(faiss, names)
+        np.testing.assert_array_equal(names["label_ids"], expected.retrieved_ids)
 
 
 def test_the_command(tmp_path, capsys):

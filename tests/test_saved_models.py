@@ -10,16 +10,18 @@ import threading
 import pytest
 import safetensors
 import torch
+from rich.console import Console
 
 from evenhand.building import build_model
 from evenhand.data import Rows, save_dataset
 from evenhand.distributed import weights as files
-from evenhand.distributed.shards import RowRange, Shards
+from evenhand.distributed.shards import Shards
 from evenhand.distributed.simulated import run_ranks
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
-from evenhand.pipeline import begin_run, evaluate_model, is_trained
+from evenhand.pipeline import evaluate_model, evaluate_run
 from evenhand.saved_models import load_model, load_model_shard, save_model
+from evenhand.training_run import begin_run, is_trained
 from small import config, dense_dataset, text_dataset
 from split import TABLES, rank_model
 
@@ -91,8 +93,8 @@ def test_any_range_of_rows_is_read_in_any_type(tmp_path):
         dataset,
         device=CPU,
         dtype=torch.bfloat16,
-        label_rows=RowRange(17, 45),
-        feature_rows=RowRange(500, 500),
+        label_rows=(17, 45),
+        feature_rows=(500, 500),
     )
     assert torch.equal(part.label_table, model.label_table[17:45].bfloat16())
     assert torch.equal(part.label_bias, model.label_bias[17:45])
@@ -326,6 +328,20 @@ def test_more_ranks_than_rows_evaluate_what_two_saved(tmp_path):
     ):
         assert (outcome.retrieved_ids == expected.retrieved_ids).all()
         assert (outcome.ranks == expected.ranks).all()
+
+
+def test_a_run_is_evaluated_by_ranks_and_written_once(tmp_path):
+    run, dataset, make = begun_run(tmp_path, text_dataset())
+    how = {"device": CPU, "console": Console(quiet=True)}
+    save_by(2, run, make(1))
+    expected = evaluate_run(run, dataset, "test", **how)
+    one = (run / "evaluation/test/scores.json").read_bytes()
+    shutil.rmtree(run / "evaluation")
+    for scores in run_ranks(
+        3, lambda ranks: evaluate_run(run, dataset, "test", **how, ranks=ranks)
+    ):
+        assert scores == expected
+    assert (run / "evaluation/test/scores.json").read_bytes() == one
 
 
 def test_a_run_with_shards_counts_as_trained(tmp_path):

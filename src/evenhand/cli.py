@@ -161,6 +161,22 @@ def _add_readers(verbs: Any) -> None:
     _add_part(evaluate)
     _add_rank_timeout(evaluate)
     _finish(evaluate, commands.evaluate_command)
+    export = _verb(verbs, "export", "write a run's vectors as files, for any vector store")
+    export.add_argument("run", help="run folder")
+    export.add_argument("--out", required=True, help="folder to write, which must not exist")
+    export.add_argument(
+        "--format",
+        default="npy",
+        choices=("npy", "parquet"),
+        help="parquet needs the extra evenhand[parquet] (%(default)s)",
+    )
+    export.add_argument("--shards", type=int, help="files of label vectors (each below 1 GiB)")
+    export.add_argument(
+        "--queries",
+        choices=("train", "validation", "test"),
+        help="part of the data whose query vectors are written as well",
+    )
+    _finish(export, commands.export_command)
     average = _verb(verbs, "average", "several runs as one, by the mean of their scores")
     average.add_argument("runs", nargs="+", help="trained run folders, of dot products")
     average.add_argument("--run", required=True, help="folder to write")

@@ -8,6 +8,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
+from evenhand import exporting
 from evenhand.averaging import average_runs
 from evenhand.config import (
     Config,
@@ -109,6 +110,10 @@ def evaluate_command(options: argparse.Namespace) -> int:
     console.print(results_table([(folder.resolve().name, scores)], part_name=options.part))
     console.print(f"written to {folder / 'evaluation' / options.part}")
     return 0
+
+
+def export_command(options: argparse.Namespace) -> int:
+    return exporting.export_command(options, device=_device(options), console=console)
 
 
 def compare_command(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Data sets, models and evaluations of run folders: what the commands have in common."""
+"""Data sets and evaluations of run folders: what the commands have in common."""
 
 import copy
 from collections.abc import Callable
@@ -8,10 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from evenhand.building import (
-    check_neighbours,
-    table_dtype,
-)
+from evenhand.building import check_neighbours, table_dtype
 from evenhand.config import Config, DataConfig
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import IntArray, taken_rows
@@ -75,14 +72,19 @@ def evaluate_model(
     config: Config,
     *,
     ranker: LinearRanker | None = None,
-    ranks: Ranks | None = None,
     progress_fn: Callable[[int, int], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Outcome:
     """Searches all labels for every query of a part; without a ranker, by the model alone.
 
     With ranks, the model is this rank's rows of it: all ranks evaluate together, each the whole.
     """
     if ranks is not None:
+        if config.search.num_neighbours or ranker is not None:
+            raise UserError(
+                "neighbours and rankers are for one process, and the model is split between "
+                f"{ranks.num_ranks}; evaluate it without torchrun"
+            )
         rows = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
         return evaluate_split(
             model,
@@ -177,7 +179,7 @@ def evaluate_run(
 ) -> list[Score]:
     """Evaluates a trained run on a part and writes the result into its folder.
 
-    With ranks, all evaluate together, each with its rows of the model, and the first one writes.
+    With ranks, all of them together, each with its rows of the model; the first one writes.
     """
     if part_name not in dataset.parts:
         raise UserError(

@@ -14,7 +14,7 @@ from evenhand.data.dataset import Dataset, IntArray
 from evenhand.distributed.exchange import RowExchange, sorted_distinct_ids
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.search import SplitIndex
-from evenhand.distributed.shards import share_of
+from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
 from evenhand.models.encoders import BagEncoder, Bags, Features
 from evenhand.models.retriever import Retriever
@@ -38,11 +38,11 @@ class SplitEncoder:
             num_queries: Q, the same on all ranks.
         """
         ranks = self.ranks
-        shares = [share_of(num_queries, rank, ranks.num_ranks) for rank in range(ranks.num_ranks)]
-        raw_vectors = self._encoded(features_fn(slice(*shares[ranks.rank])))  # (q, D)
+        share = slice(*share_of(num_queries, ranks.rank, ranks.num_ranks))
+        raw_vectors = self._encoded(features_fn(share))  # (q, D)
         return ranks.gathered(
             self.model.as_queries(raw_vectors),
-            counts=[len(share) for share in shares],
+            counts=share_sizes(num_queries, ranks.num_ranks),
             what="query vectors",
         )
 

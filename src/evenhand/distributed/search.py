@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import Shards, share_of
+from evenhand.distributed.shards import Shards, share_sizes
 from evenhand.search.exact import ExactIndex, SearchResult
 
 
@@ -28,16 +28,17 @@ class SplitIndex:
         """
         self.own, self.ranks = own, ranks
         shards = Shards(num_labels, ranks.num_ranks)
-        self.rows_of_ranks = [shards.rows_of(rank) for rank in range(ranks.num_ranks)]
-        self.rows = self.rows_of_ranks[ranks.rank]
-        if len(own) != self.rows.size:
+        self.num_labels = num_labels
+        self.counts = [shards.rows_of(rank).size for rank in range(ranks.num_ranks)]
+        self.first, self.last = shards.rows_of(ranks.rank)
+        if len(own) != self.last - self.first:
             raise ValueError(
-                f"rank {ranks.rank} of {ranks.num_ranks} holds {self.rows.size} of {num_labels} "
-                f"labels, got an index of {len(own)}"
+                f"rank {ranks.rank} of {ranks.num_ranks} holds {self.last - self.first} of "
+                f"{num_labels} labels, got an index of {len(own)}"
             )
 
     def __len__(self) -> int:
-        return self.rows_of_ranks[-1].last
+        return self.num_labels
 
     @torch.no_grad()
     def search(self, queries: Tensor, num_results: int) -> SearchResult:
@@ -45,11 +46,9 @@ class SplitIndex:
         if num_results < 1:
             raise ValueError(f"num_results must be at least 1, got {num_results}")
         ranks = self.ranks
-        widths = [min(num_results, rows.size) for rows in self.rows_of_ranks]
+        widths = [min(num_results, count) for count in self.counts]
         found = self._own_best(queries, widths)  # (Q, C)
-        shares = [
-            len(share_of(len(queries), rank, ranks.num_ranks)) for rank in range(ranks.num_ranks)
-        ]
+        shares = share_sizes(len(queries), ranks.num_ranks)
         sizes = {"sent": shares, "received": [shares[ranks.rank]] * ranks.num_ranks}
         waits = [ranks.exchanging(part, **sizes, what="search: found") for part in found]
         ids, scores = (wait().view(ranks.num_ranks, -1, max(widths)) for wait in waits)  # (W, q, C)
@@ -61,10 +60,10 @@ class SplitIndex:
     @torch.no_grad()
     def scores_of(self, queries: Tensor, label_ids: Tensor) -> Tensor:
         """Scores of chosen labels: (Q, D), (Q, P) -> (Q, P), -inf where the id is -1."""
-        is_own = (label_ids >= self.rows.first) & (label_ids < self.rows.last)
+        is_own = (label_ids >= self.first) & (label_ids < self.last)
         scores = queries.new_zeros(label_ids.shape)
         if len(self.own):
-            own_ids = torch.where(is_own, label_ids - self.rows.first, -1)
+            own_ids = torch.where(is_own, label_ids - self.first, -1)
             own_scores = self.own.scores_of(queries, own_ids)
             scores = torch.where(is_own, own_scores, scores)
         # Every label is one rank's own, and to add zeros changes nothing.
@@ -79,7 +78,7 @@ class SplitIndex:
         width = widths[self.ranks.rank]
         if width:
             found = self.own.search(queries, width)
-            label_ids[:, :width] = found.label_ids + self.rows.first
+            label_ids[:, :width] = found.label_ids + self.first
             scores[:, :width] = found.scores
         return SearchResult(label_ids, scores)
 

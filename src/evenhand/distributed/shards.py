@@ -51,3 +51,13 @@ def share_of(batch_size: int, rank: int, num_ranks: int) -> RowRange:
         [(0, 2), (2, 5)]
     """
     return RowRange(rank * batch_size // num_ranks, (rank + 1) * batch_size // num_ranks)
+
+
+def share_sizes(batch_size: int, num_ranks: int) -> list[int]:
+    """How many of the examples are each rank's own.
+
+    Example:
+        >>> share_sizes(5, 2)
+        [2, 3]
+    """
+    return [share_of(batch_size, rank, num_ranks).size for rank in range(num_ranks)]

@@ -76,8 +76,8 @@ def save_split(folder: Path, model: Retriever, ranks: Ranks) -> None:
     """All ranks together; when it returns on one, the model is complete on disk."""
     state, device = model.state_dict(), model.label_table.device
     names = split_names(model)
-    num_rows = torch.tensor([len(state[name]) for name in names], device=device)
-    totals = dict(zip(names, ranks.summed_(num_rows, what="weights").tolist(), strict=True))
+    counts = torch.tensor([len(state[name]) for name in names], device=device)
+    totals = dict(zip(names, ranks.summed_(counts, what="weights").tolist(), strict=True))
     own = _rows_of(totals, ranks.rank, ranks.num_ranks)
     for name, rows in own.items():
         if rows.size != len(state[name]):
@@ -92,7 +92,7 @@ def save_split(folder: Path, model: Retriever, ranks: Ranks) -> None:
 
     def write() -> None:
         kept = names if not is_first else state
-        notes = {name: f"rows {rows.first} to {rows.last}" for name, rows in own.items()}
+        notes = {name: f"rows {first} to {last}" for name, (first, last) in own.items()}
         with atomic_path(shards / _file_name(ranks.rank, ranks.num_ranks)) as staging:
             write_weights(staging, {name: state[name] for name in kept}, notes=notes)
 
@@ -192,12 +192,12 @@ class SavedWeights:
         found = _indexed(folder) if self.path == index_path(folder) else _alone(self.path)
         for name, piece in found:
             before = self.pieces.setdefault(name, [])
-            if piece.rows.first != (before[-1].rows.last if before else 0):
+            if piece.rows[0] != (before[-1].rows[1] if before else 0):
                 raise UserError(f"{self.path} is damaged (rows of {name} are missing or doubled)")
             before.append(piece)
 
     def num_rows(self, name: str) -> int:
-        return self.pieces[name][-1].rows.last
+        return self.pieces[name][-1].rows[1]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuses weights of other names or numbers of rows; widths are seen when rows are read."""
@@ -212,9 +212,8 @@ class SavedWeights:
 
     def read(self, name: str, target: Tensor, *, first_row: int = 0) -> None:
         """Fills `target`, of any device and type, with rows `first_row` and after."""
-        last_row = first_row + len(target)
         for path, rows in self.pieces[name]:
-            first, last = max(first_row, rows.first), min(last_row, rows.last)
+            first, last = max(first_row, rows[0]), min(first_row + len(target), rows[1])
             if first >= last:
                 continue
             try:
@@ -226,7 +225,7 @@ class SavedWeights:
                             self._misfit(f"{name} is {tuple(found.get_shape())} there, not {shape}")
                         )
                     part = target[first - first_row : last - first_row]
-                    copy_rows(found, part, first_row=first - rows.first)
+                    copy_rows(found, part, first_row=first - rows[0])
             except OSError as error:
                 raise UserError(
                     f"{path} cannot be read ({error.strerror or error}); restore it, or train anew "

@@ -1,0 +1,250 @@
+"""Exported vectors: searched by brute force they give what the index of the run gives."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evenhand import exporting
+from evenhand.building import build_model
+from evenhand.cli import main
+from evenhand.data import Strings, save_dataset
+from evenhand.data.vector_files import Block, write_blocks
+from evenhand.errors import UserError
+from evenhand.exporting import export_run
+from evenhand.pipeline import evaluate_model
+from evenhand.saved_models import load_model, save_model
+from evenhand.training_run import begin_run
+from small import config, dense_dataset, text_dataset
+from test_saved_models import begun_run, save_by
+
+CPU = torch.device("cpu")
+CASES = {
+    "cosine": {},
+    "scaled": {"model__scale": 7.5, "loss__name": "softmax"},
+    "dot with a bias": {
+        "model__similarity": "dot",
+        "model__label_bias": True,
+        "loss__name": "softmax",
+    },
+    "less for frequent ones": {"search__frequency_discount": 0.1},
+    "both": {
+        "model__similarity": "dot",
+        "model__label_bias": True,
+        "loss__name": "softmax",
+        "search__frequency_discount": 0.1,
+    },
+}
+has_pyarrow = importlib.util.find_spec("pyarrow") is not None
+FORMATS = [
+    "npy",
+    pytest.param(
+        "parquet", marks=pytest.mark.skipif(not has_pyarrow, reason="pyarrow is not installed")
+    ),
+]
+
+
+def read_back(folder, of):
+    """(ids, vectors, biases, names) of all files of labels or queries, in the manifest's order."""
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    found = {"ids": [], "vectors": [], "biases": [], "names": []}
+    for file in manifest["files"]:
+        path = folder / file["name"]
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == file["sha256"]
+        assert path.stat().st_size == file["num_bytes"]
+        if file["of"] != of:
+            continue
+        if path.suffix == ".npy":
+            array = np.load(path, allow_pickle=False)
+            assert len(array) == file["num_rows"]
+            found[file["holds"]].append(array)
+        elif path.suffix == ".jsonl":
+            found["names"] += [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        else:
+            import pyarrow.parquet
+
+            table = pyarrow.parquet.read_table(path)
+            assert len(table) == file["num_rows"]
+            found["ids"].append(table["id"].to_numpy())
+            found["vectors"].append(np.stack(table["vector"].to_numpy(zero_copy_only=False)))
+            if "bias" in table.column_names:
+                found["biases"].append(table["bias"].to_numpy())
+            if "name" in table.column_names:
+                found["names"] += table["name"].to_pylist()
+    joined = [np.concatenate(found[name]) if found[name] else None for name in list(found)[:3]]
+    return manifest, *joined, found["names"]
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("num_ranks", [0, 2])
+def test_brute_force_over_the_files_finds_what_the_index_finds(
+    tmp_path, monkeypatch, case, file_format, num_ranks
+):
+    monkeypatch.setattr(exporting, "BLOCK_BYTES", 7 * 8 * 4)  # 7 rows
+    run, dataset, make = begun_run(tmp_path, text_dataset(), **CASES[case])
+    settings = config("none", **CASES[case])
+    save_by(num_ranks, run, make(1))
+    told = []
+    export_run(
+        run,
+        tmp_path / "out",
+        dataset,
+        file_format=file_format,
+        num_shards=3,
+        part_name="test",
+        device=CPU,
+        progress_fn=lambda done, total: told.append((done, total)),
+    )
+    manifest, ids, vectors, biases, names = read_back(tmp_path / "out", "labels")
+    _, query_ids, queries, _, texts = read_back(tmp_path / "out", "queries")
+    assert told[-1] == (180, 180)
+    assert told == sorted(told)
+    np.testing.assert_array_equal(ids, np.arange(60))
+    np.testing.assert_array_equal(query_ids, np.arange(120))
+    assert names == list(dataset.label_names)
+    assert texts == list(dataset.parts["test"].texts)
+    assert (biases is not None) == manifest["has_biases"]
+    assert manifest["metric"] == ("dot" if "model__similarity" in CASES[case] else "cosine")
+    assert manifest["dimension"] == 8
+    if manifest["metric"] == "cosine":
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(queries, axis=1), manifest["scale"], rtol=1e-6)
+    scores = queries @ vectors.T + (0 if biases is None else biases)  # (Q, L)
+    found = np.argsort(-scores, axis=1, kind="stable")[:, :10]
+    outcome = evaluate_model(load_model(run, dataset, device=CPU), dataset, "test", settings)
+    np.testing.assert_array_equal(ids[found], outcome.retrieved_ids)
+    np.testing.assert_allclose(
+        np.take_along_axis(scores, found, axis=1), outcome.retrieved_scores, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_shards_are_cut_by_size_and_memory_is_bounded(tmp_path, monkeypatch):
+    run, dataset, make = begun_run(tmp_path, dense_dataset())
+    save_by(0, run, make(1))
+    monkeypatch.setattr(exporting, "FILE_BYTES", 20 * 8 * 4)
+    monkeypatch.setattr(exporting, "BLOCK_BYTES", 6 * 8 * 4)
+    most = []
+    whole = exporting.write_blocks
+
+    def watched(folder, stem, blocks, **others):
+        def passed():
+            for block in blocks:
+                most.append(len(block.ids))
+                yield block
+
+        return whole(folder, stem, passed(), **others)
+
+    monkeypatch.setattr(exporting, "write_blocks", watched)
+    manifest = export_run(run, tmp_path / "out", dataset, device=CPU)
+    assert max(most) == 6
+    assert [file["first_row"] for file in manifest["files"] if file["holds"] == "ids"] == [
+        0,
+        20,
+        40,
+    ]
+    assert manifest["files"][0]["name"] == "labels-00001-of-00003.vectors.npy"
+    _, ids, _, biases, names = read_back(tmp_path / "out", "labels")
+    assert len(ids) == 60
+    assert biases is None
+    assert names == []
+    assert manifest["num_queries"] == 0
+
+
+def test_names_of_every_kind_survive(tmp_path):
+    names = ['say "a"', "two\nlines", "\u2028", "ウィーン", "\\n", ""]
+    block = Block(np.arange(6), np.zeros((6, 2), np.float32), None, names)
+    written = write_blocks(tmp_path, "labels", [block], file_format="npy", shape=(6, 2))
+    assert [file.holds for file in written] == ["vectors", "ids", "names"]
+    lines = (tmp_path / "labels.names.jsonl").read_bytes().decode().split("\n")
+    assert [json.loads(line) for line in lines[:-1]] == names
+    assert list(Strings.pack(names)) == names
+
+
+@pytest.mark.parametrize("case", ["cosine", "both"])
+def test_what_the_page_shows_finds_what_the_index_finds(tmp_path, monkeypatch, case):
+    page = (Path(__file__).parent.parent / "docs/export.md").read_text("utf-8")
+    reading, faiss, _ = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    run, dataset, make = begun_run(tmp_path, text_dataset(), **CASES[case])
+    save_by(2, run, make(1))
+    export_run(run, tmp_path / "vectors", dataset, num_shards=3, part_name="test", device=CPU)
+    expected = evaluate_model(make(1), dataset, "test", config("none", **CASES[case]))
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(reading, names)
+    all_ids, all_vectors = map(np.concatenate, zip(*names["label_shards"](), strict=True))
+    order = np.argsort(-(names["queries"] @ all_vectors.T), axis=1, kind="stable")[:, :10]
+    np.testing.assert_array_equal(all_ids[order], expected.retrieved_ids)
+    if importlib.util.find_spec("faiss") is not None:
+        exec(faiss, names)
+        np.testing.assert_array_equal(names["label_ids"], expected.retrieved_ids)
+
+
+def test_the_command(tmp_path, capsys):
+    run, dataset, make = begun_run(tmp_path, text_dataset())
+    save_by(3, run, make(1))
+    out = tmp_path / "out"
+    assert main(["export", str(run), "--out", str(out), "--shards", "2", "--queries", "test"]) == 0
+    said = capsys.readouterr().out
+    assert "60 label vectors of 8 dimensions and 120 query vectors" in said
+    assert "metric: cosine" in said
+    assert len(read_back(out, "labels")[1]) == dataset.num_labels
+    assert main(["export", str(run), "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+BAD = {
+    "no such run": (["nowhere", "--out", "x"], "is not a run folder"),
+    "no shard": (["run", "--out", "x", "--shards", "0"], "--shards must be between 1 and 60"),
+    "many shards": (["run", "--out", "x", "--shards", "61"], "got 61"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys, case):
+    run, _, make = begun_run(tmp_path, text_dataset())
+    save_by(0, run, make(1))
+    monkeypatch.chdir(tmp_path)
+    words, sentence = BAD[case]
+    assert main(["export", *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_without_a_model_or_the_part_or_pyarrow_nothing_is_written(tmp_path, monkeypatch):
+    dataset = text_dataset()
+    parts = {name: part for name, part in dataset.parts.items() if name != "validation"}
+    dataset = save_dataset(dataclasses.replace(dataset, parts=parts), tmp_path / "data")
+    settings = config(tmp_path / "data", training__evaluate_every=0)
+    begin_run(tmp_path / "run", settings, dataset, device=CPU)
+    run, out = tmp_path / "run", tmp_path / "out"
+    with pytest.raises(UserError, match="holds no trained model yet"):
+        export_run(run, out, dataset, device=CPU)
+    save_model(run, build_model(settings, 512, 60, is_sparse=True))
+    with pytest.raises(UserError, match="has no validation part"):
+        export_run(run, out, dataset, part_name="validation", device=CPU)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UserError, match=r"pip install 'evenhand\[parquet\]'"):
+        export_run(run, out, dataset, file_format="parquet", device=CPU)
+    assert not out.exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    run, dataset, make = begun_run(tmp_path, text_dataset())
+    save_by(0, run, make(1))
+    before = sorted(tmp_path.rglob("*"))
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("evenhand.data.vector_files._sha256", full)
+    with pytest.raises(UserError, match="No space left"):
+        export_run(run, tmp_path / "out", dataset, device=CPU)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -269,7 +269,6 @@ READERS = {
     "slices": ["slices", "runs/a", "--permutations", "19"],
     "report": ["report", "runs/a"],
     "search": ["search", "runs/a", "wel"],
-    "doctor": ["doctor", "--json"],
     "reproduce": ["reproduce", "table3", "--quick"],
 }
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -122,6 +123,10 @@ def _bar(console: Console) -> Progress:
 class PipedConsole(Console):
     """A console whose reader may go away, as in `evenhand ... | head`: that ends the command."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._was_terminal = self.is_terminal  # once closed, it does not say so any more
+
     def on_broken_pipe(self) -> None:
         self.quiet = True
         silence(self.file)
@@ -132,7 +137,7 @@ class PipedConsole(Console):
         try:
             super()._check_buffer()
         except OSError as error:
-            if error.errno != errno.EIO or not self.is_terminal:
+            if error.errno != errno.EIO or not self._was_terminal:
                 raise
             self.quiet = True
             silence(self.file)
@@ -146,12 +151,12 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
     ignored stays so: under `nohup` a closed terminal ends nothing.
     """
     asked: list[int] = []
+    terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
 
     def ask(number: int, frame: FrameType | None) -> None:
         if number == getattr(signal, "SIGHUP", None):  # the terminal is gone: no one can be told
-            for stream in (sys.stdout, sys.stderr):
-                if stream.isatty():
-                    silence(stream)
+            for stream in terminals:
+                silence(stream)
         if asked:
             insist()
             raise KeyboardInterrupt

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,9 +24,10 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
 from rich.text import Text
 
-from evenhand.faults import insist, silence
+from evenhand.faults import insist, silence, without_controls
 
 LINES = 10  # of progress, where the output is a file and a bar cannot move
 
@@ -131,6 +132,13 @@ class PipedConsole(Console):
         self.quiet = True
         silence(self.file)
         raise BrokenPipeError
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """What is printed may come from data: only the console itself commands the terminal."""
+        return super()._render_buffer(
+            part if part.control else part._replace(text=without_controls(part.text))
+            for part in buffer
+        )
 
     def _check_buffer(self) -> None:
         """A terminal that was closed is no reason to fail: SIGHUP comes with it, and is obeyed."""

@@ -353,3 +353,16 @@ def opened_or_refused(folder) -> str:
     except UserError as error:
         return "refused" if str(folder) in str(error) else str(error)
     return "opened"
+
+
+@pytest.mark.parametrize("column", ["..", "../../out", "/tmp/out", "a\\b", "a\x00b", "."])
+def test_a_group_column_never_leaves_its_folder(tmp_path, column):
+    groups = {column: Groups(np.zeros(2, np.int32), ("x",))}
+    part = Part(
+        Rows(np.arange(3), np.zeros(2, np.int32)), Rows(np.arange(3), np.zeros(2, np.int32))
+    )
+    dataset = Dataset("one", 1, 2, {"train": part}, label_groups=groups)
+    assert list(save_dataset(dataset, tmp_path / "home/one").label_groups) == [column]
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["one"]
+    assert all(path.is_file() for path in (tmp_path / "home/one").iterdir())

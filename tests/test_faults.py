@@ -269,7 +269,6 @@ READERS = {
     "slices": ["slices", "runs/a", "--permutations", "19"],
     "report": ["report", "runs/a"],
     "search": ["search", "runs/a", "wel"],
-    "doctor": ["doctor", "--json"],
     "reproduce": ["reproduce", "table3", "--quick"],
 }
 
@@ -353,3 +352,30 @@ def test_a_limit_on_files_leaves_what_was_there(home, tmp_path, name):
     answer = small.run(home, *words, disturb=["file size", 200, ""])
     assert "File too large" in answer.sentence
     assert small.bytes_of(tmp_path) == before
+
+
+# --- what data may not do to a terminal -----------------------------------------------------------
+
+
+def test_names_from_data_do_not_command_the_terminal(capsys):
+    import io
+
+    from rich.text import Text
+
+    from evenhand.faults import say
+    from evenhand.progress import PipedConsole
+
+    hostile = "a\x1b]0;title\x07b\x9b2Jc\x1b[31md\te\rf"
+    console = PipedConsole(file=io.StringIO(), force_terminal=True, width=80, markup=False)
+    console.print(Text(hostile))
+    console.print(hostile)
+    console.show_cursor(False)  # its own commands go through
+    shown = console.file.getvalue()
+    assert "\x1b]" not in shown
+    assert "\x9b" not in shown
+    assert "\x1b[31m" not in shown
+    assert shown.endswith("\x1b[?25l")
+    say(f"{hostile} is wrong")
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert "is wrong" in err

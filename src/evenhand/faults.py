@@ -25,6 +25,7 @@ DISK_ERRORS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end of line
 # What those say that have no exception of their own for it.
 _NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|cannot allocate memory|std::bad_alloc"
@@ -86,8 +87,14 @@ def _guarded(command_fn: Callable[[], int]) -> int:
 
 def say(sentence: str) -> None:
     """One line for people, where there still are any."""
+    lines = map(str.strip, without_controls(sentence).splitlines())
     with contextlib.suppress(OSError):
-        print("evenhand:", *map(str.strip, sentence.splitlines()), file=sys.stderr, flush=True)
+        print("evenhand:", *lines, file=sys.stderr, flush=True)
+
+
+def without_controls(text: str) -> str:
+    """The text without what would move a cursor or change a terminal: names come from data."""
+    return _CONTROLS.sub("\ufffd", text)
 
 
 def insist() -> None:

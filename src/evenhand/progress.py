@@ -4,9 +4,10 @@ import contextlib
 import errno
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -23,9 +24,10 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
 from rich.text import Text
 
-from evenhand.faults import insist, silence
+from evenhand.faults import insist, silence, without_controls
 
 LINES = 10  # of progress, where the output is a file and a bar cannot move
 
@@ -122,17 +124,28 @@ def _bar(console: Console) -> Progress:
 class PipedConsole(Console):
     """A console whose reader may go away, as in `evenhand ... | head`: that ends the command."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._was_terminal = self.is_terminal  # once closed, it does not say so any more
+
     def on_broken_pipe(self) -> None:
         self.quiet = True
         silence(self.file)
         raise BrokenPipeError
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """What is printed may come from data: only the console itself commands the terminal."""
+        return super()._render_buffer(
+            part if part.control else part._replace(text=without_controls(part.text))
+            for part in buffer
+        )
 
     def _check_buffer(self) -> None:
         """A terminal that was closed is no reason to fail: SIGHUP comes with it, and is obeyed."""
         try:
             super()._check_buffer()
         except OSError as error:
-            if error.errno != errno.EIO or not self.is_terminal:
+            if error.errno != errno.EIO or not self._was_terminal:
                 raise
             self.quiet = True
             silence(self.file)
@@ -146,12 +159,12 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
     ignored stays so: under `nohup` a closed terminal ends nothing.
     """
     asked: list[int] = []
+    terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
 
     def ask(number: int, frame: FrameType | None) -> None:
         if number == getattr(signal, "SIGHUP", None):  # the terminal is gone: no one can be told
-            for stream in (sys.stdout, sys.stderr):
-                if stream.isatty():
-                    silence(stream)
+            for stream in terminals:
+                silence(stream)
         if asked:
             insist()
             raise KeyboardInterrupt

@@ -1,0 +1,229 @@
+"""What the source never does, read without importing: raw writes, pickles, code from data."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import evenhand
+
+ROOT = Path(evenhand.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+# --- writing --------------------------------------------------------------------------------------
+
+# Whatever makes, changes or names a file, by the last word of the call.
+WRITES = {
+    "write_bytes", "touch", "tofile", "savetxt", "savez", "savez_compressed", "save_file",
+    "savefig", "to_csv", "to_parquet", "mkdir", "makedirs", "mkdtemp", "mkstemp",
+    "NamedTemporaryFile",
+    "TemporaryDirectory", "memmap", "open_memmap", "copyfile", "copytree", "move", "rename",
+    "symlink", "symlink_to", "truncate", "ftruncate",
+}  # fmt: skip
+WRITES_BY_FULL_NAME = {"np.save", "torch.save", "json.dump", "os.replace", "os.open", "os.write"}
+WHOLE = {"atomic_path", "atomic_folder"}  # what is written within a block of these is safe
+# (file, call): why it is no danger there. The number of such calls is counted, so that a new one
+# beside an old one is seen.
+ALLOWED = {
+    ("files.py", "os.replace"): (1, "atomic_path itself"),
+    ("files.py", "rename"): (1, "atomic_folder itself"),
+    ("files.py", "mkdir"): (2, "the folder of a file, and atomic_folder's temporary one"),
+    ("files.py", "os.open"): (1, "for fsync, to read"),
+    ("locking.py", "os.open"): (1, "a lock says who holds it; half of that is nobody's loss"),
+    ("locking.py", "os.write"): (1, "the same"),
+    ("locking.py", "ftruncate"): (1, "the same"),
+    ("locking.py", "mkdir"): (1, "a folder that is locked before anything is in it"),
+    ("faults.py", "os.open"): (1, "/dev/null"),
+    ("data/dataset.py", "open"): (2, "called within atomic_folder, which syncs all"),
+    ("data/dataset.py", "np.save"): (1, "the same"),
+    ("data/dataset.py", "json.dump"): (1, "the same"),
+    ("data/download.py", "open"): (1, "an append to a part, checked by size and checksum"),
+    ("data/download.py", "touch"): (1, "an empty part"),
+    ("data/download.py", "mkdir"): (1, "the folder of downloads"),
+    ("data/download.py", "os.replace"): (1, "the whole part, checked and synced, gets its name"),
+    ("training/loop.py", "open"): (1, "an append; readers leave out a last line cut short"),
+    ("training/checkpoint.py", "mkdir"): (1, "a folder that is synced and renamed when whole"),
+    ("training/checkpoint.py", "save_file"): (1, "the same"),
+    ("training/checkpoint.py", "write_text"): (1, "the same"),
+    ("training/checkpoint.py", "os.replace"): (1, "the same"),
+    ("reproduce/table3.py", "mkdir"): (1, "a folder that means nothing before seconds.json"),
+    ("reproduce/command.py", "TemporaryDirectory"): (2, "a quick look, removed at the end"),
+    ("doctor/usable.py", "TemporaryDirectory"): (1, "to try a disk, removed at the end"),
+    ("doctor/speed.py", "open"): (1, "the same"),
+}  # fmt: skip
+
+
+def full_name(node):
+    """np.save -> 'np.save'; anything more than names and dots ends in its last word."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def opens_to_write(call):
+    """open(path, "w"), path.open("ab"): any mode that is not only for reading."""
+    values = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
+    modes = [v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+    return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+
+
+def raw_writes(tree):
+    """The names of all calls that write, outside the blocks of `atomic_path` and its like."""
+    found = []
+
+    def visit(node, is_safe):
+        if isinstance(node, ast.With):
+            managers = [item.context_expr for item in node.items]
+            is_safe = is_safe or any(
+                isinstance(m, ast.Call) and full_name(m.func).split(".")[-1] in WHOLE
+                for m in managers
+            )
+        if isinstance(node, ast.Call) and not is_safe:
+            name = full_name(node.func)
+            last = name.split(".")[-1]
+            if name in WRITES_BY_FULL_NAME:
+                found.append(name)
+            elif last in WRITES or (last == "write_text" and isinstance(node.func, ast.Attribute)):
+                found.append(last)
+            elif last == "open" and opens_to_write(node):
+                found.append("open")
+        for child in ast.iter_child_nodes(node):
+            visit(child, is_safe)
+
+    visit(tree, False)
+    return found
+
+
+def test_every_write_is_whole_or_has_a_reason():
+    counts = {}
+    for path in SOURCES:
+        place = path.relative_to(ROOT).as_posix()
+        for name in raw_writes(ast.parse(path.read_text("utf-8"))):
+            counts[place, name] = counts.get((place, name), 0) + 1
+    expected = {key: count for key, (count, _) in ALLOWED.items()}
+    new = {key: count for key, count in counts.items() if count > expected.get(key, 0)}
+    assert not new, f"write through evenhand.files, or say here why not: {new}"
+    gone = {key for key in expected if key not in counts and (ROOT / key[0]).exists()}
+    assert not gone, f"no longer there, so no longer allowed: {gone}"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("open(p, 'w')", ["open"]),
+        ("p.open(mode='ab')", ["open"]),
+        ("open(p); open(p, 'rb')", []),
+        ("p.write_text('x')", ["write_text"]),
+        ("(p / 'a').write_text('x')", ["write_text"]),
+        ("write_text(p, 'x')", []),
+        ("np.save(p, a); os.replace(a, b)", ["np.save", "os.replace"]),
+        ("text.replace('a', 'b')", []),
+        ("with atomic_path(p) as q:\n  open(q, 'w')", []),
+        ("with atomic_path(p) as q:\n  pass\nopen(p, 'w')", ["open"]),
+        ("with files.atomic_folder(p) as q, open(q / 'a', 'w') as f:\n  f.write('x')", []),
+    ],
+)
+def test_raw_writes_are_found(code, found):
+    assert raw_writes(ast.parse(code)) == found
+
+
+# --- what is never done ---------------------------------------------------------------------------
+
+# Modules whose readers run what they read, or whose use is a command line from a string.
+NEVER_IMPORTED = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve",
+                  "marshal", "yaml", "xml", "commands", "telnetlib", "ftplib"}  # fmt: skip
+# evenhand/data/pickled.py reads pickles by pickletools, which names opcodes and runs none.
+NEVER_CALLED = {
+    "eval", "exec", "compile", "__import__", "execfile", "input", "os.system", "os.popen",
+    "tempfile.mktemp", "pickle.load", "pickle.loads", "yaml.load", "marshal.loads",
+    "os.execv", "os.execvp", "os.spawnv", "subprocess.getoutput", "ssl._create_unverified_context",
+    "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter", "extractall",
+}  # fmt: skip
+
+
+def misdeeds(tree):
+    """What a file does that none may do."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".")[0] for alias in node.names]
+            found += [f"import {name}" for name in names if name in NEVER_IMPORTED]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            name = node.module.split(".")[0]
+            found += [f"import {name}"] if name in NEVER_IMPORTED else []
+        elif isinstance(node, ast.Call):
+            found += _bad_call(node)
+    return found
+
+
+def _bad_call(node):
+    name = full_name(node.func)
+    words = {word.arg: word.value for word in node.keywords}
+
+    def is_given(word, value):
+        return isinstance(words.get(word), ast.Constant) and words[word].value is value
+
+    if name in NEVER_CALLED or name.split(".")[-1] == "extractall":
+        return [name]
+    if name == "torch.load" and not is_given("weights_only", True):
+        return ["torch.load without weights_only=True"]
+    if name in ("np.load", "numpy.load") and not is_given("allow_pickle", False):
+        return ["np.load without allow_pickle=False"]
+    if name in ("np.save", "numpy.save") and not is_given("allow_pickle", False):
+        return ["np.save without allow_pickle=False"]
+    if "shell" in words and not is_given("shell", False):
+        return ["shell=True"]
+    return []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_nothing_is_executed_from_data(path):
+    assert not misdeeds(ast.parse(path.read_text("utf-8")))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle", "from pickle import loads", "import yaml", "eval(x)", "exec(x)",
+        "os.system('ls')", "subprocess.run('ls', shell=True)", "tempfile.mktemp()",
+        "torch.load(p)", "torch.load(p, weights_only=False)", "np.load(p)",
+        "np.load(p, allow_pickle=True)", "archive.extractall(p)", "__import__(x)",
+    ],
+)  # fmt: skip
+def test_misdeeds_are_found(code):
+    assert misdeeds(ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.load(p, weights_only=True)", "np.load(p, allow_pickle=False)", "model.eval()",
+        "re.compile(x)", "torch.compile(x)", "subprocess.run(['ls'])", "json.loads(x)",
+    ],
+)  # fmt: skip
+def test_what_is_harmless_is_left_alone(code):
+    assert not misdeeds(ast.parse(code))
+
+
+def test_numpys_own_default_refuses_pickles_and_is_said_all_the_same(tmp_path):
+    import numpy as np
+
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        np.load(tmp_path / "a.npy")
+
+
+def test_what_docs_security_names_exists():
+    page = (ROOT.parents[1] / "docs/security.md").read_text("utf-8")
+    tests = "\n".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 12
+    assert not [name for name in named if f"def {name}(" not in tests]
+    paths = set(re.findall(r"`([\w/]+\.py)`", page)) - {"tests/test_source.py"}
+    assert len(paths) > 10
+    assert not [path for path in paths if not (ROOT / path).is_file()]

@@ -55,7 +55,7 @@ def test_without_blocks_the_order_is_the_keyed_permutation_of_before():
 
 
 def test_a_pair_is_as_likely_at_any_place():
-    order, num_epochs = Order(30, 4, 2), 2000
+    order, num_epochs = Order(30, 4, 2), 900
     epochs = torch.stack([pairs_at(0, 30, key_of(n), order) for n in range(num_epochs)])
     expected = num_epochs / 30
     statistic = 0.0
@@ -69,7 +69,7 @@ def test_a_pair_is_as_likely_at_any_place():
 def test_two_pairs_of_a_random_storage_meet_in_a_batch_as_often_as_after_a_perfect_shuffle():
     """The stored order is random: an epoch of blocks is a perfect shuffle of what was stored."""
     generator = np.random.default_rng(0)
-    order, batch_size, num_rounds = Order(60, 5, 3), 6, 2000
+    order, batch_size, num_rounds = Order(60, 5, 3), 6, 1000
     meetings = np.zeros((60, 60))
     for number in range(num_rounds):
         stored = generator.permutation(60)  # as the converter stores them, with another seed

@@ -12,9 +12,9 @@ from evenhand.training.order import Order, pairs_at, pool_ranges
 
 ORDERS = [
     Order(num_pairs, block_pairs, pool_blocks)
-    for num_pairs in (1, 2, 10, 97, 1000)
-    for block_pairs in (1, 3, 10, 64, 5000)
-    for pool_blocks in (1, 2, 4)
+    for num_pairs in (1, 10, 97, 300)
+    for block_pairs in (1, 10, 64, 5000)
+    for pool_blocks in (1, 3)
 ]
 
 
@@ -24,11 +24,11 @@ def key_of(number):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_epoch_has_every_pair_once_in_whatever_pieces_it_is_asked_for(order):
-    for number in range(3):
+    for number in range(2):
         key = key_of(number)
         whole = pairs_at(0, order.num_pairs, key, order)
         assert torch.equal(whole.sort().values, torch.arange(order.num_pairs))
-        for size in (1, 7, 64):
+        for size in (17, 64):
             pieces = [
                 pairs_at(first, min(first + size, order.num_pairs), key, order)
                 for first in range(0, order.num_pairs, size)
@@ -55,7 +55,7 @@ def test_without_blocks_the_order_is_the_keyed_permutation_of_before():
 
 
 def test_a_pair_is_as_likely_at_any_place():
-    order, num_epochs = Order(30, 4, 2), 6000
+    order, num_epochs = Order(30, 4, 2), 900
     epochs = torch.stack([pairs_at(0, 30, key_of(n), order) for n in range(num_epochs)])
     expected = num_epochs / 30
     statistic = 0.0
@@ -69,7 +69,7 @@ def test_a_pair_is_as_likely_at_any_place():
 def test_two_pairs_of_a_random_storage_meet_in_a_batch_as_often_as_after_a_perfect_shuffle():
     """The stored order is random: an epoch of blocks is a perfect shuffle of what was stored."""
     generator = np.random.default_rng(0)
-    order, batch_size, num_rounds = Order(60, 5, 3), 6, 4000
+    order, batch_size, num_rounds = Order(60, 5, 3), 6, 1000
     meetings = np.zeros((60, 60))
     for number in range(num_rounds):
         stored = generator.permutation(60)  # as the converter stores them, with another seed
@@ -95,9 +95,11 @@ def rows_of(lengths, seed=0):
         np.random.default_rng(1).integers(0, 4, size=500).tolist(),
     ],
 )  # fmt: skip
-def test_the_index_finds_the_pairs_of_pairs_of(lengths):
+@pytest.mark.parametrize("most_entries", [10**6, 100, 7, 1])
+def test_the_index_finds_the_pairs_of_pairs_of(lengths, most_entries):
     rows = rows_of(lengths)
-    expected, index = pairs_of(rows), PairIndex(rows)
+    expected, index = pairs_of(rows), PairIndex(rows, most_entries=most_entries)
+    assert len(index.first_rows) <= most_entries + 2
     pair_ids = np.random.default_rng(2).permutation(len(rows.ids))
     found = index.pairs_at(pair_ids)
     assert found.query_ids.dtype == found.label_ids.dtype == np.int64

@@ -1,8 +1,9 @@
 """Which query a pair belongs to, without a number in memory for every pair.
 
 Pairs are counted through the queries: those of query q are offsets[q] .. offsets[q + 1] - 1. So the
-query of a pair is found by a search in the offsets, which may stay on disk. An index holds the
-query of every 16th pair, so that a search has a few steps within a cache line or two.
+query of a pair is found by a search in the offsets, which may stay on disk. An index of bounded
+size holds the query of every pair if there are few of them, else of every 2nd, 4th, ...: a search
+is between two of its entries.
 """
 
 from typing import Any
@@ -13,17 +14,20 @@ from numpy.typing import NDArray
 from evenhand.data.dataset import Pairs, Rows
 from evenhand.kernels.compiled import compiled
 
-SHIFT = 4  # an entry of the index every 2 ** SHIFT pairs: a quarter of a byte for each pair
+MOST_ENTRIES = 2**22  # of the index: 16 MB
 
 
 class PairIndex:
     """The pairs of some rows of positives, found by their number."""
 
-    def __init__(self, positives: Rows) -> None:
+    def __init__(self, positives: Rows, *, most_entries: int = MOST_ENTRIES) -> None:
         self.positives = positives
         self.num_pairs = len(positives.ids)
         self.offsets: NDArray[np.int64] = np.asarray(positives.offsets, dtype=np.int64)
-        marks = np.arange(0, self.num_pairs, 1 << SHIFT)
+        self.shift = 0  # an entry every 2 ** shift pairs
+        while self.num_pairs >> self.shift > most_entries:
+            self.shift += 1
+        marks = np.arange(0, self.num_pairs, 1 << self.shift)
         dtype = np.int32 if len(positives) < 2**31 else np.int64
         self.first_rows: NDArray[Any] = np.empty(len(marks) + 1, dtype=dtype)
         self.first_rows[:-1] = np.searchsorted(self.offsets, marks, side="right") - 1
@@ -35,8 +39,10 @@ class PairIndex:
     def pairs_at(self, pair_ids: NDArray[np.int64]) -> Pairs:
         """The chosen pairs, as they are in `pairs_of`: (B,) -> (B,) and (B,)."""
         label_ids = np.asarray(self.positives.ids)[pair_ids].astype(np.int64)
+        if self.shift == 0:
+            return Pairs(self.first_rows[pair_ids].astype(np.int64), label_ids)
         query_ids = np.empty(len(pair_ids), dtype=np.int64)
-        _find_rows(self.offsets, self.first_rows, pair_ids, query_ids)
+        _find_rows(self.offsets, self.first_rows, self.shift, pair_ids, query_ids)
         return Pairs(query_ids, label_ids)
 
 
@@ -44,13 +50,14 @@ class PairIndex:
 def _find_rows(
     offsets: NDArray[np.int64],
     first_rows: NDArray[np.int64],
+    shift: int,
     pair_ids: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> None:
     """The last row that begins at or before a pair: between those of two entries of the index."""
     for place in range(len(pair_ids)):
         pair = pair_ids[place]
-        low, high = first_rows[pair >> SHIFT], first_rows[(pair >> SHIFT) + 1]
+        low, high = first_rows[pair >> shift], first_rows[(pair >> shift) + 1]
         while low < high:
             middle = (low + high + 1) >> 1
             if offsets[middle] <= pair:

@@ -12,6 +12,7 @@ same.
 """
 
 from importlib.util import find_spec
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ NUM_ROUNDS = 8  # an order of few labels is visibly not uniform with 4, and is w
 SMALLEST_BITS = 6  # a half of 1 or 2 bits would have too few hashes to choose from
 GOLDEN = 0x9E3779B9
 WORD = 0xFFFFFFFF
+
+Words = TypeVar("Words", Tensor, int)
 
 
 def permuted(places: Tensor, keys: Tensor, size: int, *, sizes: Tensor | None = None) -> Tensor:
@@ -58,8 +61,8 @@ def row_keys(key: Tensor, num_rows: int) -> Tensor:
     return keys_for(key, torch.arange(num_rows, device=key.device).unsqueeze(1))
 
 
-def keys_for(key: Tensor, numbers: Tensor) -> Tensor:
-    """A key for each number, (R, 1) int64 below 2 ** 32, from one key (1, 1)."""
+def keys_for(key: Words, numbers: Words) -> Words:
+    """A key for each number below 2 ** 32, from one key: (1, 1) and (R, 1), or two plain ints."""
     low = _mixed(_mixed(key & WORD) ^ numbers)
     high = _mixed(low ^ ((key >> 32) & WORD))
     return (high << 32) | low
@@ -120,7 +123,7 @@ def _network(numbers: Tensor, keys: Tensor, bits: int, *, is_inverse: bool) -> T
     return (left << right_bits) | right
 
 
-def _mixed(words: Tensor) -> Tensor:
+def _mixed(words: Words) -> Words:
     """Spreads every bit of a 32-bit word over the word (multipliers: Wellons' lowbias32)."""
     words = words ^ (words >> 16)
     words = (words * 0x7FEB352D) & WORD

@@ -70,7 +70,7 @@ def block_starts(slots: Tensor, key: Tensor, order: Order) -> Tensor:
 
     A block that goes beyond the last pair continues at the first.
     """
-    shift = int(_key(key, 0) % order.num_pairs)
+    shift = int(_key(key, 0)) % order.num_pairs
     blocks = slots
     if order.num_blocks:
         is_full = slots < order.num_blocks
@@ -94,4 +94,4 @@ def pool_ranges(pool: int, key: Tensor, order: Order) -> list[tuple[int, int]]:
 
 def _key(key: Tensor, number: int) -> Tensor:
     """One of the epoch's keys (1, 1): 0 where blocks begin, 1 their order, then the pools'."""
-    return keys_for(key, torch.full((1, 1), number)) & (2**63 - 1)
+    return torch.tensor([[keys_for(int(key), number) & (2**63 - 1)]])

@@ -64,7 +64,7 @@ SHAPES = {
     "batch 2,048, SNM": {"hard_examples": 2048},
 }
 NUM_STEPS = 10
-STRETCHES = ((0, 20), (130, 150), (280, 300))  # steps of the real training
+STRETCHES = ((0, 10), (90, 100), (290, 300))  # steps of the real training
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -352,6 +352,40 @@ def swept_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["dim"] == width]
 
 
+def scaling_figure() -> Figure:
+    """Bytes that a rank sends and how uneven the ranks are, over their number."""
+    rows = read_json(RESULTS / "scaling-simulation.json")["exchange"]["rows"]
+    figure, (sent, load) = panels(2)
+    looks = {"fixed": (BLUE, "4,096 for all ranks"), "growing": (ORANGE, "256 for each rank")}
+    orders = {"random": ("-", "chance"), "frequency": ("--", "frequency")}
+    ticks = sorted({row["ranks"] for row in rows})
+    for batch, (colour, words) in looks.items():
+        for order, (line, name) in orders.items():
+            shown = [row for row in rows if (row["batch"], row["order"]) == (batch, order)]
+            ranks = [row["ranks"] for row in shown]
+            if order == "random":
+                model = [row["model"]["sent"] / 1e6 for row in shown]
+                sent.plot(ranks, model, color=colour, label=f"batch {words}")
+                counted = [row["mean"]["sent"] / 1e6 for row in shown]
+                sent.plot(ranks, counted, color=colour, marker="o", markersize=4, linewidth=0)
+            loads = [row["load"]["sent"] for row in shown]
+            label = f"batch {words}, ids by {name}"
+            load.plot(ranks, loads, color=colour, linestyle=line, marker="o", ms=4, label=label)
+    sent.set(
+        ylim=(0, None),
+        ylabel="megabytes",
+        title="Sent by a rank in a step, 10$^9$ labels\n(lines: the model, dots: counted)",
+    )
+    load.set(yscale="log", ylim=(0.9, 200), title="Sent by the busiest rank, over the mean")
+    load.yaxis.set_major_formatter("{x:g}")
+    for axis in (sent, load):
+        axis.set(xscale="log", xlabel="ranks")
+        axis.set_xticks(ticks, labels=[str(tick) for tick in ticks])
+        axis.minorticks_off()
+        axis.legend()
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "theory-weights": weights_figure,
     "theory-cvar": cvar_figure,
@@ -359,6 +393,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "theory-consistency": consistency_figure,
     "methods-sweep": sweep_figure,
     "speed": speed_figure,
+    "scaling": scaling_figure,
 }
 
 

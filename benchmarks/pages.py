@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import reproduction_tables
+import scaling_tables
 import speed_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -17,6 +18,7 @@ Tables = dict[str, list[str]]  # lines of a table, by its mark
 PAGES: dict[str, Callable[[], Tables]] = {
     "speed.md": speed_tables.tables,
     "reproduction.md": reproduction_tables.tables,
+    "scaling.md": scaling_tables.tables,
 }
 
 

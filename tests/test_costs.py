@@ -133,6 +133,20 @@ def test_touched_labels_are_those_that_are_counted(num_ranks, draws_for_each):
     assert least <= kept_labels(shape, num_examples=shape.share) <= most
 
 
+@pytest.mark.parametrize("spread", [0.3, 2.0])
+def test_labels_that_many_keep_leave_fewer_distinct_ones(spread):
+    """Each label has a chance of its own to be kept, under a Gamma law of that spread."""
+    shape = shape_of(num_hard_labels=2, label_spread=spread)
+    chances = shape.survival * 2 / 100
+    generator = np.random.default_rng(2)
+    chances = generator.gamma(1 / spread, chances * spread, size=200_000)
+    expected = 100 * (1 - np.exp(-chances * 16)).mean()
+    assert kept_labels(shape, num_examples=16) == pytest.approx(expected, rel=0.02)
+    assert kept_labels(shape, num_examples=16) < kept_labels(
+        shape_of(num_hard_labels=2), num_examples=16
+    )
+
+
 def test_the_number_of_labels_enters_by_the_law_alone():
     """Positives of ten thousand labels, in tables of more and more: the bytes have a limit."""
     law = uniform_law(10_000)

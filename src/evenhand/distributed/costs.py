@@ -6,7 +6,8 @@ Every rank is taken to be the mean one; how far the busiest is from it, `owed_ro
 
 Two things are assumed. Draws are independent, and so are survivors: each example of the batch is
 one with probability k' / B, whichever rank it is on, and keeps any k of the M sampled labels. Real
-examples agree about which labels are hard, so they touch fewer: docs/scaling.md says how many.
+examples agree about which labels are hard, so they touch fewer: `label_spread` says how much they
+agree, and docs/scaling.md what it was in real runs.
 """
 
 import dataclasses
@@ -43,6 +44,7 @@ class StepShape:
     gradient_bytes: int = 4
     optimizer: str = "row-adagrad"
     active_share: float = 1.0  # of the kept labels, with a gradient: less for a loss with a margin
+    label_spread: float = 0.0  # of the labels' chances to be kept: squared deviation over mean
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "num_labels", "batch_size", "num_hard_labels", "dim"):
@@ -105,10 +107,17 @@ def touched(shape: StepShape, *, num_examples: float | None = None) -> Touched:
 
 
 def kept_labels(shape: StepShape, *, num_examples: float) -> float:
-    """Distinct labels that the survivors of so many examples keep, if they choose independently."""
+    """Distinct labels that the survivors of so many examples keep.
+
+    A label's chance to be kept is the same for all labels, or follows a Gamma law with the spread
+    of the shape: then a label is missed with probability (1 + spread * mean) ** (-1 / spread).
+    """
     among = shape.num_labels if shape.draws_for_each else shape.num_sampled_labels
     kept_by_one = shape.survival * shape.active_share * shape.num_hard_labels / among
-    return _hit(among, kept_by_one, num_examples)
+    spread = shape.label_spread
+    if not spread:
+        return _hit(among, kept_by_one, num_examples)
+    return -among * math.expm1(-math.log1p(spread * kept_by_one * num_examples) / spread)
 
 
 def kept_label_bounds(shape: StepShape, *, num_examples: float) -> tuple[float, float]:

@@ -383,7 +383,7 @@ def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
 def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     """Builds a config dataclass from one TOML section, refusing keys it does not know."""
     values = _section(section, values)
-    kinds = _kinds(cls)
+    kinds = _kinds(cls)  # type: ignore[arg-type]
     for key in values:
         if key not in kinds:
             raise UserError(f"[{section}] has no setting {key!r}; {hint(key, kinds)}")
@@ -393,7 +393,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
 
 
 @cache
-def _kinds(cls: type[Any]) -> dict[str, Any]:
+def _kinds(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 

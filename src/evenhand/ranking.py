@@ -23,7 +23,6 @@ from evenhand.search import ExactIndex, LinearRanker
 from evenhand.search.ranker import check_rows, fit_ranker, hardest_labels
 from evenhand.training.feed import features_of
 
-
 DTYPES = {"offsets": "int64", "features": "int32", "values": "float32", "biases": "float32"}
 
 

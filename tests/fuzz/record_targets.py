@@ -18,7 +18,15 @@ from evenhand.building import build_model, check_all_ids
 from evenhand.config import build_config
 from evenhand.data import dataset as dataset_module
 from evenhand.data.dataset import (
-    Dataset, Groups, Part, Rows, Strings, open_dataset, padded_rows, pairs_of, save_dataset,
+    Dataset,
+    Groups,
+    Part,
+    Rows,
+    Strings,
+    open_dataset,
+    padded_rows,
+    pairs_of,
+    save_dataset,
     taken_rows,
 )  # fmt: skip
 from evenhand.data.text import featurizer_from
@@ -33,8 +41,8 @@ from evenhand.reproduce.table2 import chosen_rates, earlier_result
 from evenhand.runs import _read_scores, check_trained_on, read_about, read_metrics
 from evenhand.tables import results_table, row_title
 from evenhand.training.loop import rewind_metrics
-from evenhand.tuning.choice import chosen_trial, pareto_front
 from evenhand.tuning import search as tuning
+from evenhand.tuning.choice import chosen_trial, pareto_front
 from evenhand.tuning.space import shown_settings, with_settings
 
 from . import twins
@@ -43,8 +51,10 @@ from .target import FindingError, Target, answer, in_memory, require, scratch, w
 open_array_of = dataset_module._open_array
 
 JSON_WORDS = (
-    b"null", b"true", b"NaN", b"Infinity", b"-1", b"1e999", b'"', b"{}", b"[]", b'{"a": 1}', b"[null]",
-    b'"\\ud800"', b'"\\u0000"', b"1.5", b'""', b"[[1]]", b"99999999999999999999", b"\xe2\x80\xa8", b",",
+    b"null", b"true", b"NaN", b"Infinity", b"-1", b"1e999", b'"', b"{}", b"[]", b'{"a": 1}',
+    b"[null]",
+    b'"\\ud800"', b'"\\u0000"', b"1.5", b'""', b"[[1]]", b"99999999999999999999", b"\xe2\x80\xa8",
+    b",",
 )  # fmt: skip
 
 
@@ -199,7 +209,9 @@ REPRODUCTION = Target(
     _read_reproduction,
     (
         _json({"chosen": [{"name": n, "learning_rate": 0.1} for n in "ab"], "steps": 3}),
-        _json({"seconds": 3, "curve": [], "chosen": [{"name": n, "learning_rate": 1} for n in "ab"]}),
+        _json(
+            {"seconds": 3, "curve": [], "chosen": [{"name": n, "learning_rate": 1} for n in "ab"]}
+        ),
     ),
     (*JSON_WORDS, b'"chosen"', b'"learning_rate": 0'),
 )
@@ -342,7 +354,17 @@ def _array_seeds() -> tuple[bytes, ...]:
     return tuple(bytes([i]) + _dataset_files()[name] for i, name in enumerate(names))
 
 
-ARRAY_WORDS = (b"'<i8'", b"'<i4'", b"'|O'", b"(7,)", b"(0,)", b"(-1,)", b"(9, 2)", b"True", b"'>f4'")
+ARRAY_WORDS = (
+    b"'<i8'",
+    b"'<i4'",
+    b"'|O'",
+    b"(7,)",
+    b"(0,)",
+    b"(-1,)",
+    b"(9, 2)",
+    b"True",
+    b"'>f4'",
+)
 DATASET = Target("dataset-json", _read_dataset, _dataset_seeds(), (*JSON_WORDS, b'"a/b"', b"[7]"))
 ARRAY = Target(
     "dataset-array", _read_array, _array_seeds(), (*ARRAY_WORDS, b"\x07" + bytes(7), b"\xff" * 8)
@@ -409,7 +431,8 @@ def _read_weights(data: bytes) -> Exception | None:
 
 TENSOR_WORDS = (
     b'"F32"', b'"F16"', b'"BF16"', b'"I64"', b'"U8"', b'"F8_E4M3"', b'"F4"', b'"F8_E8M0"', b"[4,2]",
-    b"[8]", b"[]", b'"data_offsets":[0,0]', b'"__metadata__":{"a":"b"},', b'"BOOL"', b"\x00\x00\x80\x7f",
+    b"[8]", b"[]", b'"data_offsets":[0,0]', b'"__metadata__":{"a":"b"},', b'"BOOL"',
+    b"\x00\x00\x80\x7f",
     b'"F64"', b'"C64"', b'"I32"', b"[1,1,8]",
 )  # fmt: skip
 WEIGHTS = Target("weights", _read_weights, _weight_seeds(), TENSOR_WORDS)
@@ -439,5 +462,6 @@ def _read_ranker(data: bytes) -> Exception | None:
 RANKERS = Target("ranker", _read_ranker, (safetensors.numpy.save(RANKER),), TENSOR_WORDS)
 
 TARGETS = (
-    RUN, METRICS, SCORES, SEARCH, REPRODUCTION, ANY_JSON, DATASET, ARRAY, EVALUATION, WEIGHTS, RANKERS,
+    RUN, METRICS, SCORES, SEARCH, REPRODUCTION, ANY_JSON, DATASET, ARRAY, EVALUATION, WEIGHTS,
+    RANKERS,
 )  # fmt: skip

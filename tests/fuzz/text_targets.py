@@ -56,7 +56,8 @@ EXTREME = Target(
         b"4 40 7\n6,6,5 0:1 1:2 3:4 \n0\n  7:7e7 8:+8.5E-2  9:00.10\n3 39:123456789012345678\n",
     ),
     (
-        b"0:1", b" 1:2.5", b",3", b"1,2", b":", b"1e-45", b"1e-46", b"1.17549435e-38", b"nan", b"e5",
+        b"0:1", b" 1:2.5", b",3", b"1,2", b":", b"1e-45", b"1e-46", b"1.17549435e-38", b"nan",
+        b"e5",
         b"16777217.0000000001", b"0.1e1", b"9" * 25, b"-.5e+1", b"+", b" \n", b"1e280", b"1e-281",
         b"340282356779733661637539395458142568447", b"340282356779733661637539395458142568448",
         b",".join(b"%d" % (n % 5) for n in range(1100)),
@@ -242,7 +243,6 @@ def _read_compressed(data: bytes) -> Exception | None:
 
 
 COMPRESSED_TEXT = Target("compressed", _read_compressed, COMPRESSED, (b"PK\x05\x06", b"PK\x01\x02"))
-
 
 
 TARGETS = (

@@ -7,7 +7,6 @@ at when a model is built, which reads all of them.
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -27,12 +26,14 @@ def check_arrays(about: Mapping[str, Any], arrays: Arrays) -> None:
         if type(about[name]) is not int or not 1 <= about[name] <= MAX_IDS:
             raise ValueError(f"{name} must be between 1 and {MAX_IDS}, got {about[name]!r}")
     if not about["parts"] or len(set(about["parts"])) < len(about["parts"]):
-        raise ValueError(f"parts must be different names, got {about['parts']}")
+        raise ValueError(f"parts must be different names, got {str(about['parts'])[:100]}")
     for part in about["parts"]:
         num_rows = _num_rows(arrays, f"{part}.positives", "ids")
         dense = arrays.get(f"{part}.features.dense")
         if dense is None:
-            _check_length(f"{part}.features", _num_rows(arrays, f"{part}.features", "ids"), num_rows)
+            _check_length(
+                f"{part}.features", _num_rows(arrays, f"{part}.features", "ids"), num_rows
+            )
         elif dense.shape != (num_rows, num_features):
             raise ValueError(
                 f"{part}.features.dense must be of shape {(num_rows, num_features)}, got "

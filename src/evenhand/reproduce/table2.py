@@ -109,7 +109,9 @@ def earlier_result(path: Path) -> dict[str, Any]:
     result = read_json(path)
     is_whole = isinstance(result, dict) and isinstance(result.get("curve"), list)
     if not is_whole or not isinstance(result.get("seconds"), int | float):
-        raise UserError(f"{path} is damaged (it lacks 'seconds' or 'curve'); begin in another --out")
+        raise UserError(
+            f"{path} is damaged (it lacks 'seconds' or 'curve'); begin in another --out"
+        )
     result["seconds"] = typed("seconds", result["seconds"], float)
     return result  # type: ignore[no-any-return]
 

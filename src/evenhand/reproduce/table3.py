@@ -177,7 +177,9 @@ def outcome_of(
     if (place / "seconds.json").is_file():
         saved = read_json(place / "seconds.json")
         if not isinstance(saved, dict) or not isinstance(saved.get("seconds"), int | float):
-            raise UserError(f"{place / 'seconds.json'} is damaged; remove it to train that row again")
+            raise UserError(
+                f"{place / 'seconds.json'} is damaged; remove it to train that row again"
+            )
         return load_outcome(place), saved["seconds"]
     config = config_of(protocol, dataset, trial)
     built = build_training(config, dataset, run.device)

@@ -396,7 +396,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
 
 
 @cache
-def _kinds(cls: type[Any]) -> dict[str, Any]:
+def _kinds(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 

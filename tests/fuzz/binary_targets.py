@@ -127,8 +127,10 @@ PICKLE = Target(
     (
         b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"R", b"b", b"(", b"t", b"\x85", b"\x86",
         b"\x87", b"]", b"}", b")", b"h\x00", b"q\x01", b"\x94", b"s", b"u", b"a", b"e", b".", b"N",
-        b"K\x05", b"J\xff\xff\xff\xff", b"U\x02ab", b"X\x02\x00\x00\x00ab", b"\x8b\x04\x00\x00\x00aaaa",
-        b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"B\xff\xff\xff\xff", b"\x8e" + b"\xff" * 8, b"2", b"0",
+        b"K\x05", b"J\xff\xff\xff\xff", b"U\x02ab", b"X\x02\x00\x00\x00ab",
+        b"\x8b\x04\x00\x00\x00aaaa",
+        b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"B\xff\xff\xff\xff", b"\x8e" + b"\xff" * 8,
+        b"2", b"0",
         b"I" + b"9" * 5000 + b"\n", b"h\x01\x86q\x01", b"h\x01h\x01\x86q\x01" * 8, b"]q\x02h\x02a",
     ),
 )  # fmt: skip
@@ -166,7 +168,8 @@ TAR = Target(
         _tar(tarfile.GNU_FORMAT, ["long", *NAMES]),
         _tar(tarfile.PAX_FORMAT, ["long", *NAMES]),
     ),
-    (b"00000000005", b"77777777777", b"\x80" + b"\xff" * 11, b"ustar\x0000", b"ustar  \x00", b"S", b"x",
+    (b"00000000005", b"77777777777", b"\x80" + b"\xff" * 11, b"ustar\x0000", b"ustar  \x00", b"S",
+     b"x",
      b"10 size=99\n", b"GNU.sparse.map=1,2\n", b"L", b"K", b"-0000000001"),
 )  # fmt: skip
 

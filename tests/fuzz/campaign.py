@@ -1,30 +1,35 @@
 """A campaign: every target in child processes, watched, and what came of it in one JSON file."""
 
 import contextlib
+import dataclasses
+import hashlib
 import json
+import mmap
+import os
 import platform
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from evenhand.files import write_json
 
 from .registry import TARGETS
-from .worker import STATE_BYTES
+from .target import FOLDER_BASE, forget_scratch, own_scratch
+from .worker import STATE_BYTES, _place, _tried, run_worker
 
 ROOT = Path(__file__).parent.parent.parent
-HANG_SECONDS = 60.0  # of a process that does not come to its next input, on a busy machine
-ROUND_SECONDS = 150.0  # a child is started anew after this, with another seed
-MAX_FINDINGS = 20  # of a target, before it is left
+ROUND_SECONDS = 20.0  # of computing; then the next target has its turn, and later another seed
+HANG_SECONDS = 10.0  # of computing, for one input
+ASLEEP_SECONDS = 300.0  # on the clock, for one input, on a busy machine
 
 
 def run_campaign(
@@ -37,36 +42,34 @@ def run_campaign(
     out: Path,
     findings_folder: Path,
 ) -> dict[str, Any]:
-    """Runs the targets round by round until the time, or the number of inputs, is reached.
+    """Runs the targets in turn until the time, or the number of inputs, is reached.
 
     A figure file that is there is continued: its counts are added to.
     """
     results = _before(out, names)
-    deadline, lock = time.monotonic() + seconds, Lock()
-    for round_number in range(10**6):
-        is_enough = (
-            num_inputs and sum(r["inputs"] for r in results["targets"].values()) >= num_inputs
-        )
-        if time.monotonic() >= deadline or is_enough:
+    for name in names:  # what is compiled or opened once is inherited by the children
+        TARGETS[name].check_fn(TARGETS[name].seeds[0])
+    deadline, children = time.monotonic() + seconds, []
+    turns = (name for _ in range(10**9) for name in names)
+    while True:
+        total = sum(result["inputs"] for result in results["targets"].values())
+        is_over = time.monotonic() >= deadline or (num_inputs and total >= num_inputs)
+        if is_over and not children:
             break
-
-        def run(name: str, round_seed: int = seed + 1000 * round_number) -> None:
-            left = deadline - time.monotonic()
-            result = results["targets"][name]
-            if left < 5 or len(result["findings"]) >= MAX_FINDINGS:
-                return
-            used = round_seed + result["rounds"]
-            found = _round(name, used, min(ROUND_SECONDS, left), findings_folder)
-            with lock:
-                _add(result, found, used)
-                results["total_inputs"] = sum(r["inputs"] for r in results["targets"].values())
-                write_json(out, results)
-                print(
-                    f"{_now()} {_line(name, result)}, total {results['total_inputs']:,}", flush=True
-                )
-
-        with ThreadPoolExecutor(num_processes) as pool:
-            list(pool.map(run, names))
+        while len(children) < num_processes and not is_over:
+            name = next(turns)
+            started = results["targets"][name]["rounds"] + sum(c.name == name for c in children)
+            children.append(_start(name, seed + started))
+        time.sleep(0.2)
+        for child in [child for child in children if _is_over(child)]:
+            children.remove(child)
+            result = results["targets"][child.name]
+            _add(result, _outcome(child, findings_folder), child.seed)
+            results["total_inputs"] = sum(r["inputs"] for r in results["targets"].values())
+            write_json(out, results)
+            line = _line(child.name, result)
+            print(f"{_now()} {line}, total {results['total_inputs']:,}", flush=True)
+    forget_scratch()
     return results
 
 
@@ -110,56 +113,90 @@ def _now() -> str:
 # --- one child ------------------------------------------------------------------------------------
 
 
-def _round(name: str, seed: int, seconds: float, findings_folder: Path) -> dict[str, Any]:
-    """A child for some seconds; if it dies or hangs, what it was trying is the finding."""
-    memory = Path("/dev/shm")
-    folder = Path(
-        tempfile.mkdtemp(prefix="evenhand-campaign-", dir=memory if memory.is_dir() else None)
-    )
+@dataclasses.dataclass
+class Child:
+    """A process that tries inputs, and what is known of its progress."""
+
+    name: str
+    seed: int
+    pid: int
+    folder: Path  # its log and its figures
+    shared: mmap.mmap  # what it is trying
+    last_count: int = -1
+    since_cpu: float = 0.0  # when it came to this input, in seconds of its computing, ...
+    since: float = 0.0  # ... and on the clock
+    death: str = ""
+
+
+def _start(name: str, seed: int) -> Child:
+    folder = Path(tempfile.mkdtemp(prefix="evenhand-campaign-", dir=FOLDER_BASE))
+    shared = mmap.mmap(-1, STATE_BYTES)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            own_scratch()
+            run_worker(name, seed=seed, seconds=ROUND_SECONDS, shared=shared, out=folder / "out")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            forget_scratch()
+            sys.stderr.flush()
+            os._exit(code)
+    return Child(name, seed, pid, folder, shared, since=time.monotonic())
+
+
+def _is_over(child: Child) -> bool:
+    """Whether the child has ended, by itself or because it hung."""
+    pid, status = os.waitpid(child.pid, os.WNOHANG)
+    if pid:
+        code = os.waitstatus_to_exitcode(status)
+        child.death = f"crash: ended with {code}" if code else ""
+        return True
+    count, cpu = struct.unpack("<Q", child.shared[:8])[0], _cpu_seconds(child.pid)
+    if count != child.last_count:
+        child.last_count, child.since, child.since_cpu = count, time.monotonic(), cpu
+    is_busy = cpu - child.since_cpu > HANG_SECONDS
+    if is_busy or time.monotonic() - child.since > ASLEEP_SECONDS:
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        child.death = "hang: " + ("computes for ever" if is_busy else "waits for ever")
+        return True
+    return False
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _outcome(child: Child, findings_folder: Path) -> dict[str, Any]:
+    """What a child wrote; if it died or hung, what it was trying is the finding."""
     try:
-        state, out = folder / "state", folder / "out.json"
-        state.write_bytes(bytes(STATE_BYTES))
-        options = {
-            "name": name, "seed": seed, "seconds": seconds, "num_inputs": 10**9,
-            "state": str(state), "out": str(out),
-        }  # fmt: skip
-        command = [sys.executable, "-m", "tests.fuzz.worker", json.dumps(options)]
-        with open(folder / "log", "wb") as log:
-            child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-            reason = _watched(child, state)
-        if reason is None:
-            found = json.loads(out.read_text("utf-8"))
-            _remember(name, found["kept"], findings_folder)
+        if not child.death:
+            found: dict[str, Any] = json.loads((child.folder / "out").read_text("utf-8"))
+            _remember(child.name, found["kept"], findings_folder)
             found["findings"] = [
-                _saved(name, what, bytes.fromhex(about["input"]), about["told"], findings_folder)
-                for what, about in found["findings"].items()
+                _saved(child.name, what, bytes.fromhex(it["input"]), it["told"], findings_folder)
+                for what, it in found["findings"].items()
             ]
             return found
-        count, length = struct.unpack("<QQ", state.read_bytes()[:16])
-        data = state.read_bytes()[16 : 16 + length]
-        told = (folder / "log").read_text("utf-8", "replace")[-1500:]
-        finding = _saved(name, reason, data, told, findings_folder)
+        count, length = struct.unpack("<QQ", child.shared[:16])
+        log = (child.folder / "log").read_text("utf-8", "replace")[-1500:]
+        data = child.shared[16 : 16 + length]
+        finding = _saved(child.name, child.death, data, log, findings_folder)
         empty = {"read": 0, "cpu_seconds": 0.0, "slowest_seconds": 0.0, "lines": []}
         return {"inputs": count, "findings": [finding], **empty}
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for left in (memory if memory.is_dir() else folder).glob(f"evenhand-fuzz-{child.pid}-*"):
+        shutil.rmtree(child.folder, ignore_errors=True)
+        for left in (FOLDER_BASE or Path(tempfile.gettempdir())).glob(
+            f"evenhand-fuzz-{child.pid}-*"
+        ):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _watched(child: subprocess.Popen[bytes], state: Path) -> str | None:
-    """Why a child is not to be believed, or None."""
-    last, since = -1, time.monotonic()
-    while child.poll() is None:
-        time.sleep(0.2)
-        count = struct.unpack("<Q", state.read_bytes()[:8])[0]
-        if count != last:
-            last, since = count, time.monotonic()
-        elif time.monotonic() - since > HANG_SECONDS:
-            child.kill()
-            child.wait()
-            return f"hang: no answer in {HANG_SECONDS:.0f} s"
-    return None if child.returncode == 0 else f"crash: ended with {child.returncode}"
 
 
 def _remember(name: str, kept: Sequence[str], findings_folder: Path) -> None:
@@ -172,8 +209,6 @@ def _remember(name: str, kept: Sequence[str], findings_folder: Path) -> None:
 
 
 def _digest(data: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()[:12]
 
 
@@ -189,12 +224,10 @@ def _saved(name: str, what: str, data: bytes, told: str, folder: Path) -> dict[s
     path = place / _digest(data)
     path.write_bytes(data)
     print(f"FINDING {name}: {what}, input in {path}\n{told}", flush=True)
-    return {"what": what, "input": repr(data[:300]), "told": told.strip().splitlines()[-1][:300]}
+    return {"what": what, "input": repr(data[:300]), "told": told.strip()[-300:]}
 
 
 def _kind_of(name: str, data: bytes) -> str:
-    from .worker import _place, _tried
-
     kind, error = _tried(TARGETS[name], data, None)
     return f"{kind} at {_place(error)}"
 

@@ -9,8 +9,8 @@ from .registry import TARGETS
 from .target import Target, forget_scratch
 
 NUM_BYTES = 2**15
-ENOUGH_SECONDS = 0.25  # for four times as many bytes; below it, nothing is told by a ratio
-MOST_RATIO = 7.0  # of the times for four times as many bytes: 4 is linear, 16 quadratic
+ENOUGH_SECONDS = 0.5  # for four times as many bytes; below it, nothing is told by a ratio
+MOST_RATIO = 9.0  # of the times for four times as many bytes: 4 is linear, 16 quadratic
 
 
 def run_growth(names: Sequence[str]) -> int:
@@ -18,6 +18,8 @@ def run_growth(names: Sequence[str]) -> int:
     warnings.simplefilter("ignore")
     num_found = 0
     for name in names:
+        for seed in TARGETS[name].seeds:  # what is compiled is compiled now
+            TARGETS[name].check_fn(seed)
         began, worst = time.process_time(), (0.0, 0.0, b"", b"")
         for seed, word in _pairs(TARGETS[name]):
             spent = _seconds(TARGETS[name], seed, word, 4 * NUM_BYTES)
@@ -25,7 +27,10 @@ def run_growth(names: Sequence[str]) -> int:
             if spent > ENOUGH_SECONDS:
                 ratio = spent / max(_seconds(TARGETS[name], seed, word, NUM_BYTES), 1e-3)
             worst = max(worst, (ratio, spent, word[:40], seed[:40]))
-            if ratio > MOST_RATIO:
+            if ratio > MOST_RATIO:  # once more: another program may have been in the way
+                spent = _seconds(TARGETS[name], seed, word, 4 * NUM_BYTES)
+                ratio = spent / max(_seconds(TARGETS[name], seed, word, NUM_BYTES), 1e-3)
+            if ratio > MOST_RATIO and spent > ENOUGH_SECONDS:
                 num_found += 1
                 print(f"FINDING {name}: {word[:60]!r} repeated: {spent:.2f} s, ratio {ratio:.1f}")
         print(f"{name}: {time.process_time() - began:.1f} s, worst {worst}", flush=True)

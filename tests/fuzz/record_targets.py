@@ -51,8 +51,10 @@ from .target import FindingError, Target, answer, in_memory, require, scratch, w
 open_array_of = dataset_module._open_array
 
 JSON_WORDS = (
-    b"null", b"true", b"NaN", b"Infinity", b"-1", b"1e999", b'"', b"{}", b"[]", b'{"a": 1}', b"[null]",
-    b'"\\ud800"', b'"\\u0000"', b"1.5", b'""', b"[[1]]", b"99999999999999999999", b"\xe2\x80\xa8", b",",
+    b"null", b"true", b"NaN", b"Infinity", b"-1", b"1e999", b'"', b"{}", b"[]", b'{"a": 1}',
+    b"[null]",
+    b'"\\ud800"', b'"\\u0000"', b"1.5", b'""', b"[[1]]", b"99999999999999999999", b"\xe2\x80\xa8",
+    b",",
 )  # fmt: skip
 
 
@@ -429,7 +431,8 @@ def _read_weights(data: bytes) -> Exception | None:
 
 TENSOR_WORDS = (
     b'"F32"', b'"F16"', b'"BF16"', b'"I64"', b'"U8"', b'"F8_E4M3"', b'"F4"', b'"F8_E8M0"', b"[4,2]",
-    b"[8]", b"[]", b'"data_offsets":[0,0]', b'"__metadata__":{"a":"b"},', b'"BOOL"', b"\x00\x00\x80\x7f",
+    b"[8]", b"[]", b'"data_offsets":[0,0]', b'"__metadata__":{"a":"b"},', b'"BOOL"',
+    b"\x00\x00\x80\x7f",
     b'"F64"', b'"C64"', b'"I32"', b"[1,1,8]",
 )  # fmt: skip
 WEIGHTS = Target("weights", _read_weights, _weight_seeds(), TENSOR_WORDS)
@@ -459,5 +462,6 @@ def _read_ranker(data: bytes) -> Exception | None:
 RANKERS = Target("ranker", _read_ranker, (safetensors.numpy.save(RANKER),), TENSOR_WORDS)
 
 TARGETS = (
-    RUN, METRICS, SCORES, SEARCH, REPRODUCTION, ANY_JSON, DATASET, ARRAY, EVALUATION, WEIGHTS, RANKERS,
+    RUN, METRICS, SCORES, SEARCH, REPRODUCTION, ANY_JSON, DATASET, ARRAY, EVALUATION, WEIGHTS,
+    RANKERS,
 )  # fmt: skip

@@ -39,9 +39,12 @@ def _read_config(data: bytes) -> Exception | None:
 
 SETTINGS = (
     b"seed = 3\n", b"[training]\n", b"[mining]\n", b"[evaluation.min_pairs]\n", b"num_steps = 10",
-    b"learning_rate = 1e-3", b"cutoffs = [1, 2]", b"batch_size = 8", b"num_hard_examples = 4", b"nan",
-    b'method = "s2m"', b'"""', b"'''", b"1979-05-27T07:32:00Z", b"{a = 1}", b"[[training]]", b"x.y.z",
-    b'"\\ud800"', b"0xffff", b"true", b"hidden_widths = [3]", b'group = "country"', b"[0", b"\\u0000",
+    b"learning_rate = 1e-3", b"cutoffs = [1, 2]", b"batch_size = 8", b"num_hard_examples = 4",
+    b"nan",
+    b'method = "s2m"', b'"""', b"'''", b"1979-05-27T07:32:00Z", b"{a = 1}", b"[[training]]",
+    b"x.y.z",
+    b'"\\ud800"', b"0xffff", b"true", b"hidden_widths = [3]", b'group = "country"', b"[0",
+    b"\\u0000",
 )  # fmt: skip
 
 CONFIG = Target(
@@ -120,11 +123,14 @@ SPACE = Target(
 
 VERBS = (
     b"train", b"tune", b"--run", b"--set", b"--steps", b"--seed", b"--learning-rate", b"--method",
-    b"--hard-examples", b"--smallest-share", b"--smallest-group", b"--trials", b"--max-drop", b"data",
+    b"--hard-examples", b"--smallest-share", b"--smallest-group", b"--trials", b"--max-drop",
+    b"data",
     b"--search", b"--average", b"--criterion", b"places", b"extreme", b"table", b"--min-population",
-    b"--validation-fraction", b"--validation-block", b"--group", b"reproduce", b"--seeds", b"search",
+    b"--validation-fraction", b"--validation-block", b"--group", b"reproduce", b"--seeds",
+    b"search",
     b"--results", b"--learning-rates", b"--minutes", b"--power", b"--every", b"slices", b"--top",
-    b"--conditions", b"evaluate", b"--part", b"--device", b"--", b"-", b"--version", b"-h", b"--s=1",
+    b"--conditions", b"evaluate", b"--part", b"--device", b"--", b"-", b"--version", b"-h",
+    b"--s=1",
 )  # fmt: skip
 
 

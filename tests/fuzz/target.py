@@ -1,6 +1,5 @@
 """What a target is, and what an answer to a damaged input may be."""
 
-import functools
 import io
 import os
 import shutil
@@ -60,18 +59,29 @@ def agree(found: Any, expected: Any, refusal: Exception | None) -> None:
         require(found == expected, f"read {str(found)[:200]}, the twin {str(expected)[:200]}")
 
 
-@functools.cache
+MEMORY = Path("/dev/shm")
+FOLDER_BASE = MEMORY if os.access(MEMORY, os.W_OK) else None
+_folders: list[Path] = []  # the one of this process, or none yet
+
+
 def scratch() -> Path:
     """A folder of this process, in memory where there is such a place."""
-    memory = Path("/dev/shm")
-    base = memory if os.access(memory, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix=f"evenhand-fuzz-{os.getpid()}-", dir=base))
+    if not _folders:
+        prefix = f"evenhand-fuzz-{os.getpid()}-"
+        _folders.append(Path(tempfile.mkdtemp(prefix=prefix, dir=FOLDER_BASE)))
+    return _folders[0]
+
+
+def own_scratch() -> None:
+    """After a fork: a copy of the parent's folder."""
+    before = scratch()
+    _folders.clear()
+    shutil.copytree(before, scratch(), dirs_exist_ok=True)
 
 
 def forget_scratch() -> None:
-    if scratch.cache_info().currsize:
-        shutil.rmtree(scratch(), ignore_errors=True)
-        scratch.cache_clear()
+    while _folders:
+        shutil.rmtree(_folders.pop(), ignore_errors=True)
 
 
 def written(name: str, data: bytes) -> Path:
@@ -84,7 +94,7 @@ def written(name: str, data: bytes) -> Path:
 
 
 class MemoryPath(type(Path())):  # type: ignore[misc]
-    """A path of which the content is in memory: thousands of files a second are slow on any disk."""
+    """A path of which the content is in memory: files are slow, thousands a second, on any disk."""
 
     contents: ClassVar[dict[str, bytes]] = {}
 

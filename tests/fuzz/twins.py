@@ -10,7 +10,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def text_lines(data: bytes) -> list[bytes]:
-    """Lines as every reader of text files sees them: ended by \\n or \\r\\n, the last one freely."""
+    """Lines as every reader of texts sees them: ended by \\n or \\r\\n, the last one by nothing."""
     if not data:
         return []
     if data.endswith(b"\r"):

@@ -1,4 +1,4 @@
-"""One target in a process of its own: input after input, until the time or the number is reached.
+"""One target in a process of its own: input after input, for some seconds.
 
 What is being tried lies in a file shared with the parent, so that an input that ends the process,
 or never ends, is not lost.
@@ -29,39 +29,36 @@ KEPT = 400  # inputs that reached something new, of one process
 SOURCE = f"{os.sep}evenhand{os.sep}"
 
 
-def run_worker(
-    name: str, *, seed: int, seconds: float, num_inputs: int, state: Path, out: Path
-) -> None:
-    """Tries inputs and writes to `out` what came of them."""
+def run_worker(name: str, *, seed: int, seconds: float, shared: mmap.mmap, out: Path) -> None:
+    """Tries inputs for some seconds of computing, and writes to `out` what came of them."""
     target, rng = TARGETS[name], Random(f"{name} {seed}")
     warnings.simplefilter("ignore")  # of numpy, about what it reads
     _limit_memory()
-    shared = mmap.mmap(os.open(state, os.O_RDWR), STATE_BYTES)
-    inputs, lines, answers = [*target.seeds, *corpus_of(name)], set(), set()
-    findings: dict[str, dict] = {}
-    count = num_read = 0
-    deadline, slowest = time.monotonic() + seconds, 0.0
+    inputs = [*target.seeds, *corpus_of(name)]
+    num_given, count, num_read, slowest = len(inputs), 0, 0, 0.0
+    lines: set[str] = set()
+    answers: set[str] = set()
+    findings: dict[str, dict[str, str]] = {}
     started = time.process_time()
-    while count < num_inputs and (count % 64 or time.monotonic() < deadline):
+    while count % 64 or time.process_time() - started < seconds:
         data = mutated(rng, inputs, target.words)
         shared[: 16 + len(data)] = struct.pack("<QQ", count, len(data)) + data
-        began = time.thread_time()
         is_traced = count % TRACED == 0
+        began = time.thread_time()
         kind, error = _tried(target, data, lines if is_traced else None)
         spent = time.thread_time() - began
         count += 1
         num_read += kind == "read"
-        if kind == "read" or kind == "refused":
-            if spent > SLOW_SECONDS and not is_traced:
-                _add(findings, f"slow: {spent:.1f} s", data, f"{spent:.1f} s of computing")
+        if kind in ("read", "refused"):
             slowest = max(slowest, 0.0 if is_traced else spent)
+            if spent > SLOW_SECONDS and not is_traced:
+                _add(findings, "slow", data, f"{spent:.1f} s of computing")
             place = _place(error)
             if place not in answers and len(answers) < KEPT:
                 answers.add(place)
                 inputs.append(data)
         else:
             _add(findings, f"{kind} at {_place(error)}", data, _told(error))
-    shared[:8] = struct.pack("<Q", count)
     summary = {
         "inputs": count,
         "read": num_read,
@@ -69,10 +66,9 @@ def run_worker(
         "slowest_seconds": slowest,
         "findings": findings,
         "lines": sorted(lines),
-        "kept": [data.hex() for data in inputs[len(target.seeds) :]][-KEPT:],
+        "kept": [data.hex() for data in inputs[num_given:]],
     }
     out.write_text(json.dumps(summary), encoding="utf-8")
-    forget_scratch()
 
 
 def corpus_of(name: str) -> list[bytes]:
@@ -142,15 +138,3 @@ def try_one(name: str, path: Path) -> int:
     print(f"{kind} {_place(error)} {error or ''}"[:500])
     forget_scratch()
     return 0 if kind in ("read", "refused") else 1
-
-
-if __name__ == "__main__":
-    options = json.loads(sys.argv[1])
-    run_worker(
-        options["name"],
-        seed=options["seed"],
-        seconds=options["seconds"],
-        num_inputs=options["num_inputs"],
-        state=Path(options["state"]),
-        out=Path(options["out"]),
-    )

@@ -26,7 +26,7 @@ def check_arrays(about: Mapping[str, Any], arrays: Arrays) -> None:
         if type(about[name]) is not int or not 1 <= about[name] <= MAX_IDS:
             raise ValueError(f"{name} must be between 1 and {MAX_IDS}, got {about[name]!r}")
     if not about["parts"] or len(set(about["parts"])) < len(about["parts"]):
-        raise ValueError(f"parts must be different names, got {about['parts']}")
+        raise ValueError(f"parts must be different names, got {str(about['parts'])[:100]}")
     for part in about["parts"]:
         num_rows = _num_rows(arrays, f"{part}.positives", "ids")
         dense = arrays.get(f"{part}.features.dense")

@@ -329,7 +329,7 @@ def _group_values(path: Path | None, num_rows: int) -> GroupValues:
         if len(line_cells) != len(names):
             raise UserError(
                 f"{path}, line {line_number}: has {len(line_cells)} cells, expected {len(names)} "
-                f"({', '.join(names)}) with tabs between them; several group columns need a "
+                f"({shown(', '.join(names))}) with tabs between them; several group columns need a "
                 f"first line with their names"
             )
     columns = zip(*cells[has_names:], strict=True)

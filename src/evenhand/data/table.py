@@ -20,6 +20,7 @@ from evenhand.data.parts import check_fractions, part_of, parts_of_queries
 from evenhand.data.text import NgramFeaturizer, normalized
 from evenhand.errors import UserError
 
+SHOWN_COLUMNS = 20
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
@@ -133,5 +134,5 @@ def _place(column: str, header: list[str], where: str) -> int:
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise UserError(
         f"{where}: there is no column {column!r}; {hint}the columns are "
-        f"{', '.join(map(shown, names))}"
+        f"{', '.join(map(shown, names[:SHOWN_COLUMNS]))}{', ...' * (len(names) > SHOWN_COLUMNS)}"
     )

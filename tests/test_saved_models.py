@@ -19,6 +19,7 @@ from evenhand.distributed.shards import Shards
 from evenhand.distributed.simulated import run_ranks
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
+from evenhand.models.initial import RowRange
 from evenhand.pipeline import evaluate_model, evaluate_run
 from evenhand.saved_models import load_model, load_model_shard, save_model
 from evenhand.training_run import begin_run, is_trained
@@ -93,8 +94,8 @@ def test_any_range_of_rows_is_read_in_any_type(tmp_path):
         dataset,
         device=CPU,
         dtype=torch.bfloat16,
-        label_rows=(17, 45),
-        feature_rows=(500, 500),
+        label_rows=RowRange(17, 45),
+        feature_rows=RowRange(500, 500),
     )
     assert torch.equal(part.label_table, model.label_table[17:45].bfloat16())
     assert torch.equal(part.label_bias, model.label_bias[17:45])

@@ -168,7 +168,7 @@ def _trained(
     train_run(folder, config, dataset, device=device, console=console)
     model = load_model(folder, dataset, device=device)
     outcome = evaluate_model(model, dataset, "validation", config)
-    scores = score_table(outcome, dataset, "validation", min_pairs=1, num_resamples=0)
+    scores = score_table(outcome, dataset, "validation", min_pairs={}, num_resamples=0)
     return {score.metric: score.value for score in scores if score.column == "all"}
 
 

@@ -21,7 +21,6 @@ from evenhand.data.pairs import PairIndex
 from evenhand.data.weighting import unit_values
 from evenhand.models.encoders import Bags, Features
 from evenhand.training.order import Order, pairs_at
-from evenhand.training.readahead import ReadAhead
 from evenhand.training.step import Batch
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
@@ -67,7 +66,6 @@ class PairFeed:
         self.pairs = PairIndex(part.positives)
         self.num_pairs = len(self.pairs)
         self.order = Order(self.num_pairs, part.block_pairs)
-        self.readahead = ReadAhead(part, self.order)
         if not 1 <= batch_size <= self.num_pairs:
             raise ValueError(
                 f"batch_size must be between 1 and {self.num_pairs} "
@@ -138,7 +136,6 @@ class PairFeed:
         """
         rank, num_ranks = share
         first, last = (place.position + self.batch_size * r // num_ranks for r in (rank, rank + 1))
-        self.readahead.before(first, place.key)
         pair_ids = pairs_at(first, last, place.key, self.order).numpy()  # (B,)
         query_ids, label_ids = self.pairs.pairs_at(pair_ids)
         positives = label_ids[:, None]  # (B, 1), the paper's mask

@@ -11,7 +11,6 @@ All of it follows from the epoch's key and the place: nothing is kept, any rank 
 share of any batch, and training resumes at any place.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -59,13 +58,13 @@ def pairs_at(first: int, last: int, key: Tensor, order: Order) -> Tensor:
         places = torch.arange(first - start, min(last, end) - start).unsqueeze(0)
         mixed = permuted(places, _key(key, 2 + pool), end - start)[0]
         slots = (start + mixed) // order.block_pairs
-        starts = block_starts(slots, key, order)
+        starts = _block_starts(slots, key, order)
         found.append((starts + (start + mixed) % order.block_pairs) % order.num_pairs)
         first = min(last, end)
     return torch.cat(found)
 
 
-def block_starts(slots: Tensor, key: Tensor, order: Order) -> Tensor:
+def _block_starts(slots: Tensor, key: Tensor, order: Order) -> Tensor:
     """The first pair of the blocks that are read at these turns: (n,) -> (n,).
 
     A block that goes beyond the last pair continues at the first.
@@ -77,19 +76,6 @@ def block_starts(slots: Tensor, key: Tensor, order: Order) -> Tensor:
         turns = torch.where(is_full, slots, 0).unsqueeze(0)
         blocks = torch.where(is_full, permuted(turns, _key(key, 1), order.num_blocks)[0], slots)
     return (blocks * order.block_pairs + shift) % order.num_pairs
-
-
-def pool_ranges(pool: int, key: Tensor, order: Order) -> list[tuple[int, int]]:
-    """The pairs of a pool, as ranges [first, last)."""
-    start, end = order.pool_start(pool), order.pool_start(pool + 1)
-    slots = torch.arange(start // order.block_pairs, math.ceil(end / order.block_pairs))
-    ranges = []
-    for slot, first in zip(slots.tolist(), block_starts(slots, key, order).tolist(), strict=True):
-        last = first + min(order.block_pairs, order.num_pairs - slot * order.block_pairs)
-        ranges.append((first, min(last, order.num_pairs)))
-        if last > order.num_pairs:
-            ranges.append((0, last - order.num_pairs))
-    return ranges
 
 
 def _key(key: Tensor, number: int) -> Tensor:

@@ -7,7 +7,7 @@ TOOLS := $(VENV)/tools
 DRAWING := $(VENV)/drawing
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test check coverage format bench figures clean
+.PHONY: demo test check coverage format bench figures fuzz clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,9 @@ CORE := */losses.py,*/mining.py,*/sampling.py,*/risk.py,*/objective.py,*/metrics
 coverage: $(TOOLS)  ## lines of the core that the tests run, at least 95 %
 	$(BIN)/pytest --quiet --ignore tests/test_mutants.py --cov=evenhand --cov-report=
 	$(BIN)/coverage report --include='$(CORE)' --show-missing --fail-under=95
+
+fuzz: $(TOOLS)  ## MINUTES of damaged inputs for every parser; findings in fuzzing/
+	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) --processes $(or $(PROCESSES),2)
 
 format: $(TOOLS)
 	$(BIN)/ruff format .

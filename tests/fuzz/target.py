@@ -1,10 +1,11 @@
 """What a target is, and what an answer to a damaged input may be."""
 
+import contextlib
 import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -91,6 +92,17 @@ def written(name: str, data: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
+
+
+@contextlib.contextmanager
+def patched(module: Any, **values: Any) -> Iterator[None]:
+    """Other values for some names of a module, for as long as the block lasts."""
+    before = {name: getattr(module, name) for name in values}
+    try:
+        vars(module).update(values)
+        yield
+    finally:
+        vars(module).update(before)
 
 
 class MemoryPath(type(Path())):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from evenhand.data.files import line_blocks, lines_of
 from evenhand.data.text import NgramFeaturizer, normalized, script_of
 
 from . import twins
-from .target import Target, agree, answer, in_memory, require, written
+from .target import Target, agree, answer, in_memory, patched, require, written
 
 FEATURIZER = NgramFeaturizer(num_buckets=1000)
 
@@ -23,8 +23,9 @@ FEATURIZER = NgramFeaturizer(num_buckets=1000)
 def _read_extreme(data: bytes) -> Exception | None:
     path = in_memory("x.txt", data)
     block_bytes = 1 + len(data) % 61 if len(data) % 2 else 2**19  # rows must not depend on it
-    extreme.line_blocks = functools.partial(line_blocks, block_bytes=block_bytes)
-    read, refusal = answer(lambda: extreme.read_extreme(path))
+    blocks = functools.partial(line_blocks, block_bytes=block_bytes)
+    with patched(extreme, line_blocks=blocks):
+        read, refusal = answer(lambda: extreme.read_extreme(path))
     found = None
     if refusal is None:
         for rows in (read.features, read.positives):

@@ -15,6 +15,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -210,20 +211,40 @@ class Process:
         os.kill(self.pid, number)
 
 
-def start(folder, *arguments, disturb=None):
+def start(folder, *arguments, disturb=None, environment=None):
     """Starts `evenhand` in a folder.
 
     Args:
         disturb: [name of a function, number of its call, what happens then]; see `_disturb`.
+        environment: variables to set, such as those by which torchrun tells a rank its number.
     """
     streams = tempfile.mkdtemp()
     words = [str(word) for word in arguments]
     request = {"arguments": words, "folder": str(folder), "streams": streams, "disturb": disturb}
+    request["environment"] = environment or {}
     return Process(_ask(request), Path(streams))
 
 
 def run(folder, *arguments, disturb=None):
     return start(folder, *arguments, disturb=disturb).wait()
+
+
+def start_ranks(folder, *arguments, num_ranks, num_restarts=0):
+    """Starts `evenhand` once for each rank, as torchrun would."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_RESTART_COUNT": str(num_restarts),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(num_ranks),
+    }
+    return [
+        start(folder, *arguments, environment={**common, "RANK": str(r), "LOCAL_RANK": str(r)})
+        for r in range(num_ranks)
+    ]
 
 
 def wait_for(condition_fn):
@@ -317,6 +338,7 @@ def _run_command(request):
     from evenhand.cli import main
 
     os.chdir(request["folder"])
+    os.environ |= request["environment"]
     for handle, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{request['streams']}/{name}", os.O_CREAT | os.O_WRONLY), handle)
     code = 1

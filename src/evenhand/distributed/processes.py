@@ -8,6 +8,7 @@ rank that has waited too long names the late one and ends, and torchrun starts a
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -22,7 +23,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from evenhand.distributed.ranks import ProcessRanks
+from evenhand.errors import UserError
 
+# What the libraries say when another process is gone.
+_LOST = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|NCCL|gloo", re.I)
 EXIT_LATE = 75  # of a rank that has waited too long; "try again" among the exit codes of a shell
 
 
@@ -152,8 +156,13 @@ def joined_ranks(device: torch.device, *, timeout: float) -> Iterator[ProcessRan
     watch.start()
     try:
         yield ranks
-    except BaseException:
+    except BaseException as error:
         watch.is_over.set()  # others may be gone: nobody is waited for
+        if isinstance(error, RuntimeError) and _LOST.search(str(error)):
+            raise UserError(
+                f"rank {rank} lost the others ({str(error).splitlines()[0]}); the run goes on from "
+                f"its last checkpoint when torchrun starts it again, or with --resume"
+            ) from error
         raise
     dist.barrier()  # a group that a rank has left early takes the others down
     watch.stop()

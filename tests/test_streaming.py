@@ -343,7 +343,7 @@ print(peak[0] - before, sum(path.stat().st_size for path in (out / "large").iter
     answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     growth, size = map(int, answer.stdout.split())
     assert size > 60e6
-    assert growth < size / 2
+    assert growth < size / 2, f"{growth / 1e6:.0f} MB held of {size / 1e6:.0f} MB"
 
 
 # --- bad input ----------------------------------------------------------------------------------

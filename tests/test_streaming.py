@@ -86,9 +86,8 @@ def test_the_rows_are_those_of_load_extreme_and_training_rows_by_their_keys(
     settings = {"validation_fraction": fraction, "validation_block": block}
     expected = load_extreme(*paths, name="small", **settings)
     train, test = paths
-    actual = stream_extreme(
-        train, tmp_path / "out", name="small", test_path=test, seed=5, **settings
-    )
+    out = tmp_path / "out"
+    actual = stream_extreme(train, out, name="small", test_path=test, seed=5, **settings)
     assert list(actual.parts) == list(expected.parts)
     for part in set(expected.parts) - {"train"}:
         assert_rows_equal(actual.parts[part].features, expected.parts[part].features)
@@ -222,9 +221,7 @@ def test_killed_anywhere_it_goes_on_and_ends_with_the_same_bytes(
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # a killed process needs none
 
     def convert(folder):
-        stream_extreme(
-            paths[0], folder, name="small", test_path=paths[1], memory_bytes=memory
-        )  # fmt: skip
+        stream_extreme(paths[0], folder, name="small", test_path=paths[1], memory_bytes=memory)
 
     convert(tmp_path / "whole")
     expected = bytes_of(tmp_path / "whole")

@@ -247,10 +247,9 @@ def test_killed_anywhere_it_goes_on_and_ends_with_the_same_bytes(
         monkeypatch.setattr(streaming_module, name, mortal(getattr(streaming_module, name)))
     for module, name in ((os, "rename"), (streaming_module.shutil, "rmtree")):
         monkeypatch.setattr(module, name, mortal(getattr(module, name)))
-    count, num_killed = 1, 0
+    count, num_killed, folder = 1, 0, tmp_path / "out"
     while True:
         left[0] = count
-        folder = tmp_path / "out"
         try:
             convert(folder)
             break

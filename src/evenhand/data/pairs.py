@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data.dataset import Pairs, Rows
+from evenhand.data.scans import pieces
 from evenhand.kernels.compiled import compiled
 
 MOST_ENTRIES = 2**22  # of the index: 16 MB
+PIECE = 2**17  # entries that are found at once
 
 
 class PairIndex:
@@ -27,10 +29,12 @@ class PairIndex:
         self.shift = 0  # an entry every 2 ** shift pairs
         while self.num_pairs >> self.shift > most_entries:
             self.shift += 1
-        marks = np.arange(0, self.num_pairs, 1 << self.shift)
+        num_entries = -(-self.num_pairs // (1 << self.shift))
         dtype = np.int32 if len(positives) < 2**31 else np.int64
-        self.first_rows: NDArray[Any] = np.empty(len(marks) + 1, dtype=dtype)
-        self.first_rows[:-1] = np.searchsorted(self.offsets, marks, side="right") - 1
+        self.first_rows: NDArray[Any] = np.empty(num_entries + 1, dtype=dtype)
+        for start, piece in pieces(self.first_rows[:-1], PIECE):
+            marks = np.arange(start, start + len(piece)) << self.shift
+            piece[:] = np.searchsorted(self.offsets, marks, side="right") - 1
         self.first_rows[-1] = max(0, len(positives) - 1)
 
     def __len__(self) -> int:

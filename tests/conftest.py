@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+collect_ignore_glob = ["fuzz/*.py"]  # targets and engines, which test_fuzz*.py run
+
 # Without a GPU its kernels run in Triton's interpreter, which is chosen when they are defined.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

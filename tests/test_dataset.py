@@ -200,7 +200,7 @@ def test_the_fingerprint_is_of_the_content_and_not_of_name_or_place(tmp_path):
     renamed = dataclasses.replace(dataset, name="other")
     assert save_dataset(renamed, tmp_path / "two").fingerprint == one
     changes = {
-        "num_labels": 9,
+        "num_features": 9,
         "label_names": Strings.pack(["a", "b", "c", "d"]),
         "label_groups": {"kind": dataset.label_groups["kind"]._replace(names=("p", "r"))},
         "featurizer": None,

@@ -16,7 +16,7 @@ def typed(name: str, value: Any, kind: Any) -> Any:
     """The value as the type of its setting, where nothing is lost by it."""
     plain = typing.get_origin(kind) or kind
     if isinstance(value, int) and abs(value) >= 2**63:  # as in every other reader of TOML
-        raise UserError(f"{name} must be below 2**63, got {told(value)}")
+        raise UserError(f"{name} must be a finite number below 2**63, got {told(value)}")
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if plain is tuple and isinstance(value, list):

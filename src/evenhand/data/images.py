@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.files import shown
 from evenhand.data.pickled import plain_values
 from evenhand.errors import UserError
 
@@ -205,7 +204,7 @@ def _python_batch(data: bytes, source: str) -> _Batch:
     if not isinstance(images, np.ndarray) or not isinstance(labels, list):
         raise UserError(
             f"{source} has no array 'data' with a list 'labels' but "
-            f"{shown(', '.join(sorted(values)))}; is this another data set?"
+            f"{', '.join(sorted(values))[:100] or 'nothing'}; is this another data set?"
         )
     if images.ndim != 2 or images.shape != (len(labels), CIFAR_IMAGE_BYTES) or not labels:
         raise UserError(
@@ -214,7 +213,7 @@ def _python_batch(data: bytes, source: str) -> _Batch:
         )
     for place, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < NUM_CLASSES:
-            raise _label_error(source, place, label if type(label) is int else type(label).__name__)
+            raise _label_error(source, place, label)
     images = images.reshape(-1, *CIFAR_SHAPE).copy()  # writable
     return _Batch(source, images, np.array(labels, dtype=np.int64))
 
@@ -227,8 +226,10 @@ def _checked_labels(labels: Bytes, source: str) -> Labels:
 
 
 def _label_error(source: str, place: int, label: Any) -> UserError:
+    is_plain = isinstance(label, int | str | bytes | None)  # a tuple of tuples may have no end
+    told = repr(label)[:40] if is_plain else f"of type {type(label).__name__}"
     return UserError(
-        f"{source}: label {label!r} of image {place} is not between 0 and {NUM_CLASSES - 1}; "
+        f"{source}: label {told} of image {place} is not between 0 and {NUM_CLASSES - 1}; "
         f"{AGAIN}, and check that it is the file its name says"
     )
 

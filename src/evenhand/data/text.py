@@ -59,11 +59,12 @@ class NgramFeaturizer:
     def __init__(
         self, *, min_length: int = 1, max_length: int = 4, num_buckets: int = 2**18
     ) -> None:
-        if not 1 <= min_length <= max_length <= MAX_LENGTH:
+        if not 1 <= min_length <= max_length:
             raise ValueError(
-                f"min_length must be between 1 and max_length, and that at most {MAX_LENGTH}, "
-                f"got {min_length} and {max_length}"
+                f"min_length must be between 1 and max_length ({max_length}), got {min_length}"
             )
+        if max_length > MAX_LENGTH:
+            raise ValueError(f"max_length must be at most {MAX_LENGTH}, got {max_length}")
         if not 1 <= num_buckets < 2**31:
             raise ValueError(f"num_buckets must be between 1 and 2**31 - 1, got {num_buckets}")
         self.min_length = min_length

@@ -209,7 +209,7 @@ def _shown(key: str, value: Any) -> str:
     if key == "started":
         return _moment(str(value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {item}" for name, item in value.items())
+        return ", ".join(f"{name} {_shown('', item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         return " ".join(str(item) for item in value)
     return number(value) if isinstance(value, int) and key != "seed" else str(value)

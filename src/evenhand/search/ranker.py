@@ -232,8 +232,10 @@ def check_rows(rows: Rows, limit: int, name: str) -> None:
     is_whole = len(offsets) and offsets[0] >= 0 and offsets[-1] <= num_entries
     if not is_whole or (offsets[1:] < offsets[:-1]).any():  # a difference may overflow
         raise ValueError(f"the offsets of {name} must rise from 0 to {num_entries}")
-    if rows.values is not None and rows.values.shape != (num_entries,):
-        raise ValueError(f"{name} have {num_entries} ids and values of shape {rows.values.shape}")
+    if rows.values is not None and rows.values.ndim != 1:
+        raise ValueError(f"the values of {name} must have one dimension")
+    if rows.values is not None and len(rows.values) != num_entries:
+        raise ValueError(f"{name} have {num_entries} ids and {len(rows.values)} values")
     if num_entries and not 0 <= rows.ids.min() <= rows.ids.max() < limit:
         raise ValueError(
             f"ids of {name} must be from 0 to {limit - 1}, got {rows.ids.min()} to {rows.ids.max()}"

@@ -24,7 +24,7 @@ from evenhand.data import (
     save_dataset,
     taken_rows,
 )
-from evenhand.data.dataset import ABOUT, _arrays, _fingerprint
+from evenhand.data.dataset import ABOUT, _fingerprint, arrays_of
 from evenhand.data.parts import rows_of
 from evenhand.errors import UserError
 
@@ -197,7 +197,7 @@ def test_other_users_may_read_what_the_umask_lets_them(tmp_path):
 def test_the_fingerprint_is_of_the_content_and_not_of_name_or_place(tmp_path):
     dataset = small_dataset()
     one = save_dataset(dataset, tmp_path / "one").fingerprint
-    assert _fingerprint(dataset, _arrays(dataset)) == one
+    assert _fingerprint(dataset, arrays_of(dataset)) == one
     renamed = dataclasses.replace(dataset, name="other")
     assert save_dataset(renamed, tmp_path / "two").fingerprint == one
     changes = {
@@ -208,7 +208,7 @@ def test_the_fingerprint_is_of_the_content_and_not_of_name_or_place(tmp_path):
     }
     for field, value in changes.items():
         changed = dataclasses.replace(dataset, **{field: value})
-        assert _fingerprint(changed, _arrays(changed)) != one
+        assert _fingerprint(changed, arrays_of(changed)) != one
 
 
 def test_a_folder_that_exists_is_never_written_to(tmp_path):

@@ -63,6 +63,41 @@ def memory_table() -> list[str]:
     return lines
 
 
+def hundred_million_table() -> list[str]:
+    """A line for each phase of the run of 10^8 labels."""
+    found = _result("hundred-million")
+    lines = _head(
+        "phase", "seconds", "of them", "ms a step, median", "GPU, GB", "host, GB", "disk, GB"
+    )
+    for name, phase in found["phases"].items():
+        seconds = dict(phase["seconds"])
+        whole = seconds.pop("all")
+        parts = ", ".join(f"{words} {value:.1f}" for words, value in seconds.items() if value >= 1)
+        steps = phase.get("milliseconds_a_step") or {}
+        cells = [name, f"{whole:.1f}", parts or "–", f"{steps['median']:.3f}" if steps else "–"]
+        keys = ("device_peak_bytes", "host_anonymous_bytes_peak", "disk_bytes_peak")
+        cells += [_gigabytes(phase[key]) if key in phase else "–" for key in keys]
+        lines.append(_line(cells))
+    held = [what for what, is_so in found["checks"].items() if is_so]
+    return [*lines, "", f"Checks that held, of {len(found['checks'])}: {'; '.join(held)}."]
+
+
+def kills_table() -> list[str]:
+    """What became of the runs that were killed."""
+    found = _result("kills")
+    runs, summary = found["runs"], found["summary"]
+    lost = [item["lost_steps"] for run in runs for item in run["interruptions"]]
+    every = found["settings"]["training"]["checkpoint_every"]
+    rows = {
+        "runs": summary["runs"],
+        "ended byte for byte as the undisturbed run, unaided": summary["as_undisturbed"],
+        "killed while a checkpoint was being written": summary["killed_within_a_checkpoint"],
+        "killed on rank 0": sum(run["rank"] == 0 for run in runs),
+        f"most logged steps trained again (a checkpoint every {every})": max(lost, default=0),
+    }
+    return [*_head("", ""), *(_line([name, f"{value:,}"]) for name, value in rows.items())]
+
+
 def time_table() -> list[str]:
     """Milliseconds of the parts of a step, a column for each number of ranks."""
     rows = _rows("ranks", "time")
@@ -157,6 +192,8 @@ def tables() -> dict[str, list[str]]:
         "simulation": simulation_table(),
         "steps": step_table(),
         "plan": plan_table(),
+        "hundred_million": hundred_million_table(),
+        "kills": kills_table(),
     }
 
 
@@ -174,6 +211,11 @@ def _percent(ratio: float) -> str:
 
 def _gigabytes(count: float) -> str:
     return f"{count / 1e9:.2f}"
+
+
+def _result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return found
 
 
 def _rows(file: str, part: str) -> list[dict[str, Any]]:

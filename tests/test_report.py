@@ -267,6 +267,22 @@ def test_about_and_settings_are_shown_for_people(tmp_path, dataset):
     assert "num_hard_labels = 10  # &lt;b&gt;" in page
 
 
+def test_what_an_interruption_cost_is_told(tmp_path, dataset):
+    times = {"at": "2025-11-15T09:06:11+00:00", "damaged_checkpoints": []}
+    about = {
+        "num_ranks": 2,
+        "is_running": False,
+        "interruptions": [
+            {"resumed_at_step": 0, "lost_steps": 0, **times},
+            {"resumed_at_step": 50, "lost_steps": 20, **times, "damaged_checkpoints": ["<b> gone"]},
+        ],
+    }
+    page = page_of(tmp_path, [result_of(dataset, about=about)], dataset)
+    told = "resumed at step 0, 2025-11-15 09:06 UTC; resumed at step 50 (20 steps trained again), "
+    assert f"<td>{told}2025-11-15 09:06 UTC; &lt;b&gt; gone</td>" in page
+    assert "is_running" not in page
+
+
 def test_runs_of_one_name_are_told_apart(dataset):
     run = result_of(dataset)
     assert study_of([run, run, run], dataset).run_names == ("snm", "snm (2)", "snm (3)")

@@ -42,6 +42,9 @@ ABOUT = {  # run.json, in the order it is shown
     "training_seconds": "Training time",
     "ranker_seconds": "Time to fit the ranker",
     "device": "Device",
+    "num_ranks": "Ranks",
+    "bytes_sent_a_step": "Bytes a rank sent in a step",
+    "interruptions": "Interrupted",
     "commit": "Commit",
     "command": "Command",
     "versions": "Versions",
@@ -183,7 +186,7 @@ def making_section(study: Study) -> Html:
     others = [
         key
         for key in dict.fromkeys(key for about in abouts for key in about)
-        if key not in (*ABOUT, "name")
+        if key not in (*ABOUT, "name", "is_running")
     ]
     rows = [
         data_row(ABOUT.get(key, key), *(_shown(key, about.get(key)) for about in abouts))
@@ -208,11 +211,21 @@ def _shown(key: str, value: Any) -> str:
         return _duration(value)
     if key == "started":
         return _moment(str(value))
+    if key == "interruptions" and isinstance(value, list):
+        return "; ".join(_interruption(item) for item in value if isinstance(item, Mapping))
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_shown('', item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         return " ".join(str(item) for item in value)
     return number(value) if isinstance(value, int) and key != "seed" else str(value)
+
+
+def _interruption(told: Mapping[str, Any]) -> str:
+    """'resumed at step 50 (20 steps trained again), 2025-11-15 09:06': what was lost, and when."""
+    step, lost = told.get("resumed_at_step", 0), told.get("lost_steps", 0)
+    again = f" ({lost} steps trained again)" if lost else ""
+    damaged = "".join(f"; {sentence}" for sentence in told.get("damaged_checkpoints", []))
+    return f"resumed at step {step}{again}, {_moment(str(told.get('at', '')))}{damaged}"
 
 
 def _duration(seconds: float) -> str:

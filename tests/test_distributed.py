@@ -1,0 +1,126 @@
+"""What ranks say to each other, and who is named when one is late."""
+
+import time
+import types
+
+import pytest
+import torch
+
+from evenhand.distributed.exchange import RowExchange, places_among, sorted_distinct_ids
+from evenhand.distributed.processes import Pulse, late_message, num_launched, num_restarts
+from evenhand.distributed.shards import Shards, share_of, share_sizes
+from evenhand.distributed.simulated import run_ranks
+from evenhand.models.encoders import RowGradients
+from evenhand.train_command import _without
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 7, 100])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_shards_are_those_of_torch_chunk_and_shares_cover_a_batch(num_rows, num_ranks):
+    shards = Shards(num_rows, num_ranks)
+    ranges = [shards.rows_of(rank) for rank in range(num_ranks)]
+    chunks = torch.arange(num_rows).chunk(num_ranks) if num_rows else []
+    found = [list(range(*rows)) for rows in ranges if rows.size]
+    assert found == [chunk.tolist() for chunk in chunks]
+    assert sum(share_sizes(num_rows, num_ranks)) == num_rows
+    shares = [share_of(num_rows, rank, num_ranks) for rank in range(num_ranks)]
+    assert [i for share in shares for i in range(*share)] == list(range(num_rows))
+    ids = torch.arange(num_rows)
+    assert shards.counts_of(ids) == [rows.size for rows in ranges]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_are_fetched_and_gradients_brought_as_one_table_would(dtype):
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(23, 3, generator=generator).to(dtype)
+    asked = [torch.randint(23, (10,), generator=generator) for _ in range(4)]
+    asked[2] = asked[2][:0]  # one rank wants nothing
+
+    def rank_fn(ranks):
+        exchange = RowExchange("rows", len(table), ranks)
+        own = table[slice(*exchange.shards.rows_of(ranks.rank))]
+        ids, places = sorted_distinct_ids(asked[ranks.rank])
+        fetched = exchange.fetched(exchange.request(ids), own)
+        assert torch.equal(fetched[places], table[asked[ranks.rank]])
+        values = fetched.float() * (ranks.rank + 1)
+        brought = exchange.brought(RowGradients(ids, values))
+        dense = torch.zeros(len(own), 3)
+        dense[brought.ids] = brought.values
+        return dense, ranks.sent
+
+    results = run_ranks(4, rank_fn)
+    expected = torch.zeros(23, 3)
+    for rank, ids in enumerate(asked):
+        distinct = ids.unique()
+        expected[distinct] += table[distinct].float() * (rank + 1)
+    torch.testing.assert_close(torch.cat([dense for dense, _ in results]), expected)
+    # Every id is sent with 8 bytes but to its owner, and answered by a row.
+    ids = sum(sent["rows: ids"] for _, sent in results) // 8
+    rows = sum(sent["rows: rows"] for _, sent in results) // (3 * table.element_size())
+    assert ids == rows > 0
+
+
+def test_places_among_none_are_none():
+    ids = torch.tensor([[3, -1]])
+    assert places_among(ids, torch.tensor([], dtype=torch.long)).tolist() == [[-1, -1]]
+
+
+def test_an_error_of_one_rank_is_raised_and_ends_the_others():
+    def rank_fn(ranks):
+        if ranks.rank == 1:
+            raise ValueError("mine")
+        ranks.summed_(torch.zeros(1), what="sum")
+
+    with pytest.raises(ValueError, match="mine"):
+        run_ranks(3, rank_fn)
+
+
+def test_ranks_that_never_meet_time_out():
+    def rank_fn(ranks):
+        if ranks.rank == 0:
+            ranks.summed_(torch.zeros(1), what="sum")
+
+    with pytest.raises(TimeoutError, match=r"2 ranks did not meet within 0\.2 s"):
+        run_ranks(2, rank_fn, timeout=0.2)
+
+
+def named(calls, silent=(), own_calls=9):
+    """The message of rank 0 of three, where the others have begun so many calls."""
+    now = time.monotonic()
+    seen = {
+        rank: (Pulse(1, count, f"host{rank}, process {rank}"), now - 100 * (rank in silent))
+        for rank, count in enumerate([own_calls, *calls])
+    }
+    ranks = types.SimpleNamespace(rank=0, num_ranks=3, calls=own_calls)
+    return late_message(ranks, seen, waited=30.0)
+
+
+def test_the_late_rank_is_named():
+    behind = named([9, 8])
+    assert behind == (
+        "rank 0 has waited 30 s for rank 2 (host2, process 2), which still runs, but is behind"
+    )
+    both = named([8, 8])
+    assert "rank 1 (host1" in both
+    assert "rank 2 (host2" in both
+    assert named([9, 9], silent=[1]).endswith(
+        "rank 1 (host1, process 1), which says nothing any more"
+    )
+    assert named([9, 9]).endswith("and all of them wait")
+
+
+def test_what_torchrun_tells(monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert (num_launched(), num_restarts()) == (1, 0)
+    monkeypatch.setenv("WORLD_SIZE", "8")  # some cluster's own variable, and no torchrun
+    assert num_launched() == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    assert (num_launched(), num_restarts()) == (8, 3)
+
+
+def test_flags_of_the_launcher_are_not_passed_on():
+    words = ["train", "--ranks", "2", "a.toml", "--max-restarts=3", "--run", "--ranks-of-old"]
+    kept = ["train", "a.toml", "--run", "--ranks-of-old"]
+    assert _without(words, ("--ranks", "--max-restarts")) == kept

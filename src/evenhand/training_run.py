@@ -215,14 +215,14 @@ def _note_start(folder: Path, *, step: int, warnings: Sequence[str]) -> None:
     about = read_about(folder)
     if about.get("is_running") or warnings:
         lost = max(0, last_logged_step(folder / "metrics.jsonl") - step)
-        about.setdefault("interruptions", []).append(
-            {
-                "resumed_at_step": step,
-                "lost_steps": lost,  # by what was logged; they are trained once more
-                "at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "damaged_checkpoints": list(warnings),
-            }
-        )
+        interruption = {
+            "resumed_at_step": step,
+            "lost_steps": lost,  # by what was logged; they are trained once more
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "damaged_checkpoints": list(warnings),
+        }
+        before = about.get("interruptions")
+        about["interruptions"] = [*(before if isinstance(before, list) else ()), interruption]
     write_json(folder / "run.json", about | {"is_running": True})
 
 

@@ -100,7 +100,9 @@ GROUP_FILES = Target(
 def _read_names(data: bytes) -> Exception | None:
     expected = twins.unicode_lines(data)
     num_labels = 3 if expected is None else len(expected)
-    read, refusal = answer(lambda: extreme._label_names(in_memory("names.txt", data), num_labels))
+    read, refusal = answer(
+        lambda: extreme.read_label_names(in_memory("names.txt", data), num_labels)
+    )
     agree(None if refusal else list(read), expected, refusal)
     return refusal
 

@@ -51,9 +51,10 @@ def open_journal(folder: Path, settings: dict[str, Any]) -> Journal:
             saved["num_shards"],
             {name: Source(**source) for name, source in saved["sources"].items()},
             {part: [Sizes(*sizes) for sizes in of] for part, of in saved["shards"].items()},
-            saved["num_written"],
+            dict(saved["num_written"]),
         )
-    except (AttributeError, KeyError, TypeError) as error:
+        _check_numbers(journal)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); remove {folder} and begin anew") from error
     for key, value in settings.items():
         if journal.settings.get(key) != value:
@@ -62,6 +63,20 @@ def open_journal(folder: Path, settings: dict[str, Any]) -> Journal:
                 f"{value!r}; use the same, or remove that folder to begin anew"
             )
     return journal
+
+
+def _check_numbers(journal: Journal) -> None:
+    if not isinstance(journal.settings, dict):
+        raise TypeError("its settings are none")
+    numbers = [journal.num_shards, *journal.num_written.values()]
+    numbers += [number for shards in journal.shards.values() for of in shards for number in of]
+    for source in journal.sources.values():
+        numbers += [source.end, source.line, source.rows]
+        if not isinstance(source.is_read, bool):
+            raise TypeError(f"is_read is {source.is_read!r}")
+    for number in numbers:
+        if type(number) is not int or number < 0:
+            raise TypeError(f"{number!r} is no count")
 
 
 def write_journal(folder: Path, journal: Journal) -> None:

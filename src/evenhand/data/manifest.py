@@ -36,12 +36,13 @@ def check_manifest(
     known = read_json(path)
     try:
         files = {folder / name: dict(about) for name, about in known["files"].items()}
+        is_there = {file: file.parent == folder and file.is_file() for file in files}
         lengths = {file: int(about["bytes"]) for file, about in files.items()}
         sums = {file: str(about["sha256"]) for file, about in files.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}); make the data set again") from error
     for file, length in lengths.items():
-        if file.parent != folder or not file.is_file():
+        if not is_there[file]:
             raise UserError(f"{file} is missing; copy it again, or make the data set again")
         if file.stat().st_size != length:
             raise UserError(

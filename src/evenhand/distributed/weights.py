@@ -261,10 +261,16 @@ def _indexed(folder: Path) -> Iterable[tuple[str, Piece]]:
         if not _SHARDS.fullmatch(names[0]) or not all(map(_FILE.fullmatch, names[1:])):
             raise ValueError("a name in it is not one of ours")
         pieces = [
-            (name, Piece(folder / index["folder"] / file["name"], RowRange(int(first), int(last))))
+            (name, Piece(folder / index["folder"] / file["name"], _range(first, last)))
             for file in index["files"]
             for name, (first, last) in file["rows"].items()
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return pieces
+
+
+def _range(first: Any, last: Any) -> RowRange:
+    if type(first) is not int or type(last) is not int or not 0 <= first <= last:
+        raise ValueError(f"rows {first!r} to {last!r} are no range")
+    return RowRange(first, last)

@@ -224,7 +224,8 @@ def _interruption(told: Mapping[str, Any]) -> str:
     """'resumed at step 50 (20 steps trained again), 2025-11-15 09:06': what was lost, and when."""
     step, lost = told.get("resumed_at_step", 0), told.get("lost_steps", 0)
     again = f" ({lost} steps trained again)" if lost else ""
-    damaged = "".join(f"; {sentence}" for sentence in told.get("damaged_checkpoints", []))
+    sentences = told.get("damaged_checkpoints")
+    damaged = "".join(f"; {said}" for said in sentences) if isinstance(sentences, list) else ""
     return f"resumed at step {step}{again}, {_moment(str(told.get('at', '')))}{damaged}"
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evenhand.files import sync
+from evenhand.files import parsed_json, sync
 
 FORMAT = 1
 MANIFEST, STATE, TENSORS, TABLES = "manifest.json", "state.json", "tensors.safetensors", "tables"
@@ -102,7 +102,7 @@ def problem_of(folder: Path, *, part: int = 0, num_parts: int = 1) -> str:
         part, num_parts: of the files, the digests of one part alone are checked.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parsed_json((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{MANIFEST} is missing, or it was written by an earlier version of Evenhand"
     except (OSError, ValueError) as error:
@@ -131,7 +131,8 @@ def problem_of(folder: Path, *, part: int = 0, num_parts: int = 1) -> str:
 
 def _problem_of_file(folder: Path, name: str, expected: Any) -> str:
     path = folder / name
-    if not isinstance(expected, dict) or not {"size", "sha256"} <= set(expected):
+    is_told = isinstance(expected, dict) and set(expected) == {"size", "sha256"}
+    if not is_told or not isinstance(expected["size"], int):
         return f"{MANIFEST} has no size and sha256 of {name}"
     if not path.is_file():
         return f"{name} is missing"

@@ -39,7 +39,7 @@ def check_manifest(
         is_there = {file: file.parent == folder and file.is_file() for file in files}
         lengths = {file: int(about["bytes"]) for file, about in files.items()}
         sums = {file: str(about["sha256"]) for file, about in files.items()}
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}); make the data set again") from error
     for file, length in lengths.items():
         if not is_there[file]:

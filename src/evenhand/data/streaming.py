@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -332,7 +332,7 @@ class _Conversion:
         header = Header(*journal.settings["train file"]["header"])
         parts = {}
         for part in (p for p in ("train", "validation", "test") if p in journal.parts()):
-            arrays = [np.load(self._array_path(part, array), mmap_mode=None if empty else "r")
+            arrays = [_opened(self._array_path(part, array), is_empty=empty)
                       for array, empty in self._emptiness(part)]  # fmt: skip
             parts[part] = Part(Rows(*arrays[2:]), Rows(*arrays[:2]))
         train = total_of(journal.shards["train"])
@@ -417,3 +417,9 @@ def _fetch(path: Path) -> None:
     if path.exists() and hasattr(os, "posix_fadvise"):
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def _opened(path: Path, *, is_empty: bool) -> NDArray[Any]:
+    mode: Literal["r"] | None = None if is_empty else "r"  # nothing cannot be mapped
+    array: NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
+    return array

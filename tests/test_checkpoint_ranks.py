@@ -142,7 +142,7 @@ def saved_on_2(tmp_path_factory):
     return folder / "checkpoints"
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_saved_on_2_ranks_it_is_loaded_by_one_process(saved_on_2):
     whole_tables = {name: Table(torch.zeros_like(rows)) for name, rows in whole(2).items()}
     loaded = load_latest_checkpoint(saved_on_2, Checkpoint({}, {}, whole_tables))
@@ -152,20 +152,20 @@ def test_saved_on_2_ranks_it_is_loaded_by_one_process(saved_on_2):
     assert names == {"shard-00001", "shard-00002"}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_saved_on_2_ranks_it_is_loaded_by_any_number(tmp_path, saved_on_2, world_size):
     assert exit_codes(world_size, tmp_path, loading, saved_on_2, 2, 0) == [0] * world_size
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_saved_on_3_ranks_in_the_foreground_it_is_loaded_by_2(tmp_path):
     folder = tmp_path / "checkpoints"
     assert exit_codes(3, tmp_path, saving, folder, False) == [0] * 3
     assert exit_codes(2, tmp_path, loading, folder, 2, 0) == [0] * 2
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_all_ranks_agree_on_the_one_before_a_damaged_one(tmp_path, saved_on_2):
     shutil.copytree(saved_on_2, tmp_path / "checkpoints")
     flipped(min((tmp_path / "checkpoints/step-00000002/tables").iterdir()))
@@ -186,7 +186,7 @@ def failing(group, folder):
         keeper.wait()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_rank_that_cannot_write_is_named_by_all(tmp_path, saved_on_2):
     shutil.copytree(saved_on_2, tmp_path / "checkpoints")
     assert exit_codes(2, tmp_path, failing, tmp_path / "checkpoints") == [0, 0]
@@ -208,7 +208,7 @@ def dying(group, folder, victim):
     os._exit(7)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_in_a_save_leaves_the_one_before(tmp_path, saved_on_2, victim):
     folder = tmp_path / "checkpoints"
@@ -247,7 +247,7 @@ def save_and_die(folder, step, is_async, call):
     keeper.wait()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("step", [9, 5, 3], ids=["a new one", "the same step", "an earlier step"])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path, step):
     save_checkpoint(tmp_path / "base", made(5), step=5)

@@ -57,7 +57,7 @@ ALLOWED = {
     ("training/checkpoint.py", "save_file"): (1, "the same"),
     ("training/checkpoint.py", "write_text"): (1, "the same"),
     ("training/checkpoint_files.py", "write_text"): (1, "the same"),
-    ("training/checkpoint_files.py", "os.replace"): (3, "the same, and out of the way of a new one"),
+    ("training/checkpoint_files.py", "os.replace"): (3, "the same, and out of its way"),
     ("reproduce/table3.py", "mkdir"): (1, "a folder that means nothing before seconds.json"),
     ("reproduce/command.py", "TemporaryDirectory"): (2, "a quick look, removed at the end"),
     ("doctor/usable.py", "TemporaryDirectory"): (1, "to try a disk, removed at the end"),

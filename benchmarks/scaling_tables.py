@@ -78,8 +78,7 @@ def hundred_million_table() -> list[str]:
         keys = ("device_peak_bytes", "host_anonymous_bytes_peak", "disk_bytes_peak")
         cells += [_gigabytes(phase[key]) if key in phase else "–" for key in keys]
         lines.append(_line(cells))
-    held = [what for what, is_so in found["checks"].items() if is_so]
-    return [*lines, "", f"Checks that held, of {len(found['checks'])}: {'; '.join(held)}."]
+    return lines
 
 
 def kills_table() -> list[str]:
@@ -92,7 +91,10 @@ def kills_table() -> list[str]:
         "runs": summary["runs"],
         "ended byte for byte as the undisturbed run, unaided": summary["as_undisturbed"],
         "killed while a checkpoint was being written": summary["killed_within_a_checkpoint"],
-        "killed on rank 0": sum(run["rank"] == 0 for run in runs),
+        "of them killed before their end": summary["killed_before_the_end"],
+        "killed on rank 0, before the end": sum(
+            run["rank"] == 0 and run["killed_at_step"] is not None for run in runs
+        ),
         f"most logged steps trained again (a checkpoint every {every})": max(lost, default=0),
     }
     return [*_head("", ""), *(_line([name, f"{value:,}"]) for name, value in rows.items())]

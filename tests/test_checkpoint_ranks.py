@@ -25,7 +25,7 @@ from evenhand.training.checkpoint_files import Table
 from test_checkpoint import assert_holds, flipped, made, names_in, step_names
 
 SERVER = multiprocessing.get_context("forkserver")  # imports once, then forks every rank
-SERVER.set_forkserver_preload(["test_checkpoint_ranks"])
+SERVER.set_forkserver_preload(["pytest", "hypothesis", "evenhand.training.checkpoint_tables"])
 SECONDS = 50
 SHAPES = {  # also fewer rows than ranks, and none at all
     "even": ((12, 3), torch.float32),

@@ -1,10 +1,15 @@
 """What every test shares: fixed seeds, one thread, and Hypothesis without chance or clock."""
 
 import os
+import signal
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
+
+# Started in the background, a shell lets a process ignore these, and tests that send them would wait.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 collect_ignore_glob = ["fuzz/*.py"]  # targets and engines, which test_fuzz*.py run
 

@@ -400,7 +400,6 @@ MUTANTS = [
     ),
     Mutant("data/pickled.py", '"F" if is_by_column else "C"', '"C"', "newer_python"),
     Mutant("data/pickled.py", "math.prod(shape) != len(content)", "False", "another_size"),
-    Mutant("data/pickled.py", "TypeError, RecursionError", "TypeError", "nested"),
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-# Started in the background, a shell lets a process ignore these, and tests that send them would wait.
+# In the background a shell lets processes ignore these, and tests that send them would wait.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""Trainings cut for ranks, from a whole one."""
+"""Trainings of one process and of ranks, in either precision."""
 
 import copy
 
@@ -6,14 +6,13 @@ import torch
 
 from evenhand.building import build_training
 from evenhand.distributed.shards import Shards
-from evenhand.training.split_step import SplitStep
 
 TABLES = ("label_table", "label_bias", "encoder.weight")  # the encoder's, of sparse features
 
 
-def whole_training(config, dataset, *, dtype=torch.float32):
-    """What one process would train."""
-    built = build_training(config, dataset, torch.device("cpu"))
+def whole_training(config, dataset, *, dtype=torch.float32, ranks=None):
+    """What one process would train, or one of ranks."""
+    built = build_training(config, dataset, torch.device("cpu"), ranks=ranks)
     if dtype != torch.float32:
         built.training.model.to(dtype)
         for optimizer in built.training.optimizers.row_optimizers().values():
@@ -25,26 +24,9 @@ def whole_training(config, dataset, *, dtype=torch.float32):
 
 
 def split_training(config, dataset, ranks, *, dtype=torch.float32):
-    """One rank's part of it, by cutting the tables, and the step that trains it."""
-    built = whole_training(config, dataset, dtype=dtype)
-    training = built.training
-    training.feed.share = (ranks.rank, ranks.num_ranks)
-    for optimizer in training.optimizers.row_optimizers().values():
-        rows = slice(*Shards(len(optimizer.table), ranks.num_ranks).rows_of(ranks.rank))
-        for name, state in vars(optimizer).items():
-            if isinstance(state, torch.Tensor) and name != "table":
-                setattr(optimizer, name, state[rows].clone())
-        optimizer.table.data = optimizer.table.data[rows].clone()
-    step = SplitStep(
-        training,
-        built.plan,
-        sampler=built.sampler,
-        loss_fn=built.loss_fn,
-        ranks=ranks,
-        num_labels=dataset.num_labels,
-        num_features=dataset.num_features,
-    )
-    return training, step
+    """One rank's part of it, and the step that trains it."""
+    built = whole_training(config, dataset, dtype=dtype, ranks=ranks)
+    return built.training, built.step_fn()
 
 
 def rank_model(model, ranks):

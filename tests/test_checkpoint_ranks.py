@@ -38,7 +38,7 @@ SHAPES = {  # also fewer rows than ranks, and none at all
 
 class Ranks(NamedTuple):
     rank: int
-    world_size: int
+    num_ranks: int
     process_group: dist.ProcessGroup
 
 
@@ -55,7 +55,7 @@ def split(tables, group):
     """The tables of a rank, as copies: contiguous ranges, as torch.chunk has them."""
     found = {}
     for name, rows in tables.items():
-        rows_a_rank = -(-len(rows) // group.world_size)
+        rows_a_rank = -(-len(rows) // group.num_ranks)
         first = min(len(rows), group.rank * rows_a_rank)
         found[name] = Table(rows[first : first + rows_a_rank].clone(), first, len(rows))
     return found
@@ -124,7 +124,7 @@ def saving(group, folder, is_async):
         for _ in range(20):
             total = torch.ones(1)
             dist.all_reduce(total)
-            assert total == group.world_size
+            assert total == group.num_ranks
     keeper.wait()
     dist.barrier()
     assert names_in(folder) == step_names(1, 2)

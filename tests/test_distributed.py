@@ -84,7 +84,7 @@ def test_ranks_that_never_meet_time_out():
         run_ranks(2, rank_fn, timeout=0.2)
 
 
-def named(calls, silent=(), own_calls=9):
+def named(calls, silent=(), own_calls=9, **state):
     """The message of rank 0 of three, where the others have begun so many calls."""
     now = time.monotonic()
     seen = {
@@ -92,7 +92,7 @@ def named(calls, silent=(), own_calls=9):
         for rank, count in enumerate([own_calls, *calls])
     }
     ranks = types.SimpleNamespace(rank=0, num_ranks=3, calls=own_calls)
-    return late_message(ranks, seen, waited=30.0)
+    return late_message(ranks, seen, waited=30.0, **state)
 
 
 def test_the_late_rank_is_named():
@@ -107,6 +107,16 @@ def test_the_late_rank_is_named():
         "rank 1 (host1, process 1), which says nothing any more"
     )
     assert named([9, 9]).endswith("and all of them wait")
+    # Rank 0 has the store in its own process, and so never lacks it.
+    assert named([9, 8], has_store=False) == behind
+
+
+def test_rank_0_is_named_when_its_store_is_silent():
+    seen = {rank: (Pulse(1, 9, f"host{rank}, process {rank}"), 0.0) for rank in range(3)}
+    ranks = types.SimpleNamespace(rank=2, num_ranks=3, calls=9)
+    assert late_message(ranks, seen, waited=30.0, has_store=False) == (
+        "rank 2 has waited 30 s for rank 0 (host0, process 0), whose store does not answer any more"
+    )
 
 
 def test_what_torchrun_tells(monkeypatch):

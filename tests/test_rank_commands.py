@@ -112,17 +112,40 @@ def test_a_killed_rank_is_told_of_and_the_same_command_started_again_continues(h
     assert interruption["lost_steps"] >= 10
 
 
-def test_a_hung_rank_is_named(home):
-    command = ("train", "long.toml", "--run", "hung", "--rank-timeout", "3")
+@pytest.mark.parametrize(
+    ("hung", "complaint"),
+    [(1, "which says nothing any more"), (0, "whose store does not answer any more")],
+)
+def test_a_hung_rank_is_named(home, hung, complaint):
+    name = f"hung-{hung}"
+    command = ("train", "long.toml", "--run", name, "--rank-timeout", "3")
     processes = start_ranks(home, *command, num_ranks=2)
-    wait_for(lambda: last_step(home / "hung") >= 5)
-    processes[1].kill(signal.SIGSTOP)
-    first = processes[0].wait()
-    processes[1].kill(signal.SIGKILL)
-    processes[1].wait()
-    assert first.code == EXIT_LATE
-    assert "rank 0 has waited" in first.err
-    assert f"process {processes[1].pid}), which says nothing any more" in first.err
+    wait_for(lambda: last_step(home / name) >= 5)
+    processes[hung].kill(signal.SIGSTOP)
+    other = processes[1 - hung].wait()
+    processes[hung].kill(signal.SIGKILL)
+    processes[hung].wait()
+    assert other.code == EXIT_LATE
+    assert f"rank {1 - hung} has waited" in other.err
+    assert f"rank {hung} (" in other.err
+    assert f"process {processes[hung].pid}), {complaint}" in other.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "complaint"),
+    [
+        ("--ranks", "0", "--ranks must be at least 1, got 0"),
+        ("--ranks", "-3", "--ranks must be at least 1, got -3"),
+        ("--max-restarts", "-1", "--max-restarts must be at least 0, got -1"),
+        ("--rank-timeout", "0", "--rank-timeout must be above 0 seconds, got 0.0"),
+        ("--rank-timeout", "nan", "--rank-timeout must be above 0 seconds, got nan"),
+    ],
+)
+def test_odd_flags_are_refused_before_anything_begins(home, flag, value, complaint):
+    ranks = () if flag == "--ranks" else ("--ranks", "2")
+    told = run(home, "train", "short.toml", "--run", "odd", *ranks, f"{flag}={value}")
+    assert complaint in told.sentence
+    assert not (home / "odd").exists()
 
 
 def test_a_folder_that_exists_is_refused_by_all_ranks(home):

@@ -22,6 +22,7 @@ from evenhand.data.parts import part_of
 from evenhand.data.spool import Pending, keys_of, shards_of
 from evenhand.data.streaming import stream_extreme
 from evenhand.errors import UserError
+from evenhand.locking import locked
 
 NUM_FEATURES, NUM_LABELS = 50, 20
 
@@ -395,8 +396,20 @@ def test_a_changed_file_and_other_settings_are_refused(paths, tmp_path, monkeypa
 
 
 def test_two_processes_do_not_write_one_data_set(paths, tmp_path):
-    with streaming_module._locked(tmp_path / ".out.streaming"):
-        refused("another process", paths[0], tmp_path / "out")
+    with locked(tmp_path / ".out.streaming"):
+        refused("is in use by process", paths[0], tmp_path / "out")
+
+
+@pytest.mark.parametrize("found", ["7", 1.5, -1, True, None])
+def test_an_odd_number_of_pairs_in_a_block_is_refused(paths, tmp_path, found):
+    out = tmp_path / "out"
+    stream_extreme(paths[0], out, name="small")
+    path = out / "dataset.json"
+    about = json.loads(path.read_text())
+    about["streamed"]["block_pairs"]["train"] = found
+    path.write_text(json.dumps(about))
+    with pytest.raises(UserError, match="block_pairs of train must be a number from 0"):
+        open_dataset(out)
 
 
 def test_a_changed_byte_is_found_by_its_checksum(paths, tmp_path, capsys):

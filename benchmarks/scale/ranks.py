@@ -49,7 +49,6 @@ from evenhand.data.dataset import Dataset, Rows
 from evenhand.distributed.costs import StepShape, bytes_sent, kept_label_bounds, memory_held
 from evenhand.distributed.laws import law_of_counts
 from evenhand.distributed.ranks import ProcessRanks, Ranks
-from evenhand.distributed.shards import Shards
 from evenhand.distributed.simulated import run_ranks
 from evenhand.files import read_json, write_json
 from evenhand.pipeline import open_data
@@ -433,24 +432,9 @@ def _demo_shape(config: Config, dataset: Dataset, num_ranks: int) -> StepShape:
 
 def _real_bytes(ranks: Ranks, *, config: Config, dataset: Dataset) -> list[dict[str, float]]:
     """Mean bytes of a step in each stretch."""
-    built = build_training(config, dataset, torch.device("cpu"))
-    training = built.training
-    training.feed.share = (ranks.rank, ranks.num_ranks)
-    for optimizer in training.optimizers.row_optimizers().values():
-        rows = slice(*Shards(len(optimizer.table), ranks.num_ranks).rows_of(ranks.rank))
-        for name, state in vars(optimizer).items():
-            if isinstance(state, Tensor) and name != "table":
-                setattr(optimizer, name, state[rows].clone())
-        optimizer.table.data = optimizer.table.data[rows].clone()
-    step = SplitStep(
-        training,
-        built.plan,
-        sampler=built.sampler,
-        loss_fn=built.loss_fn,
-        ranks=ranks,
-        num_labels=dataset.num_labels,
-        num_features=dataset.num_features,
-    )
+    built = build_training(config, dataset, torch.device("cpu"), ranks=ranks)
+    training, step = built.training, built.step_fn()
+    assert step is not None
     found = []
     for first, last in STRETCHES:
         while training.step < last:

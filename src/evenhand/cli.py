@@ -7,7 +7,7 @@ from typing import Any
 from evenhand import commands
 from evenhand.config import METHODS
 from evenhand.faults import guarded
-from evenhand.streamed import data_check
+from evenhand.stream_command import data_check
 from evenhand.version import __version__
 
 EPILOG = """\

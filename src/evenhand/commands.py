@@ -48,7 +48,7 @@ from evenhand.report import write_report
 from evenhand.reproduce.command import reproduce
 from evenhand.runs import RunResult, check_trained_on, load_result
 from evenhand.saved_models import load_model, run_config
-from evenhand.streamed import data_stream
+from evenhand.stream_command import data_stream
 from evenhand.tables import (
     differences_table,
     parts_table,

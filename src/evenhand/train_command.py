@@ -49,6 +49,7 @@ def ranks_of(
 
     Only the first rank speaks.
     """
+    _check_timeout(options)
     if num_launched() == 1:
         yield None, device
         return
@@ -134,16 +135,26 @@ def _begun(
     return folder, config, dataset
 
 
+def _check_timeout(options: argparse.Namespace) -> None:
+    if not options.rank_timeout > 0:  # nor is what is no number
+        raise UserError(f"--rank-timeout must be above 0 seconds, got {options.rank_timeout}")
+
+
 def _launch(options: argparse.Namespace) -> NoReturn:
     """Becomes torchrun, which starts this command once for each rank, and again if one fails."""
-    if options.ranks < 1:
-        raise UserError(f"--ranks must be at least 1, got {options.ranks}")
+    _check_timeout(options)
+    for flag, value, least in (
+        ("ranks", options.ranks, 1),
+        ("max-restarts", options.max_restarts, 0),
+    ):
+        if value < least:
+            raise UserError(f"--{flag} must be at least {least}, got {value}")
     if num_launched() > 1:
         raise UserError("--ranks is for a command that torchrun has not started already")
     words = _without(sys.argv[1:], ("--ranks", "--max-restarts"))
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment = {
-        "OMP_NUM_THREADS": str(max(1, cores // options.ranks)),
+        "OMP_NUM_THREADS": str(max(1, (cores or 1) // options.ranks)),
         # With one store for the launcher and the ranks, ranks that start again meet leftovers.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **os.environ,

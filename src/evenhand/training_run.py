@@ -167,25 +167,16 @@ def _train_model(
         )
     if is_complete and not has_validation:
         save_model(folder, training.model, ranks=ranks)
-    if not is_first:
-        return is_complete
-    about = read_about(folder) | {"is_running": False}
-    seconds, num_steps = time.monotonic() - began, training.step - began_at
-    if num_steps:  # else it was complete already
-        about["training_seconds"] = round(seconds + about.get("training_seconds", 0.0), 1)
-        about["milliseconds_a_step"] = round(1000 * seconds / num_steps, 2)
-    if ranks is not None:
-        about["num_ranks"] = ranks.num_ranks
-        if num_steps:
-            sent = {what: round(count / num_steps) for what, count in ranks.sent.items()}
-            about["bytes_sent_a_step"] = sent
-    if is_complete:
-        about |= {
-            "is_complete": not config.ranker.num_mined_labels,
-            "num_steps": training.step,
-            "best_step": training.best_step or training.step,
-        }
-    write_json(folder / "run.json", about)
+    if is_first:
+        _note_end(
+            folder,
+            training,
+            is_complete=is_complete,
+            wants_ranker=config.ranker.num_mined_labels > 0,
+            seconds=time.monotonic() - began,
+            num_steps=training.step - began_at,
+            ranks=ranks,
+        )
     return is_complete
 
 
@@ -224,6 +215,35 @@ def _note_start(folder: Path, *, step: int, warnings: Sequence[str]) -> None:
         before = about.get("interruptions")
         about["interruptions"] = [*(before if isinstance(before, list) else ()), interruption]
     write_json(folder / "run.json", about | {"is_running": True})
+
+
+def _note_end(
+    folder: Path,
+    training: Training,
+    *,
+    is_complete: bool,
+    wants_ranker: bool,
+    seconds: float,
+    num_steps: int,
+    ranks: ProcessRanks | None,
+) -> None:
+    """Notes in run.json what was trained, how long that took and what the ranks sent."""
+    about = read_about(folder) | {"is_running": False}
+    if num_steps:  # else it was complete already
+        about["training_seconds"] = round(seconds + about.get("training_seconds", 0.0), 1)
+        about["milliseconds_a_step"] = round(1000 * seconds / num_steps, 2)
+    if ranks is not None:
+        about["num_ranks"] = ranks.num_ranks
+        if num_steps:
+            sent = {what: round(count / num_steps) for what, count in ranks.sent.items()}
+            about["bytes_sent_a_step"] = sent
+    if is_complete:
+        about |= {
+            "is_complete": not wants_ranker,
+            "num_steps": training.step,
+            "best_step": training.best_step or training.step,
+        }
+    write_json(folder / "run.json", about)
 
 
 def _add_ranker(

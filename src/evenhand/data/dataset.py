@@ -419,8 +419,15 @@ def _part(name: str, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> 
         positives=Rows(arrays[f"{name}.positives.offsets"], arrays[f"{name}.positives.ids"]),
         groups=_groups(name, about, arrays),
         texts=_strings(f"{name}.texts", arrays),
-        block_pairs=int(about.get("streamed", {}).get("block_pairs", {}).get(name, 0)),
+        block_pairs=_block_pairs(name, about),
     )
+
+
+def _block_pairs(name: str, about: dict[str, Any]) -> int:
+    found = about.get("streamed", {}).get("block_pairs", {}).get(name, 0)
+    if type(found) is not int or found < 0:
+        raise ValueError(f"block_pairs of {name} must be a number from 0, got {found!r}")
+    return found
 
 
 def _strings(name: str, arrays: dict[str, NDArray[Any]]) -> Strings | None:

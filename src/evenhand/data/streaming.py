@@ -13,12 +13,11 @@ The training rows are stored in a random order, so that training can read them b
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +59,7 @@ from evenhand.data.spool import (
 )
 from evenhand.errors import UserError
 from evenhand.files import sync
+from evenhand.locking import locked
 
 ProgressFn = Callable[[str, int, int | None], None]  # what is done, bytes done, bytes in all
 
@@ -116,7 +116,7 @@ def stream_extreme(
         "seed": seed,
     }
     try:
-        with _locked(staging):
+        with locked(staging):
             if not folder.exists():  # else it was killed while it cleaned up
                 work = _Conversion(staging, settings, memory_bytes, progress_fn)
                 work.read("train", train_path)
@@ -131,21 +131,6 @@ def stream_extreme(
             f"then run the same command: it goes on where it was"
         ) from error
     return open_dataset(folder)
-
-
-@contextlib.contextmanager
-def _locked(staging: Path) -> Iterator[None]:
-    """The folder of a conversion, for one process at a time."""
-    staging.mkdir(parents=True, exist_ok=True)
-    with open(staging / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"another process is writing this data set (it holds {staging / 'lock'}); wait "
-                f"for it, or end it and run the command again"
-            ) from error
-        yield
 
 
 class _Conversion:

@@ -1,8 +1,10 @@
 """Ranks under torchrun: how they join, who is named when one is late, and how they leave.
 
 All ranks make the same calls in the same order, so the rank that has begun the fewest is the one
-the others wait for. Each tells how many it has begun, every second, from a thread of its own; a
-rank that has waited too long names the late one and ends, and torchrun starts all of them again.
+the others wait for. Each tells how many it has begun, every second, through the store by which they
+met; a rank that has waited too long names the late one and ends, and torchrun starts all of them
+again. The store itself may be in the process that hangs (rank 0's, or the launcher's), so whoever
+waits for it is not whoever looks at the clock.
 """
 
 import contextlib
@@ -57,7 +59,7 @@ class Pulse(NamedTuple):
 
 
 class Watch:
-    """A thread that tells of this rank, and ends it when it has waited for another too long."""
+    """Tells of this rank in one thread, and in another ends it when it has waited too long."""
 
     def __init__(
         self,
@@ -70,30 +72,43 @@ class Watch:
         self.ranks, self.store, self.timeout, self.end_fn = ranks, store, timeout, end_fn
         self.where = f"{socket.gethostname()}, process {os.getpid()}"
         self.seen: dict[int, tuple[Pulse, float]] = {}  # each with the time it last changed
+        self.answered_at = time.monotonic()  # the store
         self.is_over = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="evenhand watch", daemon=True)
+        self.threads = [
+            threading.Thread(target=target, name=f"evenhand {name}", daemon=True)
+            for name, target in (("pulse", self._tell), ("watch", self._watch))
+        ]
 
     def start(self) -> None:
-        self.store.set(f"pulse/{self.ranks.rank}", Pulse(0, 0, self.where).text)
-        dist.barrier(self.ranks.group)  # every rank has a pulse from here on
-        self.thread.start()
+        self._look(0)  # every rank has a pulse from here on
+        for thread in self.threads:
+            thread.start()
 
     def stop(self) -> None:
         self.is_over.set()
-        self.thread.join()
+        for thread in self.threads:
+            thread.join()
 
-    def _run(self) -> None:
+    def _tell(self) -> None:
         beats = 0
-        while not self.is_over.wait(min(1.0, self.timeout / 5)):
+        while not self.is_over.wait(self._pause()):
             beats += 1
             try:
                 self._look(beats)
-            except (RuntimeError, ValueError):  # the store went with rank 0, and so will all
+            except (RuntimeError, ValueError):  # the store is gone, and `_watch` will tell
                 return
+
+    def _watch(self) -> None:
+        while not self.is_over.wait(self._pause()):
             waited = self.ranks.seconds_waiting()
             if waited > self.timeout:
-                self.end_fn(late_message(self.ranks, self.seen, waited=waited))
+                silence = time.monotonic() - self.answered_at
+                has_store = silence < waited / 2
+                self.end_fn(late_message(self.ranks, self.seen, waited=waited, has_store=has_store))
                 return
+
+    def _pause(self) -> float:
+        return min(1.0, self.timeout / 5)
 
     def _look(self, beats: int) -> None:
         pulse = Pulse(beats, self.ranks.calls, self.where)
@@ -103,12 +118,26 @@ class Watch:
             told = Pulse(*json.loads(text))
             if rank not in self.seen or self.seen[rank][0] != told:
                 self.seen[rank] = told, time.monotonic()
+        self.answered_at = time.monotonic()
 
 
 def late_message(
-    ranks: ProcessRanks, seen: dict[int, tuple[Pulse, float]], *, waited: float
+    ranks: ProcessRanks,
+    seen: dict[int, tuple[Pulse, float]],
+    *,
+    waited: float,
+    has_store: bool = True,
 ) -> str:
-    """One sentence that names the ranks which the others wait for."""
+    """One sentence that names the ranks which the others wait for.
+
+    Args:
+        has_store: whether the store still answers; if not, nothing newer is known of any rank.
+    """
+    if not has_store and ranks.rank != 0:
+        return (
+            f"rank {ranks.rank} has waited {waited:.0f} s for rank 0 ({seen[0][0].where}), whose "
+            f"store does not answer any more"
+        )
     others = {rank: told for rank, told in seen.items() if rank != ranks.rank}
     fewest = min((pulse.calls for pulse, _ in others.values()), default=ranks.calls)
     late = [rank for rank, (pulse, _) in others.items() if pulse.calls == fewest < ranks.calls]

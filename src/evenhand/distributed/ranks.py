@@ -40,7 +40,6 @@ class ProcessRanks:
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent: Counter[str] = Counter()
         self.process_group: Any = group or dist.group.WORLD  # as a checkpoint asks for it
-        self.world_size = self.num_ranks
         self.calls = 0  # begun; all ranks make the same ones
         self.waits_since: float | None = None  # for the others, by the monotonic clock
 

@@ -283,12 +283,12 @@ def load_latest_checkpoint(
         warn_fn: is told of every newer one that is damaged, in a sentence each.
     """
     process_group = None if group is None else group.process_group
-    rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+    rank, num_ranks = (0, 1) if group is None else (group.rank, group.num_ranks)
     names = gathered([path.name for _, path in complete(folder)], process_group)[0]
     damaged: list[str] = []
     for name in reversed(names):
         path = folder / name
-        found = gathered(problem_of(path, part=rank, num_parts=world_size), process_group)
+        found = gathered(problem_of(path, part=rank, num_parts=num_ranks), process_group)
         problem = next(filter(None, found), "")
         if problem:
             damaged.append(f"{path} is damaged ({problem})")

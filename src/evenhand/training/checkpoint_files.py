@@ -49,7 +49,7 @@ class Group(Protocol):
     def rank(self) -> int: ...
 
     @property
-    def world_size(self) -> int: ...
+    def num_ranks(self) -> int: ...
 
     @property
     def process_group(self) -> dist.ProcessGroup: ...
@@ -60,13 +60,13 @@ def gathered(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
     if process_group is None:
         return [value]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    world_size = dist.get_world_size(process_group)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
+    num_ranks = dist.get_world_size(process_group)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(num_ranks)]
     dist.all_gather(sizes, torch.tensor([len(text)]), group=process_group)
     longest = int(torch.cat(sizes).max())
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: len(text)] = text
-    texts = [torch.zeros_like(padded) for _ in range(world_size)]
+    texts = [torch.zeros_like(padded) for _ in range(num_ranks)]
     dist.all_gather(texts, padded, group=process_group)
     return [
         json.loads(text[: int(size)].numpy().tobytes())

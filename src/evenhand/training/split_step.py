@@ -66,9 +66,8 @@ class SplitStep:
         sampled = sample.ids[sample.ids >= 0]
         wanted, _ = sorted_distinct_ids(torch.cat([sampled, batch.label_ids]))  # (U,)
         request = self.labels.request(wanted)
-        label_rows_fn = self.labels.fetching(
-            request, model.label_table
-        )  # while queries are encoded
+        # Label rows travel while queries are encoded.
+        label_rows_fn = self.labels.fetching(request, model.label_table)
         feature_ids, features = self._with_feature_rows(batch.features)
         raw_vectors = small.encoder(features)  # (b, D)
         query_vectors = small.as_queries(raw_vectors)
@@ -133,7 +132,8 @@ class SplitStep:
     def _weights(self, losses: Tensor, batch: Batch, num_hard_examples: int) -> Tensor:
         """Weighs the examples of all ranks together; (b,) the weights of this rank's own."""
         unknown = torch.zeros_like(batch.label_ids)
-        told = (batch.pair_ids, batch.group_ids, unknown.fill_(int(self.should_stop_fn())))
+        is_asked = torch.full_like(batch.label_ids, int(self.should_stop_fn()))
+        told = (batch.pair_ids, batch.group_ids, is_asked)
         # One message of float64, which holds float32 and ids below 2**53 exactly.
         columns = [losses, *(unknown if ids is None else ids for ids in told)]
         all_columns = self._gathered(

@@ -7,6 +7,7 @@ The checksum is taken of the complete part; then it is renamed. So `name` is alw
 """
 
 import contextlib
+import functools
 import hashlib
 import http.client
 import io
@@ -358,6 +359,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
+@functools.cache  # the certificates of a system are read once, which takes long on some
 def _opener() -> urllib.request.OpenerDirector:
     """HTTP and nothing else: no ftp, no file, no data addresses."""
     opener = urllib.request.OpenerDirector()

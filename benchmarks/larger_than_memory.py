@@ -91,15 +91,14 @@ def _figures(folder: Path, options: argparse.Namespace, console: Console) -> dic
     check = ["data", "check", str(data)]
     steps.append(_watched("check", [*evenhand, *check], folder, console))
     drop_from_cache(data)
-    if options.ranks > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        evenhand = [sys.executable, *launcher, str(options.ranks), "-m", "evenhand"]
     command = ["train", "--data", str(data), "--run", str(run), "--method", "s2m"]
     command += ["--steps", str(options.steps), "--device", "cpu", "--hard-examples", "256"]
     settings = ["model.embedding_dim=64", "mining.batch_size=1024", "training.log_every=10"]
     settings += ["mining.num_sampled_labels=1024", f"training.checkpoint_every={options.steps}"]
     settings += ["evaluation.num_resamples=100", f'data.weighting="{options.weighting}"']
     command += [word for setting in settings for word in ("--set", setting)]
+    if options.ranks > 1:
+        command += ["--ranks", str(options.ranks)]
     steps.append(_watched("train and evaluate", [*evenhand, *command], folder, console))
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [json.loads(line)["loss"] for line in lines if "loss" in line]

@@ -178,6 +178,7 @@ VARIANTS = {
         for sampler in SAMPLERS
     },
     "a sample for each example": {"mining__for_each_example": True},
+    "whole queries": {"mining__whole_queries": True},
     "the paper's mask": {"mining__masks_all_positives": False},
     "softmax with log q": {"loss__name": "softmax", "loss__log_q": True, "model__scale": 5},
     "mixed softmax with log q": {

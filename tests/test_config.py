@@ -1,6 +1,7 @@
 """Settings are read strictly, changed by words, and written so that they can be read again."""
 
 import dataclasses
+import re
 import tomllib
 
 import pytest
@@ -279,6 +280,21 @@ def test_known_groups_must_be_named():
     with pytest.raises(UserError, match=r"needs groups that are known.*risk\.group"):
         build_config({"mining": {"method": "group-dro"}})
     build_config({"mining": {"method": "group-dro"}, "risk": {"group": "country"}})
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        ({"masks_all_positives": False}, "mining.masks_all_positives = false"),
+        ({"for_each_example": True}, "mining.for_each_example = true"),
+        ({"sampler": "in-batch"}, 'mining.sampler = "in-batch"'),
+        ({"sampler": "mixed"}, 'mining.sampler = "mixed"'),
+    ],
+)
+def test_whole_queries_share_their_negatives(other, complaint):
+    MiningConfig(whole_queries=True, sampler="frequency")
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        MiningConfig(whole_queries=True, num_hard_examples=1, **other)
 
 
 def test_in_batch_samplers_ask_for_room():

@@ -1,4 +1,5 @@
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -43,20 +44,30 @@ def dense_part():
 
 
 def feed_of(
-    part=None, *, batch_size=3, masks_all_positives=False, seed=0, device=CPU, share=(0, 1)
+    part=None,
+    *,
+    batch_size=3,
+    masks_all_positives=False,
+    seed=0,
+    device=CPU,
+    share=(0, 1),
+    has_whole_queries=False,
 ):
     return PairFeed(
         dense_part() if part is None else part,
         batch_size=batch_size,
-        masks_all_positives=masks_all_positives,
+        masks_all_positives=masks_all_positives or has_whole_queries,
         generator=torch.Generator().manual_seed(seed),
         device=device,
         share=share,
+        has_whole_queries=has_whole_queries,
     )
 
 
 def pairs_in(batch):
-    return list(zip(batch.features[:, 0].int().tolist(), batch.label_ids.tolist(), strict=True))
+    queries = batch.features[:, 0].int()
+    queries = queries if batch.query_rows is None else queries[batch.query_rows]
+    return list(zip(queries.tolist(), batch.label_ids.tolist(), strict=True))
 
 
 def batches_of(feed, count):
@@ -322,6 +333,72 @@ def test_the_shares_of_the_ranks_are_the_batch_in_order(num_ranks):
         for name in ("label_ids", "pair_ids"):
             assert torch.equal(torch.cat([getattr(p, name) for p in parts]), getattr(batch, name))
         assert torch.equal(torch.cat([p.features.ids for p in parts]), batch.features.ids)
+
+
+# --- whole queries ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 10])
+def test_whole_queries_are_each_in_a_batch_once_and_their_pairs_side_by_side(batch_size):
+    feed = feed_of(batch_size=batch_size, has_whole_queries=True)
+    orders = set()
+    for _ in range(8):  # epochs
+        pairs = []
+        for batch in batches_of(feed, 10 // batch_size):
+            queries = batch.features[:, 0].int().tolist()
+            assert len(set(queries)) == len(queries)  # each once
+            assert batch.query_rows.unique().tolist() == list(range(len(queries)))
+            for query, positives in zip(queries, batch.positive_ids.tolist(), strict=True):
+                assert sorted(p for p in positives if p >= 0) == sorted(POSITIVES[query])
+            pairs += pairs_in(batch)
+        assert len(pairs) == len(set(pairs)) == 10 // batch_size * batch_size
+        assert set(pairs) <= set(PAIRS)
+        runs = [query for query, before in zip(pairs, [None, *pairs], strict=False)
+                if before is None or before[0] != query[0]]  # fmt: skip
+        assert len({query for query, _ in runs}) == len(runs)  # also over the ends of batches
+        orders.add(tuple(pairs))
+    assert len(orders) > 1
+
+
+def test_every_whole_query_comes_first_as_often_as_any_other():
+    counts = np.zeros(7)
+    for seed in range(600):
+        feed = feed_of(batch_size=10, seed=seed, has_whole_queries=True)
+        counts[pairs_in(feed.next_batch())[0][0]] += 1
+        feed.close()
+    with_pairs = counts[[0, 1, 3, 4, 5, 6]]
+    assert counts[2] == 0  # it has no label
+    assert ((with_pairs - 100) ** 2 / 100).sum() < 25  # chi-square of 5 degrees: p = 0.0001
+
+
+def test_whole_queries_go_on_from_a_saved_place_and_are_shared_by_ranks():
+    feed = feed_of(batch_size=4, has_whole_queries=True)
+    batches_of(feed, 3)
+    other = feed_of(batch_size=4, seed=9, has_whole_queries=True)
+    other.load(feed.state())
+    expected = [pairs_in(batch) for batch in batches_of(feed, 5)]
+    assert [pairs_in(batch) for batch in batches_of(other, 5)] == expected
+    for num_ranks in (2, 3, 7):  # some have no example at all
+        ranks = [
+            feed_of(batch_size=4, seed=9, share=(rank, num_ranks), has_whole_queries=True)
+            for rank in range(num_ranks)
+        ]
+        whole = feed_of(batch_size=4, seed=9, has_whole_queries=True)
+        for _ in range(3):
+            shares = [pairs_in(rank.next_batch()) for rank in ranks]
+            assert list(itertools.chain(*shares)) == pairs_in(whole.next_batch())
+
+
+def test_whole_queries_mask_all_their_positives():
+    with pytest.raises(ValueError, match="mask all their positives"):
+        PairFeed(
+            dense_part(),
+            batch_size=3,
+            masks_all_positives=False,
+            generator=torch.Generator(),
+            device=CPU,
+            has_whole_queries=True,
+        )
 
 
 @pytest.mark.parametrize("share", [(-1, 2), (2, 2), (0, 0)])

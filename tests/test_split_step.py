@@ -32,6 +32,8 @@ CASES = {
         "model__similarity": "dot",
         "model__label_bias": True,
     },
+    "whole queries": {"mining__whole_queries": True},
+    "whole queries, sgd": {"mining__whole_queries": True, "mining__method": "sgd"},
     "clipped": {"training__max_gradient_norm": 0.05},
     "adagrad": {"training__optimizer": "row-adagrad"},
 }

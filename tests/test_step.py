@@ -51,7 +51,8 @@ SIMILARITIES = {
     "scaled dot and bias": {"is_cosine": False, "scale": 0.7, "has_label_bias": True},
 }
 ENCODERS = ["mean bags", "valued bags", "linear", "mlp"]
-MASKS = ["drawn positive", "all positives"]
+MASKS = ["drawn positive", "all positives", "whole queries"]
+QUERY_ROWS = [0, 0, 0, 2, 3, 3, 5]  # of whole queries: some have no example, some have several
 
 
 class Size(NamedTuple):
@@ -105,6 +106,10 @@ def random_model(encoder_name, similarity, num_labels, generator, *, has_empty_b
 def random_batch(features, mask, num_labels, generator):
     positives = torch.randint(num_labels, (BATCH_SIZE, 3), generator=generator)
     positives[torch.tensor([1, 2, 2]), torch.tensor([2, 1, 2])] = -1
+    if mask == "whole queries":
+        rows = torch.tensor(QUERY_ROWS)
+        label_ids = positives[rows, torch.tensor([0, 1, 2, 0, 1, 2, 0])]
+        return Batch(features, label_ids, positives, query_rows=rows)
     label_ids = positives[:, 0].clone()
     return Batch(features, label_ids, positives[:, :1] if mask == "drawn positive" else positives)
 
@@ -163,7 +168,7 @@ def obvious_scores(model, parameters, features):
 
 
 def obvious_losses(model, parameters, batch, sample, num_hard_labels, loss_name):
-    """(B,)"""
+    """(B,); the examples of a whole query are scored each for itself."""
     scores = obvious_scores(model, parameters, batch.features)
     ids = sample.ids.expand(BATCH_SIZE, -1)
     is_masked = [
@@ -175,8 +180,11 @@ def obvious_losses(model, parameters, batch, sample, num_hard_labels, loss_name)
     kept_scores, kept = negatives.topk(num_hard_labels, dim=1)
     if loss_name == "softmax log Q":
         kept_scores = kept_scores - sample.log_counts.expand(BATCH_SIZE, -1).gather(1, kept)
-    positives = scores[torch.arange(BATCH_SIZE), batch.label_ids]
-    return LOSSES[loss_name](positives, kept_scores)
+    rows = range(BATCH_SIZE) if batch.query_rows is None else batch.query_rows.tolist()
+    positives = torch.stack(
+        [scores[row, label] for row, label in zip(rows, batch.label_ids.tolist(), strict=True)]
+    )
+    return LOSSES[loss_name](positives, torch.stack([kept_scores[row] for row in rows]))
 
 
 def obvious_step(model, batch, sample, num_hard_labels, num_hard_examples, loss_name):

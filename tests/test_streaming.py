@@ -452,10 +452,14 @@ def test_a_streamed_data_set_is_trained_on_and_resumed(paths, tmp_path, capsys, 
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_neighbours_and_rankers_are_refused_for_data_in_blocks(paths, tmp_path, capsys):
+def test_what_needs_all_rows_is_refused_for_data_in_blocks(paths, tmp_path, capsys):
     out = str(tmp_path / "data")
     stream_extreme(paths[0], Path(out), name="small")
-    for setting in ("search.num_neighbours=3", "ranker.num_mined_labels=3"):
+    for setting in (
+        "search.num_neighbours=3",
+        "ranker.num_mined_labels=3",
+        "mining.whole_queries=true",
+    ):
         run = str(tmp_path / "run")
         sizes = ["--set", "mining.batch_size=16", "--set", "mining.num_sampled_labels=10"]
         sizes += ["--hard-labels", "5", "--hard-examples", "4"]

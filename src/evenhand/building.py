@@ -191,6 +191,7 @@ def build_training(
         device=device,
         pair_groups=groups,
         share=(0, 1) if ranks is None else (ranks.rank, ranks.num_ranks),
+        has_whole_queries=mining.whole_queries,
     )
     generator = torch.Generator().manual_seed(config.training.seed + 2_000_003)
     settings = to_toml(config) + dataset.fingerprint
@@ -250,6 +251,8 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
             f"mining.num_sampled_labels must be at most {most} ({dataset.name} has {num_labels} "
             f"labels), got {mining.num_sampled_labels}"
         )
+    if mining.whole_queries:
+        _refuse_blocks(dataset, "mining.whole_queries")
     _check_finite(dataset)
     check_all_ids(dataset)
     check_neighbours(config, dataset)
@@ -312,7 +315,7 @@ def _refuse_blocks(dataset: Dataset, setting: str) -> None:
     if dataset.is_read_in_blocks:
         raise UserError(
             f"{setting} needs all training rows in memory, and {dataset.name} is read in blocks "
-            f"because it may be larger; set it to 0, or make the data set with `evenhand data "
+            f"because it may be larger; leave it out, or make the data set with `evenhand data "
             f"extreme`"
         )
 

@@ -142,6 +142,7 @@ class MiningConfig:
     in_batch_share: float = 0.5  # mixed: part of the sample that is the batch's own labels
     for_each_example: bool = False  # a sample of its own for each example (slower)
     masks_all_positives: bool = True  # False: the paper's mask, the drawn positive alone
+    whole_queries: bool = False  # the pairs of a query in one batch, so that it is scored once
 
     def __post_init__(self) -> None:
         check_choice("mining.method", self.method, tuple(METHODS))
@@ -173,6 +174,22 @@ class MiningConfig:
                 f"got {self.in_batch_share}"
             )
         self._check_in_batch()
+        self._check_whole_queries()
+
+    def _check_whole_queries(self) -> None:
+        """Examples of one query share what is mined for it: that must be alike for all of them."""
+        if not self.whole_queries:
+            return
+        for name, found, is_shared in (
+            ("masks_all_positives", self.masks_all_positives, self.masks_all_positives),
+            ("for_each_example", self.for_each_example, not self.for_each_example),
+            ("sampler", self.sampler, self.sampler not in ("in-batch", "mixed")),
+        ):
+            if not is_shared:
+                raise UserError(
+                    f"mining.whole_queries needs the same negatives for all labels of a query, "
+                    f"which mining.{name} = {toml_value(found)} does not give"
+                )
 
     def _check_in_batch(self) -> None:
         """The batch's own labels, or the share of them in a mixed sample, must find room."""

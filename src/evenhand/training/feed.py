@@ -20,7 +20,7 @@ from evenhand.data.dataset import IntArray, Part, Rows, padded_rows, taken_rows
 from evenhand.data.pairs import PairIndex
 from evenhand.data.weighting import unit_values
 from evenhand.models.encoders import Bags, Features
-from evenhand.training.order import Order, pairs_at
+from evenhand.training.order import Order, WholeQueries, pairs_at
 from evenhand.training.step import Batch
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
@@ -50,6 +50,7 @@ class PairFeed:
         device: torch.device,
         pair_groups: IntArray | None = None,
         share: tuple[int, int] = (0, 1),
+        has_whole_queries: bool = False,
     ) -> None:
         """
         Args:
@@ -57,6 +58,8 @@ class PairFeed:
             generator: the feed's own; it runs ahead of the batches that were handed out.
             pair_groups: (N_pairs,) from 0, for the risks of known memberships.
             share: (rank, number of ranks): of every batch, only the examples of that rank.
+            has_whole_queries: the pairs of a query follow one another, and its features and
+                positives are in a batch once.
         """
         rank, num_ranks = share
         if not 0 <= rank < num_ranks:
@@ -71,6 +74,9 @@ class PairFeed:
                 f"batch_size must be between 1 and {self.num_pairs} "
                 f"(the number of training pairs), got {batch_size}"
             )
+        if has_whole_queries and (part.block_pairs or not masks_all_positives):
+            raise ValueError("whole queries are for data in memory, and mask all their positives")
+        self.whole_queries = WholeQueries(self.pairs.offsets) if has_whole_queries else None
         self.batch_size = batch_size
         self.masks_all_positives = masks_all_positives
         self.generator = generator
@@ -136,10 +142,17 @@ class PairFeed:
         """
         rank, num_ranks = share
         first, last = (place.position + self.batch_size * r // num_ranks for r in (rank, rank + 1))
-        pair_ids = pairs_at(first, last, place.key, self.order).numpy()  # (B,)
+        if self.whole_queries is None:
+            pair_ids = pairs_at(first, last, place.key, self.order).numpy()  # (B,)
+        else:
+            pair_ids = self.whole_queries.pairs_at(first, last, place.key).numpy()
         query_ids, label_ids = self.pairs.pairs_at(pair_ids)
-        positives = label_ids[:, None]  # (B, 1), the paper's mask
-        if self.masks_all_positives:
+        query_rows, positives = None, label_ids[:, None]  # (B, 1), the paper's mask
+        if self.whole_queries is not None:
+            is_new = np.diff(query_ids, prepend=-1) != 0  # (B,)
+            query_rows, query_ids = torch.from_numpy(np.cumsum(is_new) - 1), query_ids[is_new]
+            positives = padded_rows(self.part.positives, query_ids)  # (U, P)
+        elif self.masks_all_positives:
             positives = self._all_positives(query_ids, label_ids)  # (B, P)
         groups = None if self.pair_groups is None else self.pair_groups[pair_ids]
         batch = Batch(
@@ -148,6 +161,7 @@ class PairFeed:
             positive_ids=torch.from_numpy(positives),
             pair_ids=torch.from_numpy(pair_ids),
             group_ids=None if groups is None else torch.from_numpy(groups),
+            query_rows=query_rows,
         )
         return _mapped(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
 

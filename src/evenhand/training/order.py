@@ -7,13 +7,18 @@ of them at a time, a pool, with their pairs mixed. Where the first block begins 
 that the blocks of two epochs are not the same, and every pair is as likely as any other to be at
 any place.
 
-All of it follows from the epoch's key and the place: nothing is kept, any rank can compute its
-share of any batch, and training resumes at any place.
+A query of several labels may also stay whole: then the queries are permuted, and the pairs of each
+follow one another. A batch's end may still come between them.
+
+All of it follows from the epoch's key and the place: any rank can compute its share of any batch,
+and training resumes at any place.
 """
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.kernels.permutation import keys_for, permuted
@@ -62,6 +67,34 @@ def pairs_at(first: int, last: int, key: Tensor, order: Order) -> Tensor:
         found.append((starts + (start + mixed) % order.block_pairs) % order.num_pairs)
         first = min(last, end)
     return torch.cat(found)
+
+
+class WholeQueries:
+    """The pairs query by query, the queries in any order; 16 bytes a query for one epoch."""
+
+    def __init__(self, offsets: NDArray[np.int64]) -> None:
+        self.offsets = offsets
+        self.epoch: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    def pairs_at(self, first: int, last: int, key: Tensor) -> Tensor:
+        """As the function of this name."""
+        if first >= last:
+            return torch.empty(0, dtype=torch.int64)
+        queries, ends = self._order_of(key)
+        low, high = np.searchsorted(ends, [first, last - 1], side="right")
+        own, own_ends = queries[low : high + 1], ends[low : high + 1]
+        starts, lengths = self.offsets[own], np.diff(self.offsets)[own]
+        before = own_ends - lengths  # places at which the queries begin
+        pairs = np.repeat(starts - before, lengths) + np.arange(before[0], own_ends[-1])
+        return torch.from_numpy(pairs[first - before[0] : last - before[0]])
+
+    def _order_of(self, key: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The queries as the epoch has them, and where the pairs of each end: (N,), (N,)."""
+        if self.epoch is None or self.epoch[0] != int(key):
+            places = torch.arange(len(self.offsets) - 1).unsqueeze(0)
+            queries = permuted(places, key, places.numel())[0].numpy()
+            self.epoch = int(key), queries, np.cumsum(np.diff(self.offsets)[queries])
+        return self.epoch[1:]
 
 
 def _block_starts(slots: Tensor, key: Tensor, order: Order) -> Tensor:

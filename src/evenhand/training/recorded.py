@@ -47,6 +47,8 @@ def why_not_recorded(
         return "it does not run on a CUDA device"
     if feed.part.block_pairs or feed.part.feature_weights is not None:
         return "the data set is read in blocks"
+    if feed.whole_queries is not None:
+        return "queries stay whole"
     try:
         from evenhand.kernels.gpu.losses import kernel_loss
         from evenhand.kernels.gpu.rows import LARGEST_WIDTH

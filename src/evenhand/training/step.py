@@ -7,6 +7,9 @@ where t runs over the distinct labels with any gradient at all:
 
     gradient of the survivors' query vectors  C V        (k', T) (T, D)
     gradient of the touched label vectors     C' Q       (T, k') (k', D)
+
+Examples of one query have the same scores. Where a batch says which they are (`query_rows`), a
+query is encoded, scored and mined once for all its U' surviving examples, and C has a row for it.
 """
 
 from collections.abc import Callable
@@ -28,11 +31,12 @@ from evenhand.sampling import LabelSample, log_q_corrected
 
 
 class Batch(NamedTuple):
-    features: Features
+    features: Features  # of B examples, or of U queries
     label_ids: Tensor  # (B,) the positive each example was drawn with
-    positive_ids: Tensor  # (B, P) labels that may not be its negatives, padded with -1
+    positive_ids: Tensor  # (B or U, P) labels that may not be negatives, padded with -1
     pair_ids: Tensor | None = None  # (B,) which of all training pairs each example is
     group_ids: Tensor | None = None  # (B,) for the risks of known memberships alone
+    query_rows: Tensor | None = None  # (B,) ascending: each example's of the U queries; None: own
 
 
 class Mined(NamedTuple):
@@ -41,8 +45,9 @@ class Mined(NamedTuple):
     losses: Tensor  # (B,) of every example
     survivors: Tensor  # (k',) positions of the examples with a weight
     weights: Tensor  # (k',) of the survivors
+    query_rows: Tensor  # (R,) of the query vectors with a gradient: the survivors, or fewer
     label_ids: Tensor  # (T,) distinct labels with a gradient
-    coefficients: Lists | Tensor  # (k', T) d objective / d score
+    coefficients: Lists | Tensor  # (R, T) d objective / d score
 
 
 class Gradients(NamedTuple):
@@ -68,22 +73,24 @@ def mine(
     Labels are mined by their raw scores; the log Q correction, which is for the softmax loss
     alone, comes after, or rare labels would look hard only for being rarely drawn.
     """
-    kept, kept_scores = _hardest_of(query_vectors, batch, model, sample, num_hard_labels)  # (B, k)
+    kept, kept_scores = _hardest_of(query_vectors, batch, model, sample, num_hard_labels)  # (U, k)
     positive_scores = _positive_scores(query_vectors, batch, model)  # (B,)
     if is_log_q_corrected:
         log_counts = _kept(sample.log_counts, kept).expand_as(kept_scores)
         kept_scores = log_q_corrected(kept_scores, log_counts)
-    found = score_gradients(positive_scores, kept_scores, loss_fn=loss_fn, risk_fn=risk_fn)
-    survivors, num_labels = found.survivors, len(model.label_table)
-    positive_ids = batch.label_ids.index_select(0, survivors)
-    if kept is None and sample.ids.shape == (num_labels,):
-        by_label = _by_every_label(sample.ids, positive_ids, found, num_labels)
-        return Mined(found.losses, survivors, found.weights, *by_label)
-    kept_ids = _kept(sample.ids, kept).expand_as(kept_scores)
-    kept_ids = kept_ids.index_select(0, survivors)  # (k', k)
-    label_ids = torch.cat([positive_ids.unsqueeze(1), kept_ids], dim=1)  # (k', 1 + k), and like it:
-    coefficients = torch.cat([found.positive.unsqueeze(1), found.negative], dim=1)
-    return Mined(found.losses, survivors, found.weights, *matrix_of(label_ids, coefficients))
+    found = score_gradients(
+        positive_scores, _of_examples(kept_scores, batch), loss_fn=loss_fn, risk_fn=risk_fn
+    )
+    rows = _by_query(found, batch)
+    by_label: tuple[Tensor, Lists | Tensor]
+    if kept is None and sample.ids.shape == (len(model.label_table),):
+        by_label = _by_every_label(sample.ids, rows, len(model.label_table))
+    else:
+        kept_ids = _kept(sample.ids, kept).expand_as(kept_scores)
+        kept_ids = kept_ids.index_select(0, rows.query_rows)  # (R, k)
+        label_ids = torch.cat([rows.positive_ids, kept_ids], dim=1)  # (R, P + k), and like it:
+        by_label = matrix_of(label_ids, torch.cat([rows.positive, rows.negative], dim=1))
+    return Mined(found.losses, found.survivors, found.weights, rows.query_rows, *by_label)
 
 
 def gradients_of(
@@ -97,30 +104,30 @@ def gradients_of(
     """Carries the coefficients to the rows of the tables that the survivors touch.
 
     Args:
-        raw_vectors: (B, D) as the encoder gave them; None: the survivors are encoded again.
+        raw_vectors: as the encoder gave them; None: what has a gradient is encoded again.
     """
     features = batch.features
-    if len(mined.survivors) < len(mined.losses):  # survivors are in order: else nothing to take
-        features = taken_features(features, mined.survivors)
-        query_vectors = query_vectors.index_select(0, mined.survivors)  # (k', D)
+    if len(mined.query_rows) < len(query_vectors):  # they are in order: else nothing to take
+        features = taken_features(features, mined.query_rows)
+        query_vectors = query_vectors.index_select(0, mined.query_rows)  # (R, D)
         if raw_vectors is not None:
-            raw_vectors = raw_vectors.index_select(0, mined.survivors)
+            raw_vectors = raw_vectors.index_select(0, mined.query_rows)
     if raw_vectors is None:
-        raw_vectors = model.encoder(features).detach()  # (k', D)
+        raw_vectors = model.encoder(features).detach()  # (R, D)
     vector_gradients = product(
         mined.coefficients, model.label_vectors(mined.label_ids)
-    )  # (k', T) (T, D) -> (k', D)
+    )  # (R, T) (T, D) -> (R, D)
     encoder_gradients = model.through_unit(model.scaled(vector_gradients), raw_vectors)
     feature_rows = model.encoder.accumulate(features, encoder_gradients)
     label_gradients = transposed_product(
         mined.coefficients, query_vectors, num_columns=len(mined.label_ids)
-    )  # (T, k') (k', D) -> (T, D)
+    )  # (T, R) (R, D) -> (T, D)
     label_rows = RowGradients(
         mined.label_ids, model.through_label_vectors(label_gradients, mined.label_ids)
     )
     bias_rows = None
     if model.label_bias is not None:
-        ones = query_vectors.new_ones(len(mined.survivors), 1)
+        ones = query_vectors.new_ones(len(mined.query_rows), 1)
         bias_gradients = transposed_product(
             mined.coefficients, ones, num_columns=len(mined.label_ids)
         )  # (T, 1)
@@ -173,7 +180,42 @@ def _scores_of_each(
     return scores_of
 
 
+def _of_examples(rows: Tensor, batch: Batch) -> Tensor:
+    """Those of the queries, for each example: (U, n) -> (B, n)."""
+    return rows if batch.query_rows is None else rows.index_select(0, batch.query_rows)
+
+
+class _QueryGradients(NamedTuple):
+    """Derivatives of the objective by the scores of R queries, P positives each."""
+
+    query_rows: Tensor  # (R,)
+    positive_ids: Tensor  # (R, P) padded with -1
+    positive: Tensor  # (R, P)
+    negative: Tensor  # (R, k)
+
+
+def _by_query(found: ScoreGradients, batch: Batch) -> _QueryGradients:
+    """Survivors of one query in one row: each its positive, and all of them the same negatives."""
+    survivors, label_ids = found.survivors, batch.label_ids.index_select(0, found.survivors)
+    if batch.query_rows is None:
+        columns = label_ids.unsqueeze(1), found.positive.unsqueeze(1)
+        return _QueryGradients(survivors, *columns, found.negative)
+    query_rows, places, counts = torch.unique_consecutive(
+        batch.query_rows.index_select(0, survivors), return_inverse=True, return_counts=True
+    )  # (R,), (k',), (R,)
+    first = counts.cumsum(0) - counts
+    slots = torch.arange(len(places), device=places.device) - first[places]  # (k',)
+    shape = len(counts), int(counts.max()) if len(counts) else 0
+    positive_ids, positive = label_ids.new_full(shape, -1), found.positive.new_zeros(shape)
+    positive_ids[places, slots], positive[places, slots] = label_ids, found.positive
+    negative = found.negative.new_zeros(len(counts), found.negative.shape[1])
+    return _QueryGradients(
+        query_rows, positive_ids, positive, negative.index_add_(0, places, found.negative)
+    )
+
+
 def _positive_scores(query_vectors: Tensor, batch: Batch, model: Retriever) -> Tensor:
+    query_vectors = _of_examples(query_vectors, batch)
     return _scores(query_vectors, model, batch.label_ids.unsqueeze(1)).squeeze(1)  # (B, 1) -> (B,)
 
 
@@ -191,11 +233,11 @@ def _kept(values: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def _by_every_label(
-    sampled_ids: Tensor, positive_ids: Tensor, gradients: ScoreGradients, num_labels: int
+    sampled_ids: Tensor, rows: _QueryGradients, num_labels: int
 ) -> tuple[Tensor, Tensor]:
-    """As `matrix_of`, where nearly every label may have a coefficient: a dense (k', T) matrix."""
-    matrix = gradients.negative.new_zeros(len(positive_ids), num_labels)  # (k', L)
-    matrix.index_add_(1, sampled_ids.clamp(min=0), gradients.negative)  # an empty slot adds 0
-    matrix.scatter_add_(1, positive_ids.unsqueeze(1), gradients.positive.unsqueeze(1))
-    touched = (matrix != 0).any(dim=0).nonzero().squeeze(1)  # (k', L) -> (T,)
+    """As `matrix_of`, where nearly every label may have a coefficient: a dense (R, T) matrix."""
+    matrix = rows.negative.new_zeros(len(rows.negative), num_labels)  # (R, L)
+    matrix.index_add_(1, sampled_ids.clamp(min=0), rows.negative)  # an empty slot adds 0
+    matrix.scatter_add_(1, rows.positive_ids.clamp(min=0), rows.positive)
+    touched = (matrix != 0).any(dim=0).nonzero().squeeze(1)  # (R, L) -> (T,)
     return touched, matrix.index_select(1, touched)

@@ -50,7 +50,8 @@ def main() -> None:
     console = Console()
     if options.data:
         folder = Path(options.data)
-        datasets = [load_extreme(next(folder.glob("train.txt*")), None, name=folder.name)]
+        paths = [next(folder.glob(f"{part}.txt*")) for part in ("train", "test")]
+        datasets = [load_extreme(*paths, name=folder.name)]
     else:
         datasets = [_generated(count) for count in LABELS_A_QUERY]
     rows = [_compared(dataset, options, console) for dataset in datasets]
@@ -143,7 +144,7 @@ def _generated(labels_a_query: int) -> Dataset:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time with and without whole queries.")
-    parser.add_argument("--data", help="folder with train.txt, plain or compressed")
+    parser.add_argument("--data", help="folder with train.txt and test.txt, plain or compressed")
     parser.add_argument("--batch-size", type=int, default=4096, help="pairs (%(default)s)")
     parser.add_argument("--turns", type=int, default=15, help="of each way (%(default)s)")
     parser.add_argument("--json", help="file to write the figures to")

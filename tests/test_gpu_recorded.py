@@ -176,6 +176,9 @@ def test_what_cannot_be_recorded_says_why():
     in_batch = InBatchSampler(torch.ones(NUM_LABELS))
     assert "uniform" in why_not_recorded(training, plan, in_batch, loss_fn)
     assert "loss" in why_not_recorded(training, plan, sampler, lambda p, n: p)
+    training.feed.whole_queries = object()
+    assert "whole" in why_not_recorded(training, plan, sampler, loss_fn)
+    training.feed.whole_queries = None
     training.model.encoder = MlpEncoder(2, WIDTH)
     assert "encoder" in why_not_recorded(training, plan, sampler, loss_fn)
 

@@ -309,6 +309,28 @@ def test_the_compiled_step_is_that_of_the_obvious_formula(
             assert worst_difference(actual[name].double(), expected[name]) < 3e-5
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("size_name", SIZES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_on_a_gpu_the_step_is_that_of_the_obvious_formula(mask, size_name):
+    size, generator = SIZES[size_name], torch.Generator().manual_seed(13)
+    for counts, similarity in product(size.counts, SIMILARITIES):
+        model, features = random_model("valued bags", similarity, size.num_labels, generator)
+        batch = random_batch(features, mask, size.num_labels, generator)
+        sample = random_sample("shared", batch, size, generator)
+        losses, expected = obvious_step(model, batch, sample, *counts, "softmax")
+        moved = Batch(
+            Bags(*(tensor.cuda() for tensor in features)),
+            *(None if field is None else field.cuda() for field in batch[1:]),
+        )
+        on_gpu = LabelSample(*(tensor.cuda() for tensor in sample))
+        mined, actual, _ = fast_step(model.cuda(), moved, on_gpu, *counts, "softmax")
+        torch.testing.assert_close(mined.losses.cpu(), losses, rtol=1e-10, atol=1e-11)
+        for name in expected:
+            assert worst_difference(actual[name].cpu(), expected[name]) < 1e-10
+
+
 @pytest.mark.parametrize("kind", ["shared", "for each"])
 @pytest.mark.parametrize("num_hard_labels", [2, 7])
 def test_a_label_that_is_no_number_shows_in_the_losses_that_meet_it(kind, num_hard_labels):

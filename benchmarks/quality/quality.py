@@ -73,7 +73,7 @@ NAPKIN_MANY = [
     ("napkinxc-plt", {"train": {"liblinear_c": 30}}),
     ("napkinxc-plt", {"train": {"liblinear_c": 100}}),
 ]
-FACTORS_FEW, FACTORS_MANY = (0.6, 1.0, 1.5), (0.7, 1.2)  # of a weight, in our trials
+FACTORS_FEW, FACTORS_MANY = (0.6, 1.0, 1.5), (1.0, 1.5)  # of a weight, in our trials
 MOST_LABELS_OF_OVR = 5000
 
 

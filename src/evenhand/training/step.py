@@ -9,7 +9,7 @@ where t runs over the distinct labels with any gradient at all:
     gradient of the touched label vectors     C' Q       (T, k') (k', D)
 
 Examples of one query have the same scores. Where a batch says which they are (`query_rows`), a
-query is encoded, scored and mined once for all its U' surviving examples, and C has a row for it.
+query is encoded, scored and mined once for all of them, and C has one row for it.
 """
 
 from collections.abc import Callable

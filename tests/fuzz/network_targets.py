@@ -56,14 +56,17 @@ def _fetch(data: bytes) -> Exception | None:
         connection.host.encode("idna")  # what a real connection does with a name
         connection.sock = _Socket(left.pop(0) if left else b"")
 
-    kept = http.client.HTTPConnection.connect
-    http.client.HTTPConnection.connect = connect
+    kinds = http.client.HTTPConnection, http.client.HTTPSConnection
+    kept = [kind.connect for kind in kinds]
+    for kind in kinds:
+        kind.connect = connect
     try:
         path, refusal = answer(
             lambda: download.fetch(file, folder, max_attempts=3, first_pause=0.0, max_bytes=10**6)
         )
     finally:
-        http.client.HTTPConnection.connect = kept
+        for kind, own in zip(kinds, kept, strict=True):
+            kind.connect = own
     if refusal is None:
         require(not (folder / "file.txt.part").exists(), "a part is left")
         if file.checksum is not None:

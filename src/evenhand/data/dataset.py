@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data.checks import check_arrays, check_ids
+from evenhand.data.npy import check_npy_header
 from evenhand.data.scans import counted, pieces
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, parsed_json
@@ -390,6 +391,8 @@ def _read_about(folder: Path) -> dict[str, Any]:
 def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
     path = array_path(folder, name)
     try:  # an empty array cannot be memory-mapped
+        with open(path, "rb") as file:
+            check_npy_header(file)
         array = np.load(path, mmap_mode="r" if 0 not in shape else None, allow_pickle=False)
         found = (list(array.shape), array.dtype)
     except Exception as error:  # numpy's reader of a damaged header raises a dozen kinds

@@ -45,6 +45,7 @@ from evenhand.data.extreme_lines import Header, parsed_blocks
 from evenhand.data.files import placed_blocks, stored_size
 from evenhand.data.journal import Source, open_journal, total_of, write_journal
 from evenhand.data.manifest import MANIFEST, write_manifest
+from evenhand.data.npy import check_npy_header
 from evenhand.data.parts import check_fractions, part_of
 from evenhand.data.scans import counted
 from evenhand.data.spool import (
@@ -406,5 +407,7 @@ def _fetch(path: Path) -> None:
 
 def _opened(path: Path, *, is_empty: bool) -> NDArray[Any]:
     mode: Literal["r"] | None = None if is_empty else "r"  # nothing cannot be mapped
+    with open(path, "rb") as file:
+        check_npy_header(file)
     array: NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
     return array

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evenhand.data.dataset import FloatArray, IntArray, Part, padded_rows, pairs_of
+from evenhand.data.npy import check_npy_header
 from evenhand.errors import UserError
 from evenhand.files import atomic_path
 from evenhand.metrics import label_propensities, pair_ranks, query_metrics
@@ -188,6 +189,9 @@ def load_outcome(folder: Path) -> Outcome:
         raise UserError(f"{folder} holds no outcome.npz; evaluate the run first")
     try:  # reading a member to its end checks its sum; zipfile raises RuntimeError for odd flags
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            for member in file.zip.namelist():
+                with file.zip.open(member) as array:
+                    check_npy_header(array)
             outcome = _outcome({name: file[name] for name in file.files})
         _check(outcome)
     except Exception as error:  # the readers of zip, deflate and .npy raise a dozen kinds

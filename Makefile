@@ -21,8 +21,8 @@ $(TOOLS): $(READY)
 demo: $(READY)  ## train SNM and S2M on places, compare them, write the report
 	$(BIN)/evenhand demo
 
-test: $(TOOLS)  ## every test
-	$(BIN)/pytest
+test: $(TOOLS)  ## every test, each file by one of a few processes
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 check: $(TOOLS)  ## format, lint, strict types
 	$(BIN)/ruff format --check .

@@ -89,12 +89,12 @@ def kills_table() -> list[str]:
     every = found["settings"]["training"]["checkpoint_every"]
     rows = {
         "runs": summary["runs"],
-        "ended byte for byte as the undisturbed run, unaided": summary["as_undisturbed"],
-        "killed while a checkpoint was being written": summary["killed_within_a_checkpoint"],
-        "of them killed before their end": summary["killed_before_the_end"],
-        "killed on rank 0, before the end": sum(
+        "killed before their end": summary["killed_before_the_end"],
+        "of them while a checkpoint was being written": summary["killed_within_a_checkpoint"],
+        "of them on rank 0": sum(
             run["rank"] == 0 and run["killed_at_step"] is not None for run in runs
         ),
+        "ended byte for byte as the undisturbed run, unaided": summary["as_undisturbed"],
         f"most logged steps trained again (a checkpoint every {every})": max(lost, default=0),
     }
     return [*_head("", ""), *(_line([name, f"{value:,}"]) for name, value in rows.items())]

@@ -1,11 +1,14 @@
 """Damaged headers of arrays, and one that would end the process inside numpy."""
 
 import io
+import zipfile
 
 import numpy as np
 import pytest
 
-from evenhand.data.npy import check_npy_header
+from evenhand.data.npy import check_npy_header, open_npy
+from evenhand.errors import UserError
+from evenhand.evaluation.outcome import load_outcome
 
 
 def npy(descr, shape):
@@ -30,8 +33,8 @@ def test_plain_arrays_pass(descr, shape):
         ("<(2,)i8", "(3,)", "plain numbers"),
         ("|V0", "(3,)", "plain numbers"),
         ("|O", "(3,)", "plain numbers"),
-        ("<i8", "(-1,)", "sizes must be from 0"),
-        ("<i8", "(True,)", "sizes must be from 0"),
+        ("<i8", "(-1,)", r"numbers from 0, got \(-1,\)"),
+        ("<i8", "(True,)", r"numbers from 0, got \(True,\)"),
         ("no type", "(3,)", "descr"),
     ],
 )
@@ -41,7 +44,22 @@ def test_what_is_no_plain_array_is_refused(descr, shape, complaint):
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(ValueError, match=r"format 3\.0"):
+    with pytest.raises(ValueError, match=r"must be 1\.0 or 2\.0, got 3\.0"):
         check_npy_header(io.BytesIO(b"\x93NUMPY\x03\x00"))
     with pytest.raises(ValueError, match="magic"):
         check_npy_header(io.BytesIO(b"something else"))
+
+
+def test_arrays_are_mapped_and_odd_ones_refused_wherever_they_are_read(tmp_path):
+    path = tmp_path / "array.npy"
+    np.save(path, np.arange(3))
+    assert isinstance(open_npy(path, is_empty=False), np.memmap)
+    np.save(path, np.arange(0))
+    assert len(open_npy(path, is_empty=True)) == 0
+    path.write_bytes(npy("<(2,)i8", "(3,)") + bytes(48))
+    with pytest.raises(ValueError, match="plain numbers"):
+        open_npy(path, is_empty=False)
+    with zipfile.ZipFile(tmp_path / "outcome.npz", "w") as file:
+        file.write(path, "ranks.npy")
+    with pytest.raises(UserError, match=r"outcome\.npz is damaged .*plain numbers"):
+        load_outcome(tmp_path)

@@ -408,7 +408,7 @@ def test_an_odd_number_of_pairs_in_a_block_is_refused(paths, tmp_path, found):
     about = json.loads(path.read_text())
     about["streamed"]["block_pairs"]["train"] = found
     path.write_text(json.dumps(about))
-    with pytest.raises(UserError, match="block_pairs of train must be a number from 0"):
+    with pytest.raises(UserError, match="block_pairs of train must be a whole number from 0"):
         open_dataset(out)
 
 

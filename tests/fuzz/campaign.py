@@ -216,6 +216,7 @@ def _saved(name: str, what: str, data: bytes, told: str, folder: Path) -> dict[s
     """The finding, made as small as it can be, with its input in a file."""
     is_death = what.startswith(("crash", "hang"))
     if is_death:
+        print(f"{_now()} {name}: {what}; its input is made smaller, for minutes", flush=True)
         data = smallest(data, lambda shorter: _dies(name, shorter, folder), most_tries=60)
     elif not what.startswith("slow"):
         data = smallest(data, lambda shorter: _kind_of(name, shorter) == what, most_tries=3000)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data.checks import check_arrays, check_ids
-from evenhand.data.npy import check_npy_header
+from evenhand.data.npy import open_npy
 from evenhand.data.scans import counted, pieces
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, parsed_json
@@ -390,10 +390,8 @@ def _read_about(folder: Path) -> dict[str, Any]:
 
 def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
     path = array_path(folder, name)
-    try:  # an empty array cannot be memory-mapped
-        with open(path, "rb") as file:
-            check_npy_header(file)
-        array = np.load(path, mmap_mode="r" if 0 not in shape else None, allow_pickle=False)
+    try:
+        array = open_npy(path, is_empty=0 in shape)
         found = (list(array.shape), array.dtype)
     except Exception as error:  # numpy's reader of a damaged header raises a dozen kinds
         raise UserError(
@@ -404,7 +402,7 @@ def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
             f"{path} holds {found[1]} of shape {found[0]}, expected {_dtype_of(name)} of shape "
             f"{shape}; make the data set again"
         )
-    return array  # type: ignore[no-any-return]
+    return array
 
 
 def _part(name: str, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Part:
@@ -429,7 +427,7 @@ def _part(name: str, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> 
 def _block_pairs(name: str, about: dict[str, Any]) -> int:
     found = about.get("streamed", {}).get("block_pairs", {}).get(name, 0)
     if type(found) is not int or found < 0:
-        raise ValueError(f"block_pairs of {name} must be a number from 0, got {found!r}")
+        raise ValueError(f"block_pairs of {name} must be a whole number from 0, got {found!r}")
     return found
 
 

@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -45,7 +45,7 @@ from evenhand.data.extreme_lines import Header, parsed_blocks
 from evenhand.data.files import placed_blocks, stored_size
 from evenhand.data.journal import Source, open_journal, total_of, write_journal
 from evenhand.data.manifest import MANIFEST, write_manifest
-from evenhand.data.npy import check_npy_header
+from evenhand.data.npy import open_npy
 from evenhand.data.parts import check_fractions, part_of
 from evenhand.data.scans import counted
 from evenhand.data.spool import (
@@ -318,7 +318,7 @@ class _Conversion:
         header = Header(*journal.settings["train file"]["header"])
         parts = {}
         for part in (p for p in ("train", "validation", "test") if p in journal.parts()):
-            arrays = [_opened(self._array_path(part, array), is_empty=empty)
+            arrays = [open_npy(self._array_path(part, array), is_empty=empty)
                       for array, empty in self._emptiness(part)]  # fmt: skip
             parts[part] = Part(Rows(*arrays[2:]), Rows(*arrays[:2]))
         train = total_of(journal.shards["train"])
@@ -403,11 +403,3 @@ def _fetch(path: Path) -> None:
     if path.exists() and hasattr(os, "posix_fadvise"):
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-
-
-def _opened(path: Path, *, is_empty: bool) -> NDArray[Any]:
-    mode: Literal["r"] | None = None if is_empty else "r"  # nothing cannot be mapped
-    with open(path, "rb") as file:
-        check_npy_header(file)
-    array: NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
-    return array

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
-from scipy import stats
+from scipy.special import stdtrit
 
 PARTS = ("tail", "head", "full")
 
@@ -37,7 +37,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Int
         mean = float(differences.mean()) if count else math.nan
         return Interval(mean, math.nan, math.nan, count)
     mean = float(differences.mean())
-    half = stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / math.sqrt(count)
+    half = stdtrit(count - 1, 0.975) * differences.std(ddof=1) / math.sqrt(count)
     return Interval(mean, mean - float(half), mean + float(half), count)
 
 

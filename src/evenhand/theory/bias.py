@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import binom
+from scipy.special import betaincc
 
 from evenhand.theory.order import DoubleArray
 
@@ -110,10 +110,18 @@ def _gaps(values: ArrayLike, probabilities: ArrayLike) -> _Gaps:
 def _expected_shortfall(num_draws: int, success: DoubleArray, level: float) -> DoubleArray:
     """E[(c - X)_+] for X ~ binomial(N, q): c P[X <= c] - N q P[binomial(N-1, q) <= c - 1]."""
     whole = math.floor(level)
-    below = binom.cdf(whole, num_draws, success)
-    below_without_one = binom.cdf(whole - 1, num_draws - 1, success)
+    below = _at_most(whole, num_draws, success)
+    below_without_one = _at_most(whole - 1, num_draws - 1, success)
     shortfall: DoubleArray = level * below - num_draws * success * below_without_one
     return np.maximum(shortfall, 0)
+
+
+def _at_most(count: int, num_draws: int, success: DoubleArray) -> DoubleArray:
+    """P[binomial(N, q) <= c]. (To import scipy.stats for it takes longer than all else of scipy.)"""
+    if not 0 <= count < num_draws:
+        return np.full_like(success, float(count >= num_draws))
+    probability: DoubleArray = betaincc(count + 1, num_draws - count, success)
+    return probability
 
 
 def _check(num_examples: int, tail_fraction: float) -> None:

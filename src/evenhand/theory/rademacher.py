@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import binom
+from scipy.special import poch
 
 from evenhand.theory.expected import Estimate
 from evenhand.theory.order import DoubleArray
@@ -25,8 +25,9 @@ def threshold_rademacher(*, loss_bound: float, num_examples: int) -> float:
         >>> round(threshold_rademacher(loss_bound=1.0, num_examples=2), 12)
         0.25
     """
-    # E|sum of N signs| = N times the middle of the binomial law of N - 1 fair coins.
-    middle = float(binom.pmf((num_examples - 1) // 2, num_examples - 1, 0.5))
+    # E|sum of N signs| = N times the middle of the binomial law of N - 1 fair coins, which is that
+    # of 2m coins for m = floor(N / 2): (2m choose m) / 4^m = Gamma(m + 1/2) / (sqrt(pi) m!).
+    middle = float(poch(num_examples // 2 + 1, -0.5)) / math.sqrt(math.pi)
     return loss_bound / 2 * middle
 
 

@@ -83,7 +83,8 @@ class WholeQueries:
         queries, ends = self._order_of(key)
         low, high = np.searchsorted(ends, [first, last - 1], side="right")
         own, own_ends = queries[low : high + 1], ends[low : high + 1]
-        starts, lengths = self.offsets[own], np.diff(self.offsets)[own]
+        starts = self.offsets[own]
+        lengths = self.offsets[own + 1] - starts
         before = own_ends - lengths  # places at which the queries begin
         pairs = np.repeat(starts - before, lengths) + np.arange(before[0], own_ends[-1])
         return torch.from_numpy(pairs[first - before[0] : last - before[0]])

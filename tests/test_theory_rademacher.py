@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -62,6 +63,14 @@ def test_thresholds_cost_half_of_what_the_paper_allows(num_examples):
     value = threshold_rademacher(loss_bound=3.0, num_examples=num_examples)
     assert value == pytest.approx(complexity(ends), rel=1e-12)
     assert value <= 3 / (2 * math.sqrt(num_examples)) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("num_examples", [99, 1000, 10_001])
+def test_the_cost_of_thresholds_is_exact_for_more_examples_than_can_be_enumerated(num_examples):
+    coins = num_examples - 1
+    middle = Fraction(math.comb(coins, coins // 2), 2**coins)
+    value = threshold_rademacher(loss_bound=2.0, num_examples=num_examples)
+    assert value == pytest.approx(float(middle), rel=1e-11)
 
 
 def test_the_cost_of_thresholds_for_many_examples():

@@ -1,3 +1,4 @@
+import argparse
 import ast
 import importlib
 import os
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import evenhand
+from evenhand import commands
+from evenhand.cli import _parser
 
 MODULES = [module.name for module in pkgutil.walk_packages(evenhand.__path__, "evenhand.")]
 
@@ -32,11 +35,58 @@ def test_the_package_lists_all_that_it_imports():
     tree = ast.parse(Path(evenhand.__file__).read_text("utf-8"))
     imported = {
         alias.asname or alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evenhand.")
         for alias in node.names
     }
     assert set(getattr(evenhand, "__all__", [])) == imported
+
+
+def commands_of(parser):
+    """What the words of a parser and of those below it lead to."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from commands_of(below)
+    if parser.get_default("command"):
+        yield parser.get_default("command")
+
+
+def test_every_word_of_the_command_leads_to_a_function_of_its_own():
+    named = list(commands_of(_parser()))
+    written = [name for name in vars(commands) if name.endswith("_command")]
+    assert sorted(named) == sorted(written)
+
+
+def said_by(code, *arguments):
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
+
+
+def test_names_of_the_package_are_loaded_when_they_are_asked_for():
+    code = (
+        "import sys, evenhand; print('torch' in sys.modules); "
+        "from evenhand import s2m_loss, losses; print('torch' in sys.modules); "
+        "print(s2m_loss is evenhand.s2m_loss is sys.modules['evenhand.objective'].s2m_loss); "
+        "print(losses is evenhand.losses, 'UniformSampler' in dir(evenhand)); "
+        "from evenhand import *; print(UniformSampler.__name__)"
+    )
+    assert said_by(code) == ["False", "True", "True", "True", "True", "UniformSampler"]
+
+
+def test_a_name_that_is_not_there_is_said_to_be_missing():
+    with pytest.raises(AttributeError, match="module 'evenhand' has no attribute 's3m_loss'"):
+        evenhand.s3m_loss  # noqa: B018
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["train", "--help"], ["trian"]])
+def test_what_needs_no_model_does_not_wait_for_torch(words):
+    code = (
+        "import sys; from evenhand.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    assert said_by(code, *words)[-2:] == ["False", "False"]
 
 
 @pytest.mark.parametrize(("program", "policy"), [("bin/evenhand", "2000"), ("train.py", "None")])

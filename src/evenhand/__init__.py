@@ -13,43 +13,48 @@ import sys
 if os.path.basename((sys.argv or [""])[0]) == "evenhand":
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-from evenhand.losses import (
-    averaged_loss,
-    bowl_loss,
-    contrastive_loss,
-    crammer_singer_loss,
-    exponential,
-    hinge,
-    logistic,
-    softmax_loss,
-    squared_hinge,
-)
-from evenhand.mining import hardest_examples, hardest_labels, mask_positives
-from evenhand.objective import s2m_loss
-from evenhand.risk import (
-    DualCvar,
-    GroupRisk,
-    StochasticMaximum,
-    chi_square_weights,
-    kl_weights,
-    mean_weights,
-    nonzero_weights,
-    ranked_range_weights,
-    tail_weights,
-    top_weights,
-)
-from evenhand.sampling import (
-    Distinct,
-    FrequencySampler,
-    InBatchSampler,
-    LabelSample,
-    LabelSampler,
-    LogUniformSampler,
-    MixedSampler,
-    UniformSampler,
-    log_q_corrected,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from evenhand.version import __version__
+
+if TYPE_CHECKING:
+    from evenhand.losses import (
+        averaged_loss,
+        bowl_loss,
+        contrastive_loss,
+        crammer_singer_loss,
+        exponential,
+        hinge,
+        logistic,
+        softmax_loss,
+        squared_hinge,
+    )
+    from evenhand.mining import hardest_examples, hardest_labels, mask_positives
+    from evenhand.objective import s2m_loss
+    from evenhand.risk import (
+        DualCvar,
+        GroupRisk,
+        StochasticMaximum,
+        chi_square_weights,
+        kl_weights,
+        mean_weights,
+        nonzero_weights,
+        ranked_range_weights,
+        tail_weights,
+        top_weights,
+    )
+    from evenhand.sampling import (
+        Distinct,
+        FrequencySampler,
+        InBatchSampler,
+        LabelSample,
+        LabelSampler,
+        LogUniformSampler,
+        MixedSampler,
+        UniformSampler,
+        log_q_corrected,
+    )
 
 __all__ = [
     "Distinct",
@@ -86,3 +91,22 @@ __all__ = [
     "tail_weights",
     "top_weights",
 ]
+
+_HOMES = ("losses", "mining", "objective", "risk", "sampling")
+
+
+def __getattr__(name: str) -> Any:
+    """A name, when it is first asked for: torch takes seconds to load, and a command that only
+    says what it can do, or that a word was wrong, does without."""
+    if name in _HOMES:
+        return import_module(f"evenhand.{name}")
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"evenhand.{home}")
+            if hasattr(module, name):
+                return globals().setdefault(name, getattr(module, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evenhand.building_risks import build_risk, groups_of_pairs
-from evenhand.config import ANNEALED, Config, to_toml
+from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Rows
 from evenhand.data.checks import check_ids
 from evenhand.data.scans import first_not_finite
@@ -18,6 +18,7 @@ from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector
 from evenhand.losses import LossFn
+from evenhand.methods import ANNEALED
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever

@@ -1,13 +1,12 @@
 """The command `evenhand`: its words and flags, and what it says when something is wrong."""
 
 import argparse
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from evenhand import commands
-from evenhand.config import METHODS
 from evenhand.faults import guarded
-from evenhand.stream_command import data_check
+from evenhand.methods import METHODS
 from evenhand.version import __version__
 
 EPILOG = """\
@@ -32,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         options = _parser().parse_args(arguments)
-        code: int = options.command_fn(options)
+        # Only now: commands need torch, which takes seconds to load, and `--help` does not.
+        commands = importlib.import_module("evenhand.commands")
+        code: int = getattr(commands, options.command)(options)
         return code
 
     return guarded(run)
@@ -57,11 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_reproduce(verbs)
     demo = _verb(verbs, "demo", "SNM and S2M on places, side by side, in minutes")
     demo.add_argument("--run", default="runs/demo", help="folder to write to (%(default)s)")
-    _finish(demo, commands.demo_command)
+    _finish(demo, "demo_command")
     doctor = _verb(verbs, "doctor", "what is installed, usable and slow on this machine")
     doctor.add_argument("folder", nargs="?", default="runs", help="of the runs (%(default)s)")
     doctor.add_argument("--json", action="store_true", help="for programs")
-    doctor.set_defaults(command_fn=commands.doctor_command)
+    doctor.set_defaults(command="doctor_command")
     return parser
 
 
@@ -87,7 +88,7 @@ def _add_train(verbs: Any) -> None:
     )
     _add_rank_timeout(parser)
     _add_settings(parser)
-    _finish(parser, commands.train_command)
+    _finish(parser, "train_command")
 
 
 def _add_rank_timeout(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +132,7 @@ def _add_tune(verbs: Any) -> None:
     parser.add_argument("--seed", dest="search_seed", type=int, help="of the search (0)")
     _add_settings(parser)
     parser.set_defaults(seed=None)
-    _finish(parser, commands.tune_command)
+    _finish(parser, "tune_command")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +161,7 @@ def _add_readers(verbs: Any) -> None:
     evaluate.add_argument("run", help="run folder")
     _add_part(evaluate)
     _add_rank_timeout(evaluate)
-    _finish(evaluate, commands.evaluate_command)
+    _finish(evaluate, "evaluate_command")
     export = _verb(verbs, "export", "write a run's vectors as files, for any vector store")
     export.add_argument("run", help="run folder")
     export.add_argument("--out", required=True, help="folder to write, which must not exist")
@@ -176,16 +177,16 @@ def _add_readers(verbs: Any) -> None:
         choices=("train", "validation", "test"),
         help="part of the data whose query vectors are written as well",
     )
-    _finish(export, commands.export_command)
+    _finish(export, "export_command")
     average = _verb(verbs, "average", "several runs as one, by the mean of their scores")
     average.add_argument("runs", nargs="+", help="trained run folders, of dot products")
     average.add_argument("--run", required=True, help="folder to write")
-    _finish(average, commands.average_command)
+    _finish(average, "average_command")
     compare = _verb(verbs, "compare", "two or more runs, with paired intervals")
     compare.add_argument("runs", nargs="+", help="run folders; the others are held to the first")
     compare.add_argument("--metric", default="recall@10", help="of the differences (%(default)s)")
     _add_part(compare)
-    _finish(compare, commands.compare_command)
+    _finish(compare, "compare_command")
     slices = _verb(verbs, "slices", "the subpopulations that explain a run's failures")
     slices.add_argument("run", help="run folder, evaluated")
     slices.add_argument(
@@ -213,17 +214,17 @@ def _add_readers(verbs: Any) -> None:
     )
     slices.add_argument("--json", help="file to write beside evaluation/<part>/slices.json")
     _add_part(slices)
-    _finish(slices, commands.slices_command)
+    _finish(slices, "slices_command")
     report = _verb(verbs, "report", "one page about one or more runs")
     report.add_argument("runs", nargs="+", help="run folders")
     report.add_argument("--out", help="file to write (report.html in the first run)")
     _add_part(report)
-    _finish(report, commands.report_command)
+    _finish(report, "report_command")
     search = _verb(verbs, "search", "ask a trained model")
     search.add_argument("run", help="run folder")
     search.add_argument("queries", nargs="+", help="what to look for, in quotes")
     search.add_argument("--results", type=int, default=5, help="labels to show (%(default)s)")
-    _finish(search, commands.search_command)
+    _finish(search, "search_command")
 
 
 def _add_data(verbs: Any) -> None:
@@ -257,20 +258,20 @@ def _add_data(verbs: Any) -> None:
         )
     for parser in (extreme, stream, table):
         parser.add_argument("--validation-fraction", type=float, default=0.1, help="(%(default)s)")
-    for parser, command_fn in (
-        (places, commands.data_places_command),
-        (extreme, commands.data_extreme_command),
-        (stream, commands.data_stream_command),
-        (table, commands.data_table_command),
+    for parser, command in (
+        (places, "data_places_command"),
+        (extreme, "data_extreme_command"),
+        (stream, "data_stream_command"),
+        (table, "data_table_command"),
     ):
         parser.add_argument("--out", help="folder to write (datasets/<name>)")
-        _finish(parser, command_fn)
+        _finish(parser, command)
     show = _verb(kinds, "show", "what a prepared data set holds")
     show.add_argument("folder")
-    _finish(show, commands.data_show_command)
+    _finish(show, "data_show_command")
     check = _verb(kinds, "check", "compare the files of a streamed data set with their checksums")
     check.add_argument("folder")
-    _finish(check, lambda options: data_check(options, commands.console))
+    _finish(check, "data_check_command")
     _add_public(kinds)
 
 
@@ -291,13 +292,13 @@ def _add_public(kinds: Any) -> None:
     fetch.add_argument("names", nargs="+", metavar="name", help="such as mnist, cifar10, EURLex-4K")
     verify = _verb(kinds, "verify", "check the files of public data sets in a folder")
     verify.add_argument("name", nargs="?", help="(all that are there)")
-    for parser, command_fn in (
-        (listed, commands.data_list_command),
-        (fetch, commands.data_fetch_command),
-        (verify, commands.data_verify_command),
+    for parser, command in (
+        (listed, "data_list_command"),
+        (fetch, "data_fetch_command"),
+        (verify, "data_verify_command"),
     ):
         _add_folder(parser)
-        _finish(parser, command_fn)
+        _finish(parser, command)
 
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
@@ -355,7 +356,7 @@ def _add_reproduce(verbs: Any) -> None:
     )
     parser.add_argument("--no-compile", action="store_true", help="do not try compiled code")
     parser.add_argument("--no-checkpoints", action="store_true", help="nothing to continue from")
-    _finish(parser, commands.reproduce_command)
+    _finish(parser, "reproduce_command")
 
 
 def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -375,9 +376,10 @@ def _add_part(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _finish(parser: argparse.ArgumentParser, command_fn: Any) -> None:
+def _finish(parser: argparse.ArgumentParser, command: str) -> None:
+    """The last flag, and which function of `commands` does it."""
     parser.add_argument("--device", help="cpu, cuda, cuda:1 … (the GPU if there is one)")
-    parser.set_defaults(command_fn=command_fn)
+    parser.set_defaults(command=command)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from evenhand.report import write_report
 from evenhand.reproduce.command import reproduce
 from evenhand.runs import RunResult, check_trained_on, load_result
 from evenhand.saved_models import load_model, run_config
-from evenhand.stream_command import data_stream
+from evenhand.stream_command import data_check, data_stream
 from evenhand.tables import (
     differences_table,
     parts_table,
@@ -313,6 +313,10 @@ def data_table_command(options: argparse.Namespace) -> int:
 
 def data_stream_command(options: argparse.Namespace) -> int:
     return data_stream(options, console, show_fn=_show)
+
+
+def data_check_command(options: argparse.Namespace) -> int:
+    return data_check(options, console)
 
 
 def data_show_command(options: argparse.Namespace) -> int:

@@ -25,29 +25,12 @@ from evenhand.losses import (
     softmax_loss,
     squared_hinge,
 )
+from evenhand.methods import METHODS, WITH_ALL_LABELS, WITH_HARD_EXAMPLES
 from evenhand.search_config import RankerConfig, SearchConfig
 from evenhand.settings import check_choice, check_positive, hint, parsed_toml, told, typed
 
 T = TypeVar("T")
 
-METHODS = {
-    "sgd": "all labels, all examples",
-    "snm": "hardest sampled labels, all examples",
-    "snm-nonzero": "snm, averaged over the examples that have a loss",
-    "topk-sgd": "all labels, hardest examples",
-    "s2m": "hardest sampled labels, hardest examples (Algorithm 1)",
-    "s2m-annealed": "s2m, with k' shrinking from the whole batch",
-    "ranked-range": "s2m-annealed without the very hardest examples, against wrong labels",
-    "cvar": "s2m-annealed, with hard judged across batches (dual CVaR)",
-    "chi-square": "s2m-annealed, with the worst weights of a chi-square ball",
-    "kl": "s2m-annealed, with the worst weights of a Kullback-Leibler ball",
-    "max": "hardest sampled labels, the one hardest example",
-    "stochastic-max": "the hardest example of all the data, by a weight for each",
-    "group-dro": "snm, with the worst mixture of groups that are known",
-}
-WITH_ALL_LABELS = ("sgd", "topk-sgd")
-ANNEALED = ("s2m-annealed", "ranked-range", "cvar", "chi-square", "kl")
-WITH_HARD_EXAMPLES = ("topk-sgd", "s2m", *ANNEALED)  # those that have a k'
 MARGIN_LOSSES = {
     "hinge": hinge,
     "squared-hinge": squared_hinge,

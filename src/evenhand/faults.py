@@ -15,8 +15,6 @@ import signal
 import sys
 from collections.abc import Callable
 
-import torch
-
 from evenhand.errors import StoppedError, UserError
 
 MENDABLE, STOPPED, NO_READER = 2, 130, 141
@@ -116,11 +114,15 @@ def silence(stream: object) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError) or _is_of_gpu(error):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+
+
+def _is_of_gpu(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError"  # torch's; to import it takes seconds
 
 
 def out_of_memory(
@@ -137,7 +139,7 @@ def out_of_memory(
         amount = gibibytes(int(match["bytes"])) if match["bytes"] else match["size"]
         asked = f": {amount} more were asked for and could not be had"
         asked += f" (an array of shape {match['shape']})" if match["shape"] else ""
-    where = "on the GPU " if isinstance(error, torch.OutOfMemoryError) else ""
+    where = "on the GPU " if _is_of_gpu(error) else ""
     return f"out of memory {where}".rstrip() + asked + f"; {largest and largest + '; '}{remedy}"
 
 

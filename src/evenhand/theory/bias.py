@@ -117,7 +117,7 @@ def _expected_shortfall(num_draws: int, success: DoubleArray, level: float) -> D
 
 
 def _at_most(count: int, num_draws: int, success: DoubleArray) -> DoubleArray:
-    """P[binomial(N, q) <= c]. (To import scipy.stats for it takes longer than all else of scipy.)"""
+    """P[binomial(N, q) <= c]; to import scipy.stats for it takes longer than all else of scipy."""
     if not 0 <= count < num_draws:
         return np.full_like(success, float(count >= num_draws))
     probability: DoubleArray = betaincc(count + 1, num_draws - count, success)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.config import ANNEALED, Config, build_config, toml_value
+from evenhand.config import Config, build_config, toml_value
 from evenhand.errors import UserError
+from evenhand.methods import ANNEALED
 from evenhand.settings import parsed_toml
 
 METHOD, BATCH_SIZE = "mining.method", "mining.batch_size"

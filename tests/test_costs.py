@@ -176,8 +176,10 @@ def test_what_owners_are_asked_for_adds_up_to_what_ranks_ask_for():
 # Whole steps.
 
 
-def made_dataset(num_labels, *, size=3000, num_features=400, exponent=1.0, is_dense=False):
-    """Queries of six features under a Zipf law, each with one positive under another."""
+def made_dataset(
+    num_labels, *, size=3000, num_features=400, exponent=1.0, is_dense=False, pairs_a_query=1
+):
+    """Queries of six features under a Zipf law, their positives under another."""
     generator = np.random.default_rng(num_labels)
     weights = np.arange(1, num_labels + 1.0) ** -exponent
     labels = generator.choice(num_labels, p=weights / weights.sum(), size=size).astype(np.int32)
@@ -186,7 +188,9 @@ def made_dataset(num_labels, *, size=3000, num_features=400, exponent=1.0, is_de
     features = Rows(np.arange(size + 1) * 6, bags.ravel().astype(np.int32))
     if is_dense:
         features = generator.normal(size=(size, 12)).astype(np.float32)
-    part = Part(features, Rows(np.arange(size + 1), labels))
+    labels = np.concatenate([(labels + 7 * step) % num_labels for step in range(pairs_a_query)])
+    labels = np.sort(labels.reshape(pairs_a_query, size), axis=0).T.ravel()
+    part = Part(features, Rows(np.arange(size + 1) * pairs_a_query, labels.astype(np.int32)))
     return Dataset(
         name="made",
         num_features=12 if is_dense else num_features,
@@ -219,7 +223,7 @@ def assert_near(settings, dataset, num_ranks, **changes):
         num_hard_labels=mining.num_hard_labels,
         num_hard_examples=mining.num_counting,
         dim=settings.model.embedding_dim,
-        positives=zipf_law(dataset.num_labels),
+        positives=law_of_counts(dataset.label_counts(), num_draws=dataset.label_counts().sum()),
         features=in_bags(zipf_law(dataset.num_features), 6),
         num_features=dataset.num_features,
         **changes,
@@ -265,6 +269,23 @@ def test_the_other_parts_of_a_step_are_counted_too():
         **SOFTMAX,
     )
     assert_near(biased, dataset, 3, has_label_bias=True, is_clipped=True)
+
+
+@pytest.mark.parametrize(("num_ranks", "pairs_a_query"), [(2, 4), (4, 8)])
+@pytest.mark.parametrize("method", ["s2m", "snm"])
+def test_pairs_of_one_query_share_its_features_and_its_mined_labels(
+    method, num_ranks, pairs_a_query
+):
+    settings = config(
+        "none",
+        mining__whole_queries=True,
+        mining__batch_size=256,
+        mining__num_sampled_labels=100,
+        mining__num_hard_examples=64,
+        **(SOFTMAX | {"mining__method": method}),
+    )
+    dataset = made_dataset(1000, exponent=0.5, pairs_a_query=pairs_a_query)
+    assert_near(settings, dataset, num_ranks, pairs_a_query=pairs_a_query)
 
 
 def test_a_dense_encoder_is_summed_over_the_ranks():
@@ -320,6 +341,7 @@ def test_ranks_share_the_scores_and_one_rank_sends_nothing():
         {"num_sampled_labels": 1001},
         {"num_sampled_labels": 9},
         {"num_hard_examples": 65},
+        {"pairs_a_query": 0.5},
         {"optimizer": "sgd"},
     ],
 )

@@ -5,9 +5,9 @@ enters only through those laws (how often two draws meet) and through the shard 
 Every rank is taken to be the mean one; how far the busiest is from it, `owed_rows` says.
 
 Two things are assumed. Draws are independent, and so are survivors: each example of the batch is
-one with probability k' / B, whichever rank it is on, and keeps any k of the M sampled labels. Real
-examples agree about which labels are hard, so they touch fewer: `label_spread` says how much they
-agree, and docs/scaling.md what it was in real runs.
+one with probability k' / B, whichever rank and query it is of, and keeps any k of the M sampled
+labels. Real examples agree about which labels are hard, so they touch fewer: `label_spread` says
+how much they agree, and docs/scaling.md what it was in real runs.
 """
 
 import dataclasses
@@ -44,10 +44,13 @@ class StepShape:
     gradient_bytes: int = 4
     optimizer: str = "row-adagrad"
     active_share: float = 1.0  # of the kept labels, with a gradient: less for a loss with a margin
+    pairs_a_query: float = 1.0  # that follow one another, with `mining.whole_queries`; mean
     label_spread: float = 0.0  # of the labels' chances to be kept: squared deviation over mean
 
     def __post_init__(self) -> None:
-        for name in ("num_ranks", "num_labels", "batch_size", "num_hard_labels", "dim"):
+        for name in (
+            "num_ranks", "num_labels", "batch_size", "num_hard_labels", "dim", "pairs_a_query"
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         bounds = {
@@ -73,6 +76,11 @@ class StepShape:
         return self.num_hard_examples / self.batch_size
 
     @property
+    def query_survival(self) -> float:
+        """The probability that a query has a pair among them: it then mines and has gradients."""
+        return _hit(1, self.survival, self.pairs_a_query)
+
+    @property
     def features_a_query(self) -> float:
         return 0.0 if self.features is None else self.features.ids_a_draw
 
@@ -91,8 +99,10 @@ def touched(shape: StepShape, *, num_examples: float | None = None) -> Touched:
     count = shape.share if num_examples is None else num_examples
     features = feature_gradients = 0.0
     if shape.features is not None:
-        features = expected_distinct(shape.features, count)
-        feature_gradients = expected_distinct(thinned(shape.features, shape.survival), count)
+        queries = count / shape.pairs_a_query
+        features = expected_distinct(shape.features, queries)
+        surviving_features = thinned(shape.features, shape.query_survival)
+        feature_gradients = expected_distinct(surviving_features, queries)
     sampled = float(shape.num_sampled_labels)
     if shape.draws_for_each:
         sampled = _hit(shape.num_labels, sampled / shape.num_labels, count)
@@ -113,16 +123,17 @@ def kept_labels(shape: StepShape, *, num_examples: float) -> float:
     of the shape: then a label is missed with probability (1 + spread * mean) ** (-1 / spread).
     """
     among = shape.num_labels if shape.draws_for_each else shape.num_sampled_labels
-    kept_by_one = shape.survival * shape.active_share * shape.num_hard_labels / among
-    spread = shape.label_spread
+    kept_by_one = shape.query_survival * shape.active_share * shape.num_hard_labels / among
+    queries, spread = num_examples / shape.pairs_a_query, shape.label_spread
     if not spread:
-        return _hit(among, kept_by_one, num_examples)
-    return -among * math.expm1(-math.log1p(spread * kept_by_one * num_examples) / spread)
+        return _hit(among, kept_by_one, queries)
+    return -among * math.expm1(-math.log1p(spread * kept_by_one * queries) / spread)
 
 
 def kept_label_bounds(shape: StepShape, *, num_examples: float) -> tuple[float, float]:
     """The fewest and the most they can keep: all the same labels, or all different ones."""
-    survivors, kept = shape.survival * num_examples, shape.num_hard_labels
+    survivors = shape.query_survival * num_examples / shape.pairs_a_query
+    kept = shape.num_hard_labels
     among = shape.num_labels if shape.draws_for_each else shape.num_sampled_labels
     is_any = _hit(1, shape.survival, num_examples)  # the probability of a survivor
     return is_any * kept, min(float(among), survivors * kept)
@@ -166,15 +177,16 @@ def flops(shape: StepShape) -> dict[str, float]:
     """Of a rank in a step; an addition and a multiplication are two."""
     found, everywhere = touched(shape), touched(shape, num_examples=shape.batch_size)
     share, dim, ranks = shape.share, shape.dim, shape.num_ranks
-    survivors = shape.survival * share
-    entries = survivors * (1 + shape.num_hard_labels)  # of the coefficients
+    queries = share / shape.pairs_a_query
+    survivors = shape.query_survival * queries
+    entries = shape.survival * share + survivors * shape.num_hard_labels  # of the coefficients
     brought = found.label_gradients + found.feature_gradients  # rows added up by their owner
     updated = (everywhere.label_gradients + everywhere.feature_gradients) / ranks
     # A dense encoder is run forwards once, and over the survivors backwards.
     dense = 2 * shape.dense_weights
     return {
-        "encode": share * (2 * shape.features_a_query * dim + dense),
-        "scores": 2 * share * (shape.num_sampled_labels + 1) * dim,
+        "encode": queries * (2 * shape.features_a_query * dim + dense),
+        "scores": 2 * (queries * shape.num_sampled_labels + share) * dim,
         "gradients": 4 * entries * dim + survivors * (2 * shape.features_a_query * dim + 3 * dense),
         "sums of gradients": brought * dim,
         "updates": updated * dim * (10 if shape.optimizer == "row-adam" else 6),
@@ -188,13 +200,14 @@ def memory_traffic(shape: StepShape) -> dict[str, float]:
     looked_up = found.labels + found.features
     brought = found.label_gradients + found.feature_gradients
     updated = (everywhere.label_gradients + everywhere.feature_gradients) / shape.num_ranks
-    survivors = shape.survival * shape.share
+    queries = shape.share / shape.pairs_a_query
+    survivors = shape.query_survival * queries
     momentum = 2 * dim * STATE_BYTES if shape.optimizer == "row-adam" else 0
     bag = shape.features_a_query * row
     return {
         "rows served and received": 3 * looked_up * row,  # read, laid out, received
-        "encode": shape.share * (bag + dim * 4),
-        "scores": shape.num_sampled_labels * row + 2 * shape.share * shape.num_sampled_labels * 4,
+        "encode": queries * (bag + dim * 4),
+        "scores": shape.num_sampled_labels * row + 2 * queries * shape.num_sampled_labels * 4,
         "gradients": survivors * (2 * (1 + shape.num_hard_labels) * row + bag),
         "gradients brought": 4 * brought * dim * shape.gradient_bytes,
         "updates": updated * (2 * row + momentum + 2 * STATE_BYTES),
@@ -217,7 +230,7 @@ def memory_held(shape: StepShape) -> dict[str, float]:
         "optimiser": states,
         "dense encoder": 4 * dense,  # weights, gradient, two moments
         "rows of a step": 2 * (found.labels + found.features) * row,  # laid out and received
-        "scores": shape.share * shape.num_sampled_labels * 4,
+        "scores": shape.share / shape.pairs_a_query * shape.num_sampled_labels * 4,
         "gradients of a step": 3 * (found.label_gradients + found.feature_gradients) * gradient,
         "checkpoint staging": tables + states + 3 * dense,  # a copy, while training goes on
     }

@@ -79,7 +79,7 @@ def _search_settings(options: argparse.Namespace, config: Config) -> dict[str, A
 def _resumed(options: argparse.Namespace, console: Console) -> tuple[Path, Search, Dataset]:
     if options.run is None:
         raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
-    free = ("run", "resume", "trials", "device", "command_fn")
+    free = ("run", "resume", "trials", "device", "command")
     given = [name for name, value in vars(options).items() if name not in free and value]
     if given:
         flag = given[0].removeprefix("search_").replace("_", "-")

@@ -194,9 +194,10 @@ def _device_memory() -> Any:
 def _disk_bytes(folder: Path) -> int:
     """What all files take, those included that are about to be renamed or removed."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_blocks * 512
+    for place, _, names in os.walk(folder):  # passes over folders that are gone, unlike rglob
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
     return total
 
 

@@ -33,8 +33,8 @@ def test_plain_arrays_pass(descr, shape):
         ("<(2,)i8", "(3,)", "plain numbers"),
         ("|V0", "(3,)", "plain numbers"),
         ("|O", "(3,)", "plain numbers"),
-        ("<i8", "(-1,)", r"numbers from 0, got \(-1,\)"),
-        ("<i8", "(True,)", r"numbers from 0, got \(True,\)"),
+        ("<i8", "(-1,)", r"whole numbers from 0, got \(-1,\)"),
+        ("<i8", "(True,)", r"whole numbers from 0, got \(True,\)"),
         ("no type", "(3,)", "descr"),
     ],
 )

@@ -31,4 +31,4 @@ def check_npy_header(file: IO[bytes]) -> None:
     if dtype.subdtype is not None or dtype.itemsize == 0 or dtype.hasobject:
         raise ValueError(f"entries must be plain numbers, got {dtype}")
     if any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError(f"sizes must be numbers from 0, got {shape}")
+        raise ValueError(f"sizes must be whole numbers from 0, got {shape}")

@@ -15,6 +15,7 @@ from evenhand import demo, pipeline, training_run
 from evenhand.building import build_model, build_training, check_against_data
 from evenhand.data import open_dataset, save_dataset
 from evenhand.errors import UserError
+from evenhand.mining import hardest_labels, mask_positives
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.pipeline import (
     evaluate_model,
@@ -23,6 +24,7 @@ from evenhand.pipeline import (
     open_data,
 )
 from evenhand.sampling import (
+    Distinct,
     FrequencySampler,
     InBatchSampler,
     LogUniformSampler,
@@ -61,8 +63,8 @@ def built(dataset, **changes):
     ("sampler", "kind"),
     [
         ("uniform", UniformSampler),
-        ("frequency", FrequencySampler),
-        ("log-uniform", LogUniformSampler),
+        ("frequency", Distinct),
+        ("log-uniform", Distinct),
         ("in-batch", InBatchSampler),
         ("mixed", MixedSampler),
     ],
@@ -71,6 +73,38 @@ def test_every_sampler_is_built_for_the_methods_that_draw(dataset, sampler, kind
     assert isinstance(built(dataset, mining__sampler=sampler, **IN_BATCH).sampler, kind)
     all_labels = built(dataset, mining__sampler=sampler, mining__method="sgd", **IN_BATCH)
     assert isinstance(all_labels.sampler, UniformSampler)
+
+
+@pytest.mark.parametrize("for_each", [False, True])
+@pytest.mark.parametrize("sampler", ["uniform", "frequency", "log-uniform", "in-batch", "mixed"])
+def test_no_run_draws_a_label_twice(dataset, sampler, for_each):
+    parts = built(dataset, mining__sampler=sampler, **IN_BATCH)
+    batch = parts.training.feed.next_batch()
+    draw = parts.sampler.sample_for_each if for_each else parts.sampler.sample
+    generator = torch.Generator().manual_seed(0)
+    num_drawn = parts.plan.num_sampled_labels
+    for row in torch.atleast_2d(draw(batch.positive_ids, num_drawn, generator=generator).ids):
+        drawn = row[row >= 0]
+        assert 0 < len(drawn) == len(drawn.unique())
+
+
+@pytest.mark.parametrize(("sampler", "kind"), [
+    ("frequency", FrequencySampler), ("log-uniform", LogUniformSampler),
+])  # fmt: skip
+def test_the_hardest_labels_of_a_run_are_different_labels(dataset, sampler, kind):
+    """Counted by the inclusion probability, a label drawn many times is one label of the sample."""
+    parts = built(dataset, mining__sampler=sampler)
+    assert isinstance(parts.sampler.source, kind)
+    batch = parts.training.feed.next_batch()
+    num_drawn = 4 * dataset.num_labels  # so many that repeats are certain
+    sample = parts.sampler.sample(
+        batch.positive_ids, num_drawn, generator=torch.Generator().manual_seed(0)
+    )
+    scores = torch.randn(dataset.num_labels)[sample.ids.clamp(min=0)]
+    scores = mask_positives(scores.expand(len(batch.label_ids), -1), sample.ids, batch.positive_ids)
+    kept = sample.ids[hardest_labels(scores, 4)]  # (B, 4)
+    assert all(len(row.unique()) == 4 for row in kept)
+    assert (sample.log_counts <= 0).all()  # a label is in a set at most once
 
 
 @pytest.mark.parametrize("precision", ["mixed", "float32"])
@@ -103,7 +137,7 @@ def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(
 def test_the_most_frequent_label_is_the_first_of_the_log_uniform_sampler(dataset):
     sampler = built(dataset, mining__sampler="log-uniform").sampler
     counts = dataset.label_counts()
-    assert (np.diff(counts[sampler.label_order.numpy()]) <= 0).all()
+    assert (np.diff(counts[sampler.source.label_order.numpy()]) <= 0).all()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.sampling import (
+    Distinct,
     FrequencySampler,
     InBatchSampler,
     LabelSampler,
@@ -379,16 +380,17 @@ def _build_plan(config: Config, dataset: Dataset) -> Plan:
 
 
 def _build_sampler(config: Config, dataset: Dataset, device: torch.device) -> LabelSampler:
+    """The sampler of a run. None repeats a label: k hardest labels are k different ones."""
     mining = config.mining
     uniform = UniformSampler(dataset.num_labels)
     if not mining.draws_labels or mining.sampler == "uniform":
         return uniform  # asked for all labels, it gives them all
     counts = torch.from_numpy(dataset.label_counts()).to(device)
     if mining.sampler == "frequency":
-        return FrequencySampler(counts, power=mining.sampler_power)
+        return Distinct(FrequencySampler(counts, power=mining.sampler_power))
     if mining.sampler == "log-uniform":
         order = counts.argsort(descending=True, stable=True)
-        return LogUniformSampler(dataset.num_labels, label_order=order)
+        return Distinct(LogUniformSampler(dataset.num_labels, label_order=order))
     if mining.sampler == "in-batch":
         return InBatchSampler(counts)
     return MixedSampler(InBatchSampler(counts), uniform, first_share=mining.in_batch_share)

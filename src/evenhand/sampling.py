@@ -202,6 +202,9 @@ class UniformSampler:
 class FrequencySampler:
     """M independent draws, with repeats, with probability proportional to count ** power.
 
+    The paper's sample is a set: mine from `Distinct(FrequencySampler(...))`, as runs do, or the
+    hardest labels are a few frequent ones many times over.
+
     Inverts the cumulative distribution, because torch.multinomial stops at 2**24 labels. For each
     example the draws are from the distribution without its positives. A slot is -1 when no label
     with a count is left, or when rounding lands on a positive (about once in 1e16 draws).
@@ -252,7 +255,7 @@ class LogUniformSampler:
     """M independent draws, with repeats, Zipfian over rank, without a table of probabilities.
 
     p(rank) = log((rank + 2) / (rank + 1)) / log(L + 1), rank 0 the most frequent label. For each
-    example the draws are from the distribution without its positives.
+    example the draws are from the distribution without its positives. Mine from its `Distinct`.
 
     Args:
         num_labels: L.

@@ -1,5 +1,6 @@
 """The command as a user meets it: files in, run folders and words out."""
 
+import argparse
 import errno
 import json
 import os
@@ -13,8 +14,10 @@ import tomllib
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 
 import small
+from evenhand import commands
 from evenhand.cli import EPILOG, main
 from evenhand.config import METHODS, SAMPLERS
 from evenhand.data import Strings, open_dataset, save_dataset
@@ -22,6 +25,17 @@ from evenhand.version import __version__
 from small import fruits_of, run_main, settings_file
 
 QUICK = {"training__num_steps": 20}
+
+
+def test_a_device_with_a_number_becomes_the_current_one(monkeypatch):
+    """Or kernels and streams would go to the first."""
+    chosen = []
+    monkeypatch.setattr(torch, "empty", lambda *size, device: None)  # as if there were two
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    device = commands._device(argparse.Namespace(device="cuda:1"))
+    assert chosen == [device] == [torch.device("cuda:1")]
+    commands._device(argparse.Namespace(device="cpu"))
+    assert len(chosen) == 1
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evenhand.models.encoders import BagEncoder, Bags, RowGradients, taken_features
 from gpu_tables import (
@@ -204,7 +206,7 @@ def test_entries_of_survivors_give_the_gradient_of_the_encoder(device, values, s
     survivors[num_survivors:] = 1  # left from another step
     found = listed_entries(
         data, documents, survivors, num_survivors, device,
-        capacity=bags.entry_capacity(data.offsets, batch_size),
+        capacity=capacity_of(data, batch_size),
         id_type=torch.int64 if share == 1 else torch.int32,
     )  # fmt: skip
     features = batch_of(data, documents[survivors[:num_survivors].long()])
@@ -219,15 +221,32 @@ def test_entries_of_survivors_give_the_gradient_of_the_encoder(device, values, s
     torch.testing.assert_close(sums, expected.values[order], rtol=1e-5, atol=1e-6)
 
 
-def test_entries_beyond_the_capacity_are_left_out(device):
-    data = random_bags(6, 9, longest=20, values=None)
+@every_value
+def test_entries_that_find_no_place_are_not_lost_in_silence(device, values):
+    data = random_bags(6, 9, longest=20, values=values)
     documents, survivors = torch.arange(6), torch.arange(6, dtype=torch.int32)
-    listed_entries(data, documents, survivors, 6, device, capacity=5, id_type=torch.int32)
+    num_entries = len(data.ids)
+    for capacity, is_seen in ((num_entries, False), (num_entries - 1, True), (1, True)):
+        *_, found = listed_entries(
+            data, documents, survivors, 6, device, capacity=capacity, id_type=torch.int32
+        )
+        assert found.isnan().all() == found.isnan().any() == is_seen
 
 
-def test_capacity_is_that_of_the_longest_bags():
-    offsets = torch.tensor([0, 2, 2, 9, 12])
-    assert [bags.entry_capacity(offsets, size) for size in (1, 2, 4, 9)] == [7, 10, 12, 12]
+def capacity_of(data, batch_size, *, num_pairs=1):
+    lengths = data.offsets.diff()
+    return bags.entry_capacity(lengths, torch.full_like(lengths, num_pairs), batch_size)
+
+
+@given(
+    documents=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=6),
+    batch_size=st.integers(1, 9),
+)
+def test_capacity_is_that_of_the_longest_batch_of_different_pairs(documents, batch_size):
+    """By going through the pairs, the longest first: no batch of that size has more entries."""
+    lengths, num_pairs = torch.tensor(documents).T
+    pairs = sorted((length for length, count in documents for _ in range(count)), reverse=True)
+    assert bags.entry_capacity(lengths, num_pairs, batch_size) == sum(pairs[:batch_size])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -247,7 +266,7 @@ def test_from_survivors_to_the_step_of_the_feature_table(device, optimizer):
     twin.step(expected, learning_rate=0.1)
     given = listed_entries(
         data, documents, survivors, num_survivors, device, id_type=torch.int32,
-        capacity=bags.entry_capacity(data.offsets, batch_size),
+        capacity=capacity_of(data, batch_size),
     )  # fmt: skip
     update(table, given, gradients, device)
     assert_state_is(table, twin)
@@ -257,7 +276,7 @@ def test_from_survivors_to_the_step_of_the_feature_table(device, optimizer):
 @needs_cuda
 def test_a_captured_step_reads_its_scalars_from_the_device():
     data = random_bags(3000, 500, longest=50, values=torch.float32)
-    capacity, width = bags.entry_capacity(data.offsets, 256), 128
+    capacity, width = capacity_of(data, 256), 128
     documents = torch.randperm(3000)[:256].cuda()
     survivors = torch.randperm(256).int().cuda()
     num_survivors = torch.tensor([100], dtype=torch.int32, device="cuda")

@@ -1,10 +1,17 @@
 """The recorded step against `train_step`: the same batches, samples, losses and tables."""
 
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from evenhand import losses
+from evenhand.data import load_extreme
 from evenhand.data.dataset import Part, Rows
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.retriever import Retriever
@@ -27,6 +34,7 @@ from gpu_tables import DEVICES, needs_cuda
 
 NUM_FEATURES, NUM_LABELS, WIDTH, BATCH_SIZE = 30, 60, 6, 5
 CPU = torch.device("cpu")
+DATA = Path(os.environ.get("EVENHAND_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
 def part_of(*, has_values):
@@ -44,14 +52,14 @@ def part_of(*, has_values):
 
 def training_of(
     device, *, weigh_fn=hardest_of_batch, memory=None, optimizer=RowAdagrad, has_values=True,
-    masks_all_positives=True, pair_groups=None,
+    masks_all_positives=True, pair_groups=None, part=None, batch_size=BATCH_SIZE,
 ):  # fmt: skip
     generator = torch.Generator().manual_seed(3)
     encoder = BagEncoder(NUM_FEATURES, WIDTH, generator=generator)
     model = Retriever(encoder, NUM_LABELS, WIDTH, generator=generator).to(device)
     feed = PairFeed(
-        part_of(has_values=has_values),
-        batch_size=BATCH_SIZE,
+        part or part_of(has_values=has_values),
+        batch_size=batch_size,
         masks_all_positives=masks_all_positives,
         generator=torch.Generator().manual_seed(4),
         device=device,
@@ -76,19 +84,20 @@ def plan_of(num_steps=6, *, draws_for_each=False):
     )
 
 
-def eager(training, plan, num_steps):
+def eager(
+    training, plan, num_steps, *, loss_fn=losses.contrastive_loss, num_labels=NUM_LABELS
+):  # fmt: skip
     stats = []
     for _ in range(num_steps):
         stats.append(
             train_step(
-                training, plan, sampler=UniformSampler(NUM_LABELS),
-                loss_fn=losses.contrastive_loss,
+                training, plan, sampler=UniformSampler(num_labels), loss_fn=loss_fn,
                 learning_rate=learning_rate_at(
                     training.step, num_steps=plan.num_steps, peak=plan.learning_rate,
                     warmup_steps=plan.warmup_steps, shape=plan.learning_rate_shape,
                 ),
                 num_hard_examples=num_hard_examples_at(
-                    training.step, num_steps=plan.num_steps, batch_size=BATCH_SIZE,
+                    training.step, num_steps=plan.num_steps, batch_size=training.feed.batch_size,
                     num_hard_examples=plan.num_hard_examples,
                     anneal_fraction=plan.anneal_fraction,
                 ),
@@ -168,11 +177,186 @@ def test_a_recorded_run_resumes_exactly_and_where_the_other_stopped(device):
     assert_same(third, whole)
 
 
-def test_what_cannot_be_recorded_says_why():
-    training, plan, loss_fn = training_of(CPU), plan_of(), losses.contrastive_loss
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("weigh_fn", [whole_batch, "host"])
+def test_documents_that_are_many_times_in_a_batch_lose_no_gradient(device, weigh_fn):
+    """Three documents of ten labels each, batches of twelve pairs."""
+    rng = np.random.default_rng(0)
+    offsets, starts = np.array([0, 2, 9, 13]), np.arange(0, 31, 10)
+    features = Rows(
+        offsets, rng.integers(0, NUM_FEATURES, 13).astype(np.int32), rng.random(13, np.float32)
+    )
+    labels = [rng.choice(NUM_LABELS, 10, replace=False) for _ in range(3)]
+    part = Part(features, Rows(starts, np.concatenate(labels).astype(np.int32)), {})
+    if weigh_fn == "host":
+        weigh_fn = lambda losses, batch, count: torch.full_like(losses, 1 / len(losses))  # noqa: E731
+    ours, expected = (
+        training_of(where, part=part, batch_size=12, weigh_fn=weigh_fn)
+        for where in (torch.device(device), CPU)
+    )
+    stats = recorded(ours, plan_of(), 3)
+    torch.testing.assert_close(stats.cpu(), eager(expected, plan_of(), 3), atol=2e-5, rtol=1e-3)
+    assert_same(ours, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize(("name", "batch_size"), [("bibtex", 8192), ("delicious", 16384)])
+def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
+    folder = DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"{name} is not here; set EVENHAND_DATA to find it")
+    paths = [next(folder.glob(f"{part}.txt*")) for part in ("train", "test")]
+    dataset = load_extreme(*paths, name=name, validation_fraction=0.0)
+    part, num_labels = dataset.parts["train"], dataset.num_labels
+
+    def training(device):
+        generator = torch.Generator().manual_seed(3)
+        encoder = BagEncoder(dataset.num_features, 64, generator=generator)
+        model = Retriever(encoder, num_labels, 64, generator=generator).to(device)
+        feed = PairFeed(
+            part, batch_size=batch_size, masks_all_positives=True,
+            generator=torch.Generator().manual_seed(4), device=device,
+        )  # fmt: skip
+        optimizers = Optimizers(
+            RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None
+        )
+        risk = StepRisk(whole_batch)
+        return Training(model, optimizers, feed, torch.Generator().manual_seed(5), risk)
+
+    plan = dataclasses.replace(plan_of(4), num_sampled_labels=100, num_hard_labels=100)
+    ours, expected = training(torch.device("cuda")), training(CPU)
+    step = RecordedStep(ours, plan, losses.softmax_loss, precision=torch.float32)
+    lengths = step.offsets.diff()
+    for _ in range(4):
+        step()
+        ours.step += 1
+        assert int((step.entry_ids >= 0).sum()) == int(lengths[step.documents].sum())
+    eager(expected, plan, 4, loss_fn=losses.softmax_loss, num_labels=num_labels)
+    assert_same(ours, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
+def test_kernels_take_no_more_shared_memory_than_is_asked_for(precision):
+    from evenhand.kernels.gpu import gradients
+
+    device = torch.device("cuda")
+    generator = torch.Generator().manual_seed(3)
+    encoder = BagEncoder(NUM_FEATURES, 512, generator=generator)
+    model = Retriever(encoder, NUM_LABELS, 512, generator=generator).to(device)
+    training = training_of(device)
+    training.model = model
+    training.optimizers = Optimizers(
+        RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None
+    )
+    RecordedStep(training, plan_of(), losses.contrastive_loss, precision=precision)()
+    products = gradients._query_products, gradients._label_products
+    kernels = [kernel for product in products for kernel in product.device_caches[0][0].values()]
+    assert kernels
+    most = gradients.shared_memory(torch.float32)
+    assert max(kernel.metadata.shared for kernel in kernels) <= most
+    if precision == torch.bfloat16:
+        own = [k for k in kernels if "bf16" in str(k.src.signature)]
+        assert 0 < max(k.metadata.shared for k in own) <= gradients.shared_memory(precision)
+
+
+def test_kernels_are_launched_on_the_device_of_the_run(monkeypatch):
+    """Whatever the current one is: Triton would take that."""
+    step = RecordedStep(
+        training_of(CPU), plan_of(), losses.contrastive_loss, precision=torch.float32
+    )
+    inside = []
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        inside.append(tensor.device)
+        yield
+        inside.clear()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(step, "_draw", lambda: found.append(list(inside)))
+    found = []
+    for part in ("mine", "update", "join"):
+        monkeypatch.setattr(step.step, part, lambda: None)
+    monkeypatch.setattr("evenhand.kernels.gpu.bags.bag_entries", lambda *a, **k: None)
+    monkeypatch.setattr("evenhand.kernels.gpu.entries.update_by_entries", lambda *a, **k: None)
+    step()
+    assert found == [[CPU]]
+
+
+@pytest.fixture
+def as_if_on_cuda(monkeypatch):
+    """A training as if on a GPU whose properties the test may change."""
+    properties = SimpleNamespace(
+        name="a GPU", major=9, minor=0, shared_memory_per_block_optin=232_448, free=2**34
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (properties.free, 2**36))
+    training = training_of(CPU)
+    training.feed.device = torch.device("cuda")
+    return training, properties
+
+
+def why_not(training, plan=None, **changes):
     sampler = UniformSampler(NUM_LABELS)
-    assert "CUDA" in why_not_recorded(training, plan, sampler, loss_fn)
-    training.feed.device = torch.device("cuda")  # as if
+    return why_not_recorded(
+        training, plan or plan_of(), sampler, losses.contrastive_loss, **changes
+    )
+
+
+def test_a_gpu_too_old_for_the_kernels_is_not_tried(as_if_on_cuda):
+    training, properties = as_if_on_cuda
+    assert why_not(training) is None
+    properties.name, properties.major, properties.minor = "Tesla T4", 7, 5
+    assert why_not(training) == "Tesla T4 has compute capability 7.5, and the kernels need 8.0"
+
+
+@pytest.mark.parametrize(
+    ("precision", "needed"), [(torch.bfloat16, 73_728), (torch.float32, 98_304)]
+)
+def test_a_gpu_with_too_little_shared_memory_is_not_tried(as_if_on_cuda, precision, needed):
+    training, properties = as_if_on_cuda
+    properties.shared_memory_per_block_optin = needed
+    assert why_not(training, precision=precision) is None
+    properties.shared_memory_per_block_optin = needed - 1
+    assert f"{needed - 1:,} bytes of shared memory" in why_not(training, precision=precision)
+
+
+def test_the_memory_that_is_counted_is_what_is_copied(as_if_on_cuda, monkeypatch):
+    training, properties = as_if_on_cuda
+    step = RecordedStep(
+        training_of(CPU), plan_of(), losses.contrastive_loss, precision=torch.float32
+    )
+    copied = [*step.pairs[:4], step.offsets, step.feature_ids, step.feature_values]
+    entries = [step.entry_ids, step.entry_sources, step.entry_values]
+    num_bytes = sum(tensor.nbytes for tensor in copied + entries)
+    properties.free = 2 * num_bytes  # a half of it may be taken, but sorting takes memory too
+    assert why_not(training) == "the data set does not fit the device's memory"
+    properties.free = 2 * (num_bytes + 24 * len(step.entry_ids))
+    assert why_not(training) is None
+    properties.free -= 1
+    assert why_not(training) == "the data set does not fit the device's memory"
+
+
+def test_a_sample_for_each_must_find_enough_labels_that_are_no_positives(as_if_on_cuda):
+    training, _ = as_if_on_cuda  # queries have up to 3 positives
+    for num_sampled, is_possible in ((NUM_LABELS - 3, True), (NUM_LABELS - 2, False)):
+        plan = dataclasses.replace(plan_of(draws_for_each=True), num_sampled_labels=num_sampled)
+        assert (why_not(training, plan) is None) == is_possible
+
+
+def test_a_batch_of_more_features_than_kernels_count_is_not_tried(as_if_on_cuda, monkeypatch):
+    training, _ = as_if_on_cuda
+    monkeypatch.setattr("evenhand.training.recorded.MOST_ENTRIES", 19)  # 5 pairs of 4 features
+    assert "20" in why_not(training)
+
+
+def test_what_cannot_be_recorded_says_why(as_if_on_cuda):
+    training, plan, loss_fn = as_if_on_cuda[0], plan_of(), losses.contrastive_loss
+    sampler = UniformSampler(NUM_LABELS)
+    assert "CUDA" in why_not_recorded(training_of(CPU), plan, sampler, loss_fn)
     in_batch = InBatchSampler(torch.ones(NUM_LABELS))
     assert "uniform" in why_not_recorded(training, plan, in_batch, loss_fn)
     assert "loss" in why_not_recorded(training, plan, sampler, lambda p, n: p)

@@ -251,6 +251,22 @@ def test_a_vector_that_is_not_finite_shows_in_the_objective(device):
     assert pair.step.stats[0, 0].isnan()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
+@pytest.mark.parametrize("for_each", [False, True], ids=["shared", "for each"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_it(device, for_each):
+    pair = Pair(device, num_labels=20, num_sampled=17, for_each=for_each)
+    label = next(y for y in range(20) if y not in pair.positives)  # nobody's positive
+    pair.rows.table[label] = torch.nan
+    pair.model.label_table.data[label] = torch.nan
+    pair.run_kernels()
+    sees = (torch.atleast_2d(pair.drawn()) == label).any(dim=1).expand(len(pair.labels))
+    assert sees.any()
+    assert torch.equal(pair.step.kept.losses.isnan().cpu(), sees)
+    assert torch.equal(pair.run_torch().losses.isnan(), sees)
+    assert pair.step.stats[0, 0].isnan()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_number_of_hard_examples_may_change_without_another_graph(device):
     pair = Pair(device, batch_size=8)

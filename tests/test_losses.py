@@ -131,6 +131,13 @@ def test_an_empty_slot_adds_no_loss_and_no_gradient(name):
 
 
 @every_loss
+def test_a_score_that_is_no_number_is_not_an_empty_slot(name):
+    positive = torch.tensor([0.3, -0.2])
+    negatives = torch.tensor([[0.1, torch.nan, -torch.inf], [0.4, 0.2, -torch.inf]])
+    assert LOSSES[name].loss_fn(positive, negatives).isnan().tolist() == [True, False]
+
+
+@every_loss
 def test_an_example_without_negatives_has_the_loss_of_its_positive_alone(name):
     loss_fn = LOSSES[name].loss_fn
     positives, _ = random_scores(3, 1)

@@ -87,10 +87,10 @@ class Built(NamedTuple):
                 num_features=self.split.features.num_rows,
                 should_stop_fn=should_stop_fn,
             )
+        products = torch.float32 if self.precision == "float32" else torch.bfloat16
         parts = self.training, self.plan, self.sampler, self.loss_fn
-        reason = why_not_recorded(*parts)
+        reason = why_not_recorded(*parts, precision=products)
         if reason is None:
-            products = torch.float32 if self.precision == "float32" else torch.bfloat16
             return RecordedStep(self.training, self.plan, self.loss_fn, precision=products)
         if self.precision == "bfloat16":
             raise UserError(

@@ -390,6 +390,8 @@ def _device(options: argparse.Namespace) -> torch.device:
     try:
         device = torch.device(options.device)
         torch.empty(0, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # where Triton's kernels and new streams go
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {options.device} cannot be used here: {error}") from error
     return device

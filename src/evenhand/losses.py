@@ -146,7 +146,7 @@ def _power(distances: Tensor, power: float) -> Tensor:
 
 def _mean_over_labels(cost_fn: Callable[[Tensor], Tensor], negative_scores: Tensor) -> Tensor:
     """Mean of the costs over the slots that hold a label, 0 where none does: (B, k) -> (B,)."""
-    is_label = negative_scores > -torch.inf  # (B, k)
+    is_label = negative_scores != -torch.inf  # (B, k); NaN is no empty slot: it must show
     scores = negative_scores.masked_fill(~is_label, 0)  # keeps the gradient finite
     costs = cost_fn(scores).masked_fill(~is_label, 0)
     return costs.sum(dim=-1) / is_label.sum(dim=-1).clamp(min=1)  # (B, k) -> (B,)

@@ -89,7 +89,9 @@ def _walked(
     if numbers.is_cuda and find_spec("triton"):
         from evenhand.kernels.gpu import permutation as gpu_permutation
 
-        return gpu_permutation.walked(numbers, keys, ends, bits, is_inverse=is_inverse)
+        # Triton launches on the current device.
+        with torch.cuda.device_of(numbers):  # type: ignore[no-untyped-call]
+            return gpu_permutation.walked(numbers, keys, ends, bits, is_inverse=is_inverse)
     return walked_in_torch(numbers, keys, ends, bits, is_inverse=is_inverse)
 
 

@@ -36,10 +36,17 @@ if TYPE_CHECKING:  # these modules need triton, which a machine without a GPU ne
 BLOCK = 2**23  # numbers moved to the device at once
 MOST_POSITIVES = 1024  # of one query: its list of positives is as wide for every other
 MOST_MEMORY_SHARE = 0.5  # of the device's free memory that the data set may take
+MOST_ENTRIES = 2**30  # features of a batch: kernels count them in 32 bits
+SMALLEST_CAPABILITY = (8, 0)  # products of bfloat16, and of float32 in three parts
 
 
 def why_not_recorded(
-    training: Training, plan: Plan, sampler: LabelSampler, loss_fn: LossFn
+    training: Training,
+    plan: Plan,
+    sampler: LabelSampler,
+    loss_fn: LossFn,
+    *,
+    precision: torch.dtype = torch.bfloat16,
 ) -> str | None:
     """What keeps this training from being recorded; None: nothing does."""
     model, feed = training.model, training.feed
@@ -50,11 +57,24 @@ def why_not_recorded(
     if feed.whole_queries is not None:
         return "queries stay whole"
     try:
+        from evenhand.kernels.gpu.gradients import shared_memory
         from evenhand.kernels.gpu.losses import kernel_loss
         from evenhand.kernels.gpu.rows import LARGEST_WIDTH
         from evenhand.kernels.gpu.selection import LARGEST_ROW
     except ImportError:
         return "triton is not installed"
+    properties = torch.cuda.get_device_properties(feed.device)
+    if (properties.major, properties.minor) < SMALLEST_CAPABILITY:
+        return (
+            f"{properties.name} has compute capability {properties.major}.{properties.minor}, and "
+            f"the kernels need {'.'.join(map(str, SMALLEST_CAPABILITY))}"
+        )
+    most: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    if most < shared_memory(precision):
+        return (
+            f"{properties.name} has {most:,} bytes of shared memory for a program, and the kernels "
+            f"need {shared_memory(precision):,}"
+        )
     if not isinstance(model.encoder, BagEncoder):
         return "the encoder is not a bag of features"
     if not isinstance(sampler, UniformSampler):
@@ -67,11 +87,16 @@ def why_not_recorded(
         return f"vectors are wider than {LARGEST_WIDTH}"
     if max(plan.num_sampled_labels, feed.batch_size) > LARGEST_ROW:
         return f"more than {LARGEST_ROW} labels or examples are compared at once"
-    lengths = np.diff(feed.part.positives.offsets)
-    if feed.masks_all_positives and lengths.max(initial=0) > MOST_POSITIVES:
+    num_positives = _num_positives(training)
+    if num_positives > MOST_POSITIVES:
         return f"a query has more than {MOST_POSITIVES} positives"
+    if plan.draws_for_each and plan.num_sampled_labels > len(model.label_table) - num_positives:
+        return "a query has so many positives that fewer labels remain than are drawn for it"
+    num_entries = _num_entries(training, plan)
+    if num_entries > MOST_ENTRIES:
+        return f"the features of a batch may be {num_entries:,}, and kernels count to 2^30"
     free, _ = torch.cuda.mem_get_info(feed.device)
-    if _num_bytes(feed.part.features, feed.part.positives) > MOST_MEMORY_SHARE * free:
+    if _num_bytes(training, num_entries) > MOST_MEMORY_SHARE * free:
         return "the data set does not fit the device's memory"
     return None
 
@@ -82,7 +107,6 @@ class RecordedStep:
     def __init__(
         self, training: Training, plan: Plan, loss_fn: LossFn, *, precision: torch.dtype
     ) -> None:
-        from evenhand.kernels.gpu.bags import entry_capacity
         from evenhand.kernels.gpu.clock import Clock
         from evenhand.kernels.gpu.losses import kernel_loss
         from evenhand.kernels.gpu.step import MiningStep
@@ -123,8 +147,7 @@ class RecordedStep:
         self.feature_rows = _row_table(training.optimizers.feature_rows)
         self.documents = torch.zeros(feed.batch_size, dtype=torch.int64, device=device)
         self.pair_ids = torch.zeros_like(self.documents)
-        most = max(self.counts) if self._has_kernel_risk() else feed.batch_size
-        num_entries = entry_capacity(self.offsets, most)
+        num_entries = _num_entries(training, plan)
         self.entry_ids = torch.zeros(num_entries, dtype=torch.int32, device=device)
         self.entry_sources = torch.zeros_like(self.entry_ids)
         self.entry_values = torch.zeros(num_entries, device=device)
@@ -135,7 +158,13 @@ class RecordedStep:
 
     def __call__(self) -> Tensor:
         """Takes one step; (2,): the objective, and the share of examples without any loss."""
-        parts = [self._whole] if self._has_kernel_risk() else [self._begin, self._end]
+        # Triton launches on the current device.
+        with torch.cuda.device_of(self.documents):  # type: ignore[no-untyped-call]
+            return self._step()
+
+    def _step(self) -> Tensor:
+        training = self.training
+        parts = [self._whole] if _has_kernel_risk(training) else [self._begin, self._end]
         is_cuda = self.documents.is_cuda
         if is_cuda and self.num_run == 1:  # the first ran as it is, which compiled the kernels
             self.graphs = [_recorded(part) for part in parts]
@@ -147,7 +176,6 @@ class RecordedStep:
             else:
                 part()
         self.num_run += 1
-        training = self.training
         training.feed.place = self.places[self.num_run - 1]
         random_integers(1, 1, training.generator)  # that of the sample
         for optimizer in training.optimizers.row_optimizers().values():
@@ -230,9 +258,6 @@ class RecordedStep:
         count = self.counts[self.training.step]
         weights = self.training.risk.weigh_fn(self.step.kept.losses, batch, count)
         self.step.kept.weights.copy_(weights)
-
-    def _has_kernel_risk(self) -> bool:
-        return self.training.risk.weigh_fn in (hardest_of_batch, whole_batch)
 
     def _device_pairs(self, first_step: int) -> "DevicePairs":
         from evenhand.kernels.gpu.batches import DevicePairs
@@ -318,23 +343,53 @@ def _row_table(optimizer: RowOptimizer) -> "RowTable":
 
 def _recorded(part: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on: a feed asks for memory meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    # Other threads may go on: a feed asks for memory meanwhile. A stream of our own, because the
+    # default one stays on the device that was current when the first graph was recorded.
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         part()
     return graph
+
+
+def _has_kernel_risk(training: Training) -> bool:
+    return training.risk.weigh_fn in (hardest_of_batch, whole_batch)
 
 
 def _num_positives(training: Training) -> int:
     feed = training.feed
     if not feed.masks_all_positives:
         return 1
-    return int(np.diff(feed.part.positives.offsets).max())
+    return int(np.diff(feed.part.positives.offsets).max(initial=1))
 
 
-def _num_bytes(features: object, positives: Rows) -> int:
+def _num_entries(training: Training, plan: Plan) -> int:
+    """The features of the largest batch that can survive."""
+    from evenhand.kernels.gpu.bags import entry_capacity
+
+    features, positives = training.feed.part.features, training.feed.part.positives
     assert isinstance(features, Rows)
-    arrays = [features.offsets, features.ids, features.values, positives.offsets, positives.ids]
-    return sum(array.nbytes for array in arrays if array is not None)
+    lengths, num_pairs = (
+        torch.from_numpy(np.diff(rows.offsets).astype(np.int64)) for rows in (features, positives)
+    )
+    most = max(_counts(training, plan)) if _has_kernel_risk(training) else training.feed.batch_size
+    return entry_capacity(lengths, num_pairs, most)
+
+
+def _num_bytes(training: Training, num_entries: int) -> int:
+    """What `RecordedStep` puts on the device: the data set, and the entries of a batch."""
+    features, positives = training.feed.part.features, training.feed.part.positives
+    assert isinstance(features, Rows)
+    num_offsets = len(features.offsets) + len(positives.offsets)
+    feature_size = 4 if features.values is None else 8
+    pair_size = 24 if training.feed.pair_groups is None else 32  # query, label, positive, group
+    # Ids, sources and values, and what sorting them takes: keys and order, twice.
+    entry_size = 12 + 2 * 12
+    return (
+        8 * num_offsets
+        + feature_size * len(features.ids)
+        + pair_size * len(positives.ids)
+        + entry_size * num_entries
+    )
 
 
 def _moved(array: NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -38,15 +38,27 @@ def bag_vectors(
     )  # fmt: skip
 
 
-def entry_capacity(offsets: Tensor, num_documents: int) -> int:
-    """Entries of the so many longest bags: what any batch of so many documents fits in.
+def entry_capacity(lengths: Tensor, num_pairs: Tensor, batch_size: int) -> int:
+    """Entries of the largest batch that there can be: the buffers of `bag_entries` hold them all.
+
+    A batch is of different (document, label) pairs, so a document is in it at most as often as it
+    has pairs. Largest is therefore the batch that takes the longest document that often, then the
+    next, until it is full.
+
+    Args:
+        lengths: (N,) int64, entries of each document.
+        num_pairs: (N,) int64, training pairs of each document.
+        batch_size: pairs of a batch that may have a gradient.
 
     Example:
-        >>> entry_capacity(torch.tensor([0, 3, 3, 5]), 2)
-        5
+        >>> entry_capacity(torch.tensor([3, 0, 2]), torch.tensor([2, 5, 1]), 4)
+        8
     """
-    lengths = offsets.diff()
-    return int(lengths.topk(min(num_documents, len(lengths))).values.sum())
+    lengths, order = lengths.sort(descending=True)
+    num_pairs = num_pairs[order]
+    num_before = num_pairs.cumsum(0) - num_pairs
+    num_taken = (batch_size - num_before).clamp(min=0).minimum(num_pairs)
+    return int((lengths * num_taken).sum())
 
 
 def bag_entries(
@@ -54,6 +66,9 @@ def bag_entries(
     num_survivors: Tensor, *, out_row_ids: Tensor, out_sources: Tensor, out_values: Tensor,
 ) -> None:  # fmt: skip
     """The features of the surviving documents, one after another, for `update_by_entries`.
+
+    Entries that found no place would be gradients lost in silence. It cannot happen with buffers of
+    `entry_capacity`; should it happen with others, every value becomes NaN, which no run survives.
 
     Args:
         documents: (B,) int64.
@@ -133,6 +148,8 @@ def _bag_entries(
 ):  # fmt: skip
     index = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
+    num_entries = tl.load(ends + batch_size - 1)
+    lost = tl.where(num_entries > capacity, float("nan"), 0.0)
     if index < tl.load(num_survivors):
         document = tl.load(documents + tl.load(survivors + index))
         start = tl.load(offsets + document)
@@ -148,10 +165,9 @@ def _bag_entries(
             tl.store(out_sources + places, lanes * 0 + index, mask=is_entry)
             if HAS_VALUES:
                 factors = tl.load(values + start + steps, mask=is_entry, other=0.0)
-                tl.store(out_values + places, factors.to(tl.float32), mask=is_entry)
+                tl.store(out_values + places, factors.to(tl.float32) + lost, mask=is_entry)
             else:
-                tl.store(out_values + places, lanes * 0.0 + share, mask=is_entry)
-    num_entries = tl.load(ends + batch_size - 1)
+                tl.store(out_values + places, lanes * 0.0 + share + lost, mask=is_entry)
     for first in range(num_entries + index * BLOCK, capacity, batch_size * BLOCK):
         places = first + lanes
         tl.store(out_row_ids + places, lanes * 0 - 1, mask=places < capacity)

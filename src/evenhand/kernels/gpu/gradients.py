@@ -31,6 +31,13 @@ def num_splits(num_sampled: int) -> int:
     return max(1, min(8, num_sampled // 512))
 
 
+def shared_memory(precision: torch.dtype) -> int:
+    """Bytes of shared memory that a program of the products takes: tiles times stages."""
+    size, chunk = precision.itemsize, 64 if precision == torch.float32 else QUERY_TILE["CHUNK"]
+    rows, depth = QUERY_TILE["ROWS"], QUERY_TILE["DEPTH"]
+    return size * depth * (rows + chunk) * QUERY_TILE["num_stages"]  # the labels' take no more
+
+
 def write_coefficients(
     scores: Tensor, queries: Tensor, label_slots: Tensor, *, kept: Kept, loss: KernelLoss,
     out: Tensor, out_queries: Tensor, out_touched: Tensor,

@@ -123,8 +123,9 @@ def _select_labels(
     loss, row_value, positive_slope = row_loss(
         positive_score, kept, highest, count, KIND, MARGIN, POWER
     )
-    # A vector that is no number makes this score so, and must be seen; a maximum would hide it.
-    tl.store(out_losses + row, tl.where(positive_score == positive_score, loss, positive_score))
+    # A vector that is no number makes its scores so, and must be seen; a maximum would hide them.
+    num_bad = tl.sum((values != values).to(tl.int32)) + (positive_score != positive_score)
+    tl.store(out_losses + row, tl.where(num_bad > 0, float("nan"), loss))
     tl.store(out_thresholds + row, threshold)
     tl.store(out_last_ties + row, last_tie)
     tl.store(out_row_values + row, row_value)
@@ -151,7 +152,7 @@ def _select_examples(
     highest = tl.max(values)
     threshold, last_tie = kth_largest(values, rows, count, num_good, lowest, highest, BLOCK)
     is_kept = is_selected(values, rows, threshold, last_tie)
-    weights = tl.where(is_kept, 1.0 / count.to(tl.float32), 0.0)
+    weights = tl.where(is_kept, 1.0 / tl.maximum(count, 1).to(tl.float32), 0.0)
     tl.store(out_weights + rows, weights, mask=is_row)
     _list(
         values, weights, is_kept, num_bad, step, out_survivors, out_num_survivors, out_stats,

@@ -66,7 +66,7 @@ class MiningStep:
         self.num_sampled, self.num_hard_labels = num_sampled_labels, num_hard_labels
         self.loss, self.scale, self.is_cosine = loss, scale, is_cosine
         self.draws_for_each = draws_for_each
-        self.side_stream = torch.cuda.Stream() if rows.table.is_cuda else None
+        self.side_stream = torch.cuda.Stream(device) if rows.table.is_cuda else None
         self.is_forked = False
 
         def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pages of docs/ whose tables come from committed results: a mark, then the table.
+"""README.md and the pages of docs/ whose tables come from committed results: a mark, then the table.
 
     python benchmarks/pages.py      writes the tables of all of them anew
 
@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import readme_tables
 import reproduction_tables
 import scaling_tables
 import speed_tables
@@ -16,6 +17,7 @@ import speed_tables
 DOCS = Path(__file__).parents[1] / "docs"
 Tables = dict[str, list[str]]  # lines of a table, by its mark
 PAGES: dict[str, Callable[[], Tables]] = {
+    "../README.md": readme_tables.tables,
     "speed.md": speed_tables.tables,
     "reproduction.md": reproduction_tables.tables,
     "scaling.md": scaling_tables.tables,

@@ -1,0 +1,64 @@
+"""The tables of README.md, from the committed results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+MODELS = {"demo": "small model (16,384 n-gram vectors of 128)", "full": "full (1,048,576 of 512)"}
+SHOWN = [
+    ("recall@10", "all"),
+    ("recall@10", "worst 3 of script"),
+    ("recall@10", "worst tenth of country"),
+    ("recall@10", "head"),
+    ("recall@10", "torso"),
+    ("recall@10", "tail"),
+    ("recall@1", "all"),
+    ("recall@1", "tail"),
+]
+WORDS = {
+    "worst 3 of script": "worst 3 scripts",
+    "worst tenth of country": "worst tenth of countries",
+}
+
+
+def places_table() -> list[str]:
+    """SNM, Algorithm 1 and its annealed form: recall, and the difference to SNM in points."""
+    lines = ["| | SNM | S²M, Algorithm 1 | S²M, annealed |", "|---|---|---|---|"]
+    for size, model in MODELS.items():
+        differences = _read(f"places-{size}-seeds.json")["differences"]
+        for metric, group in SHOWN:
+            rows = [_row(differences[method], metric, group) for method in ("s2m", "s2m-annealed")]
+            head = f"**{model}**, " if (metric, group) == SHOWN[0] else ""
+            title = f"{head}{metric}, {WORDS.get(group, group)}"
+            lines.append(f"| {title} | {_share(rows[0]['baseline'])} | {_cell(*rows)} |")
+    return lines
+
+
+def _row(rows: list[dict[str, Any]], metric: str, group: str) -> dict[str, Any]:
+    (found,) = (row for row in rows if (row["metric"], row["group"]) == (metric, group))
+    return found
+
+
+def _cell(*rows: dict[str, Any]) -> str:
+    """Bold: the wider of the intervals over queries and over seeds does not hold 0."""
+    cells = []
+    for row in rows:
+        low, high = min(row["low"], row["seed_low"]), max(row["high"], row["seed_high"])
+        points = f"{100 * row['difference']:+.1f}; {100 * low:+.1f} to {100 * high:+.1f}"
+        is_certain = low > 0 or high < 0
+        cells.append(f"{_share(row['contender'])} ({f'**{points}**' if is_certain else points})")
+    return " | ".join(cells)
+
+
+def _share(value: float) -> str:
+    return f"{value:.4f}".removeprefix("0")
+
+
+def _read(file: str) -> Any:
+    return json.loads((RESULTS / file).read_text("utf-8"))
+
+
+def tables() -> dict[str, list[str]]:
+    """Every table, by the mark in README.md that it stands under."""
+    return {"places": places_table()}

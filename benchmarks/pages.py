@@ -1,4 +1,4 @@
-"""README.md and pages of docs/ with tables that come from committed results: a mark, then the table.
+"""README.md and pages of docs/ whose tables come from committed results: a mark, then a table.
 
     python benchmarks/pages.py      writes the tables of all of them anew
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "cpu.py"
 NUMBERS = ("labels", "batch_size", "sampled", "hard_labels", "hard_examples", "dim", "repeats")
@@ -38,6 +39,25 @@ def test_every_way_has_a_row_of_the_same_form(rows):
         assert row["peak_bytes"] is None or row["peak_bytes"] >= 0
         assert "threads" in row["device"]
         assert {"python", "torch", "numpy"} <= row["versions"].keys()
+
+
+def test_the_ways_that_mine_examples_train_the_same_table(monkeypatch):
+    """Autograd over all scores, autograd over the survivors: one objective, one gradient."""
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    ways, cpu = importlib.import_module("ways"), importlib.import_module("cpu")
+    tables = []
+    for name in (
+        "PyTorch shared negatives, sparse Adagrad",
+        "PyTorch mined first, then autograd over the survivors",
+    ):
+        problem = ways.Problem(cpu.TINY)
+        before = problem.table.clone()
+        step = ways.WAYS[name].build(problem)
+        for _ in range(3):
+            step()
+        assert not torch.equal(problem.table, before)
+        tables.append(problem.table)
+    torch.testing.assert_close(*tables)
 
 
 def test_times_are_given_over_the_product_of_the_same_run(rows):

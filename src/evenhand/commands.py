@@ -34,6 +34,7 @@ from evenhand.doctor.command import doctor
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,
+    check_scores,
     checked_slices,
     compare_outcomes,
     findings_json,
@@ -242,6 +243,7 @@ def search_command(options: argparse.Namespace) -> int:
     index = label_index(model, dataset, config)  # texts have no values
     bags = bags_of(featurizer.featurize(options.queries), device=device)
     found = index.search(model.query_vectors(bags), options.results)
+    check_scores(found.label_ids, found.scores)
     results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)
     for query, ids, scores in results:
         table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)

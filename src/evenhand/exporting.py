@@ -147,7 +147,14 @@ def _blocks(
     size = max(1, BLOCK_BYTES // (4 * dim))
     for start in range(first, last, size):
         stop = min(start + size, last)
-        yield source.block_fn(start, stop)
+        block = source.block_fn(start, stop)
+        if not np.isfinite(block.vectors).all():
+            raise UserError(
+                f"a vector of {source.name} {start} to {stop - 1} is infinite or no number: the "
+                f"model's weights or the feature values are too large; train anew with a lower "
+                f"training.learning_rate"
+            )
+        yield block
         progress_fn(stop)
 
 

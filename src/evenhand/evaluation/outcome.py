@@ -81,6 +81,7 @@ def evaluate(
         queries = encode_fn(row_ids)  # (B, D)
         positive_ids = torch.from_numpy(padded_rows(part.positives, row_ids)).to(queries.device)
         found_ids, found_scores = index.search(queries, num_results)  # (B, R)
+        check_scores(found_ids, found_scores)
         scores = index.scores_of(queries, positive_ids).float().cpu()  # (B, P)
         found_ids, positive_ids = found_ids.cpu(), positive_ids.cpu()
         ranks = pair_ranks(found_ids, positive_ids)  # (B, P)
@@ -110,6 +111,16 @@ def evaluate(
             "cutoffs": np.array(cutoffs),
         }
     )
+
+
+def check_scores(label_ids: Tensor, scores: Tensor) -> None:
+    """Refuses scores that are no numbers, by which nothing can be ordered: (Q, R), (Q, R)."""
+    if not bool((scores.isfinite() | (label_ids < 0)).all()):
+        raise UserError(
+            "a score is infinite or no number: the model's weights, or the feature values of a "
+            "query, are too large to be multiplied; train anew with a lower "
+            "training.learning_rate or with smaller feature values"
+        )
 
 
 def _first(values: Tensor, absent: float) -> Tensor:

@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from evenhand.losses import contrastive_loss
 from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder

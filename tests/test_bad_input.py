@@ -210,7 +210,7 @@ def test_an_archive_cut_short_an_empty_and_an_absent_file_are_named(here, tmp_pa
     assert_says(refused(capsys, *words, cut), cut, "cut short", "again")
     assert_says(refused(capsys, *words, empty), empty, "is empty")
     assert_says(refused(capsys, *words, tmp_path / "no.txt"), "no.txt", "does not exist")
-    assert_says(refused(capsys, *words, tmp_path), tmp_path, "cannot be opened")
+    assert_says(refused(capsys, *words, tmp_path), tmp_path, "is a folder")
     assert not (tmp_path / "out").exists()
 
 

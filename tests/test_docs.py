@@ -1,5 +1,6 @@
 """The words of README and docs are true: their Python runs, their commands exist."""
 
+import argparse
 import importlib
 import re
 import shlex
@@ -72,6 +73,64 @@ def test_every_command_is_one_the_parser_knows(page):
     for line_number, words in commands_of(page.read_text("utf-8")):
         place = f"{page.name}, block of line {line_number}"
         assert not isinstance(parse(words), SystemExit), f"{place}: evenhand {shlex.join(words)}"
+
+
+def flags_by_command():
+    """'data table' -> every flag that it takes, and so for all commands."""
+    found = {}
+
+    def walk(parser, name):
+        found[name] = set(parser._option_string_actions)
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for verb, inner in action.choices.items():
+                    walk(inner, f"{name} {verb}".strip())
+
+    walk(_parser(), "")
+    return found
+
+
+def named_flags(text, commands):
+    """(flag, commands it may belong to) of every flag in the running text of a page.
+
+    A flag behind `evenhand verb` is of that verb, one alone of a command that the page names; what
+    another program is called with is left alone.
+    """
+    names = sorted(commands, key=len, reverse=True)
+    named = {
+        name
+        for words in re.findall(r"evenhand ([a-z][a-z ]+)", text)
+        for name in names
+        if name and f"{words.strip()} ".startswith(f"{name} ")
+    }
+    for span in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
+        words = span.split()
+        if words[0] == "evenhand":
+            behind = " ".join(words[1:])
+            of = {next(name for name in names if f"{behind} ".startswith(f"{name} ") or not name)}
+        elif words[0].startswith("--"):
+            of = named
+        else:
+            continue
+        yield from ((word.partition("=")[0], of) for word in words if re.match("--[a-z]", word))
+
+
+@every_page
+def test_every_flag_in_the_text_is_one_the_command_takes(page):
+    commands = flags_by_command()
+    for flag, names in named_flags(page.read_text("utf-8"), commands):
+        flag = flag.rstrip(".,;:")
+        assert any(flag in commands[name] for name in names), (
+            f"{page.name}: {flag} is no flag of {', '.join(sorted(names)) or 'a command there'}"
+        )
+
+
+def test_a_flag_that_no_command_of_the_page_takes_is_found():
+    commands = flags_by_command()
+    text = "`evenhand search runs/x --top 3`, or `--units labels` and `torchrun --standalone`"
+    assert list(named_flags(text, commands)) == [("--top", {"search"}), ("--units", {"search"})]
+    assert "--units" in commands["slices"]
+    assert "--units" not in commands["search"]
 
 
 def test_the_readme_shows_python():

@@ -416,7 +416,7 @@ def test_an_empty_file_is_refused(tmp_path, ending):
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     assert_refused(tmp_path / "absent.txt", "does not exist")
     assert_refused(tmp_path / "absent.txt.xz", "does not exist")
-    assert_refused(tmp_path, "cannot be opened")
+    assert_refused(tmp_path, "is a folder")
 
 
 def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):

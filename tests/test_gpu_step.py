@@ -196,6 +196,17 @@ def test_every_shape_equals_torch(device, name, for_each):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_zero_vectors_score_zero_and_have_no_gradient_as_in_torch(device):
+    pair = Pair(device, k=17, hard_examples=6)  # all labels kept, for scores of zero are all alike
+    pair.vectors[1] = 0
+    pair.model.encoder.vectors[1] = 0
+    for table in (pair.rows.table, pair.model.label_table):
+        table[int(pair.labels[2])] = 0
+    pair.run_kernels()
+    pair.assert_same(pair.run_torch())
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_of_equal_scores_exactly_k_are_kept(device):
     """Scores of few values: losses do not depend on which of the equals are kept."""
     pair = Pair(device, is_tied=True, width=4, num_labels=64, num_sampled=32, k=5, batch_size=7)

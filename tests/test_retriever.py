@@ -2,10 +2,13 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
+from evenhand.losses import contrastive_loss
 from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder
 from evenhand.models.retriever import Retriever
+from evenhand.risk import mean_weights
+from evenhand.sampling import LabelSample
+from evenhand.training.step import Batch, gradients_of, mine
 
 WIDTH, NUM_LABELS = 4, 9
 KINDS = {
@@ -67,13 +70,29 @@ def test_the_way_back_through_unit_is_that_of_autograd(kind):
     torch.testing.assert_close(actual, vectors.grad, rtol=1e-12, atol=1e-14)
 
 
-def test_the_zero_vector_passes_through_unit_as_autograd_says():
+def test_the_zero_vector_stays_zero_and_has_a_zero_gradient():
     model, gradients = retriever(), torch.randn(1, WIDTH, dtype=torch.float64)
     vectors = torch.zeros(1, WIDTH, dtype=torch.float64, requires_grad=True)
-    units = F.normalize(vectors, dim=-1)
+    units = model.unit(vectors)
     units.backward(gradients)
-    assert torch.equal(model.unit(vectors.detach()), torch.zeros(1, WIDTH, dtype=torch.float64))
-    torch.testing.assert_close(model.through_unit(gradients, vectors.detach()), vectors.grad)
+    assert not units.any()
+    assert not vectors.grad.any()
+    assert not model.through_unit(gradients, vectors.detach()).any()
+
+
+def test_a_query_of_zeros_does_not_throw_dense_weights_far_away():
+    """With a bias that is still zero its vector is the zero vector."""
+    encoder = MlpEncoder(3, WIDTH, hidden_widths=(4,))
+    model = Retriever(encoder, NUM_LABELS, WIDTH)
+    batch = Batch(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([[0], [1]]))
+    queries = model.query_vectors(batch.features)
+    sample = LabelSample(torch.tensor([2, 3]), torch.zeros(2))
+    mined = mine(
+        queries, batch, model, sample, num_hard_labels=2,
+        loss_fn=contrastive_loss, risk_fn=mean_weights,
+    )  # fmt: skip
+    gradients_of(mined, queries, batch, model)
+    assert all((weights.grad == 0).all() for weights in encoder.parameters())
 
 
 def test_a_query_without_features_scores_every_label_alike_under_the_cosine():

@@ -15,6 +15,7 @@ from evenhand.kernels.rows import (
     unit,
     unit_rows,
 )
+from evenhand.kernels.scoring import scores_of_each
 
 DTYPES = {"compiled": torch.float32, "torch": torch.float64}
 every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -60,12 +61,36 @@ def test_the_way_back_from_unit_rows_is_that_of_autograd(dtype, width):
 
 
 @every_dtype
-def test_rows_of_length_zero_stay_and_pass_gradients_as_autograd_says(dtype):
-    table, ids = torch.zeros(2, 3, dtype=dtype), torch.tensor([1])
+@pytest.mark.parametrize("length", [0.0, 1e-14])
+def test_a_zero_row_scores_zero_and_passes_no_gradient_on_any_path(dtype, length):
+    table, ids = torch.full((2, 3), length, dtype=dtype), torch.tensor([1])
+    gradients = torch.randn(1, 3).to(dtype)
     assert (unit_rows(table, ids) == 0).all()
-    vectors, gradients = table[ids].requires_grad_(), torch.randn(1, 3).to(dtype)
-    F.normalize(vectors, dim=1).backward(gradients)
-    torch.testing.assert_close(through_unit_rows(gradients, table, ids), vectors.grad)
+    assert (unit(table) == 0).all()
+    assert (through_unit_rows(gradients, table, ids) == 0).all()
+    assert (through_unit(gradients, table[ids]) == 0).all()
+    vectors = table[ids].requires_grad_()
+    unit(vectors).backward(gradients)
+    assert (vectors.grad == 0).all()
+    queries, many = torch.ones(1, 3, dtype=dtype), torch.full((99, 3), length, dtype=dtype)
+    assert (scores_of_each(queries, many, torch.tensor([[5]]), is_cosine=True) == 0).all()
+
+
+@every_dtype
+@every_width
+def test_rows_whose_squares_overflow_have_a_direction_all_the_same(dtype, width):
+    largest = torch.finfo(dtype).max
+    huge = random_table(90, width, torch.float64).sign() * torch.rand(90, width).add(1).double()
+    table, ids = (huge * (largest / 2)).to(dtype), torch.tensor([8, 0, 3])
+    expected = F.normalize(huge, dim=1).to(dtype)
+    torch.testing.assert_close(unit(table), expected)
+    torch.testing.assert_close(unit_rows(table, ids), expected[ids])
+    torch.testing.assert_close(unit(table.clone().requires_grad_()).detach(), expected)
+    queries, drawn = expected[:2].contiguous(), torch.tensor([[4], [9]])
+    scores = scores_of_each(queries, table, drawn, is_cosine=True)
+    torch.testing.assert_close(scores[:, 0], (queries * expected[drawn[:, 0]]).sum(1))
+    gradients = torch.full((3, width), 1e3, dtype=dtype)
+    assert through_unit_rows(gradients, table, ids).abs().max() < 1e-30
 
 
 @every_dtype

@@ -143,6 +143,75 @@ def test_raw_writes_are_found(code, found):
     assert raw_writes(ast.parse(code)) == found
 
 
+# --- reading --------------------------------------------------------------------------------------
+
+READS = {"read_text", "read_bytes", "fromfile", "memmap", "safe_open", "load_file", "ZipFile"}
+READS_BY_FULL_NAME = {"open", "np.load", "gzip.open", "tarfile.open"}
+# A pipe or a device in place of a file would be waited for, or read, without end: all others open
+# by `open_input`, `read_text` or `read_json` of evenhand.files.
+MAY_READ = {
+    "files.py": "open_input itself",
+    "locking.py": "checked there; evenhand.files needs it",
+    "doctor/usable.py": "files of the system",
+    "evaluation/outcome.py": "from what open_input opened",
+    "report/page.py": "files of the package",
+    "reproduce/rows.py": "the same",
+    "config.py": "the same",
+    "demo.py": "the same",
+    "data/npy.py": "after open_input of the same file",
+    "data/images.py": "after check_is_file",
+    "data/files.py": "the same",
+    "data/folders.py": "archives that are files",
+    "data/download.py": "the network",
+    "data/spool.py": "shards of our own",
+    "data/streaming.py": "the same",
+    "data/vector_files.py": "what was just written",
+    "distributed/weights.py": "after check_is_file",
+    "models/weights.py": "paths that were checked by their readers",
+    "ranking.py": "after check_is_file",
+    "training/checkpoint.py": "files that agree with the manifest",
+}
+
+
+def raw_reads(tree):
+    """The names of all calls that open a file to read, by whatever library."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [full_name(call.func) for call in calls if not opens_to_write(call)]
+    is_method = {full_name(call.func) for call in calls if isinstance(call.func, ast.Attribute)}
+    return [
+        name
+        for name in names
+        if name in READS_BY_FULL_NAME
+        or (name.split(".")[-1] in READS and (name in is_method or "read" not in name))
+    ]
+
+
+def test_every_file_is_opened_by_what_refuses_pipes_and_devices_or_has_a_reason():
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if raw_reads(ast.parse(path.read_text("utf-8")))
+    }
+    assert not found - set(MAY_READ), "open files by evenhand.files.open_input, or say here why not"
+    assert not {name for name in set(MAY_READ) - found if (ROOT / name).exists()}
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("open(p)", ["open"]),
+        ("open(p, 'rb')", ["open"]),
+        ("open(p, 'wb'); opened(p); open_input(p)", []),
+        ("p.read_text('utf-8'); read_text(p)", ["p.read_text"]),
+        ("np.load(p, allow_pickle=False)", ["np.load"]),
+        ("safetensors.safe_open(p)", ["safetensors.safe_open"]),
+        ("archive.open(name)", []),
+    ],
+)
+def test_raw_reads_are_found(code, found):
+    assert raw_reads(ast.parse(code)) == found
+
+
 # --- what is never done ---------------------------------------------------------------------------
 
 # Modules whose readers run what they read, or whose use is a command line from a string.

@@ -34,6 +34,15 @@ def test_rows_have_length_one_and_an_empty_row_stays_empty():
     assert np.array_equal(found.parts["train"].features.offsets, TRAIN.offsets)
 
 
+@pytest.mark.parametrize("weighting", ["unit", "tf-idf"])
+def test_huge_and_tiny_values_have_a_direction_too(weighting):
+    values = np.array([3e38, 3e38, 1e-20], np.float32)
+    found = weighted(dataset(TRAIN._replace(values=values)), weighting)
+    first, second, third = values_of(found, "train")
+    assert math.hypot(first, second) == pytest.approx(1)
+    assert third == pytest.approx(1)  # beside a row that is 10^58 times as long
+
+
 def test_rare_features_weigh_more_by_the_training_part_alone():
     rare, absent, common = (1 + math.log(4 / (1 + count)) for count in (1, 0, 2))
     found = weighted(dataset(), "tf-idf")

@@ -78,6 +78,7 @@ def average_runs(
     about = {
         **about_run(out, config, dataset, device),
         "averaged": [folder.resolve().name for folder in folders],
+        "dataset": abouts[0]["dataset"],
         "training_seconds": round(sum(about.get("training_seconds", 0.0) for about in abouts), 1),
         "is_complete": True,
     }

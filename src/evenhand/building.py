@@ -11,7 +11,7 @@ from torch import Tensor
 from evenhand.building_risks import build_risk, groups_of_pairs
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Rows
-from evenhand.data.checks import check_ids
+from evenhand.data.checks import check_ids, check_offsets
 from evenhand.data.scans import first_not_finite
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
@@ -340,16 +340,26 @@ def _check_finite(dataset: Dataset) -> None:
 
 
 def check_all_ids(dataset: Dataset) -> None:
-    """Refuses ids that name no label, feature or group: compiled code would look for them."""
-    if dataset.is_read_in_blocks:
-        return  # seen when it was made; to read all of it again would take as long as an epoch
+    """Refuses ids that name no label, feature or group, and offsets that decrease.
+
+    Whoever reads rows, compiled code too, relies on both.
+    """
+    # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
+    are_rows_read = not dataset.is_read_in_blocks
     holders = {"labels": dataset.label_groups}
     try:
+        if dataset.label_names is not None:
+            check_offsets("labels.names", dataset.label_names.offsets)
         for name, part in dataset.parts.items():
             holders[name] = part.groups
-            check_ids(f"labels of the {name} part", part.positives.ids, dataset.num_labels)
-            if isinstance(part.features, Rows):
+            if are_rows_read:
+                check_offsets(f"{name}.positives", part.positives.offsets)
+                check_ids(f"labels of the {name} part", part.positives.ids, dataset.num_labels)
+            if are_rows_read and isinstance(part.features, Rows):
+                check_offsets(f"{name}.features", part.features.offsets)
                 check_ids(f"features of the {name} part", part.features.ids, dataset.num_features)
+            if part.texts is not None:
+                check_offsets(f"{name}.texts", part.texts.offsets)
         for name, groups in holders.items():
             for column, group in groups.items():
                 check_ids(f"{column} of {name}", group.ids, len(group.names), first=-1)

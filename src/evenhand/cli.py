@@ -2,9 +2,12 @@
 
 import argparse
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+from evenhand.errors import UserError
 from evenhand.faults import guarded
 from evenhand.methods import METHODS
 from evenhand.version import __version__
@@ -30,7 +33,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; what a user can mend is one sentence and exit code 2 (see `faults`)."""
 
     def run() -> int:
+        words = sys.argv[1:] if arguments is None else arguments
+        for word in words:
+            if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+                shown = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+                raise UserError(
+                    f"{shown} is no UTF-8, in which settings, runs and data sets are described; "
+                    f"rename the file or folder"
+                )
         options = _parser().parse_args(arguments)
+        if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+            raise UserError(
+                f"NUMBA_DISABLE_JIT={os.environ['NUMBA_DISABLE_JIT']} turns off the compiler, "
+                f"without which Evenhand does not work; unset it"
+            )
         # Only now: commands need torch, which takes seconds to load, and `--help` does not.
         commands = importlib.import_module("evenhand.commands")
         code: int = getattr(commands, options.command)(options)
@@ -161,6 +177,7 @@ def _add_readers(verbs: Any) -> None:
     evaluate.add_argument("run", help="run folder")
     _add_part(evaluate)
     _add_rank_timeout(evaluate)
+    _add_place(evaluate)
     _finish(evaluate, "evaluate_command")
     export = _verb(verbs, "export", "write a run's vectors as files, for any vector store")
     export.add_argument("run", help="run folder")
@@ -177,15 +194,18 @@ def _add_readers(verbs: Any) -> None:
         choices=("train", "validation", "test"),
         help="part of the data whose query vectors are written as well",
     )
+    _add_place(export)
     _finish(export, "export_command")
     average = _verb(verbs, "average", "several runs as one, by the mean of their scores")
     average.add_argument("runs", nargs="+", help="trained run folders, of dot products")
     average.add_argument("--run", required=True, help="folder to write")
+    _add_place(average)
     _finish(average, "average_command")
     compare = _verb(verbs, "compare", "two or more runs, with paired intervals")
     compare.add_argument("runs", nargs="+", help="run folders; the others are held to the first")
     compare.add_argument("--metric", default="recall@10", help="of the differences (%(default)s)")
     _add_part(compare)
+    _add_place(compare)
     _finish(compare, "compare_command")
     slices = _verb(verbs, "slices", "the subpopulations that explain a run's failures")
     slices.add_argument("run", help="run folder, evaluated")
@@ -193,6 +213,12 @@ def _add_readers(verbs: Any) -> None:
         "--metric",
         default="recall@10",
         help="or another cut-off, or 'reciprocal rank' (%(default)s)",
+    )
+    slices.add_argument(
+        "--units",
+        default="queries",
+        choices=("queries", "labels"),
+        help="that chance is judged over; by labels, it allows for new ones (%(default)s)",
     )
     slices.add_argument(
         "--conditions",
@@ -214,16 +240,19 @@ def _add_readers(verbs: Any) -> None:
     )
     slices.add_argument("--json", help="file to write beside evaluation/<part>/slices.json")
     _add_part(slices)
+    _add_place(slices)
     _finish(slices, "slices_command")
     report = _verb(verbs, "report", "one page about one or more runs")
     report.add_argument("runs", nargs="+", help="run folders")
     report.add_argument("--out", help="file to write (report.html in the first run)")
     _add_part(report)
+    _add_place(report)
     _finish(report, "report_command")
     search = _verb(verbs, "search", "ask a trained model")
     search.add_argument("run", help="run folder")
     search.add_argument("queries", nargs="+", help="what to look for, in quotes")
     search.add_argument("--results", type=int, default=5, help="labels to show (%(default)s)")
+    _add_place(search)
     _finish(search, "search_command")
 
 
@@ -373,6 +402,12 @@ def _add_part(parser: argparse.ArgumentParser) -> None:
         default="test",
         choices=("train", "validation", "test"),
         help="of the data (%(default)s)",
+    )
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", help="folder of the data set, where it has moved since the run was trained"
     )
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from evenhand import exporting
 from evenhand.averaging import average_runs
+from evenhand.building import check_all_ids
 from evenhand.config import (
     Config,
     preset_names,
@@ -34,6 +35,7 @@ from evenhand.doctor.command import doctor
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,
+    check_scores,
     checked_slices,
     compare_outcomes,
     findings_json,
@@ -41,7 +43,7 @@ from evenhand.evaluation import (
     worst_groups,
 )
 from evenhand.files import write_json
-from evenhand.pipeline import evaluate_run, label_index, open_data
+from evenhand.pipeline import evaluate_run, label_index, open_run_data
 from evenhand.progress import PipedConsole, count_bar, file_bar
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
@@ -90,7 +92,7 @@ def reproduce_command(options: argparse.Namespace) -> int:
 def average_command(options: argparse.Namespace) -> int:
     """Several runs as one, evaluated like any other."""
     folders, out = [Path(run) for run in options.runs], Path(options.run)
-    dataset = open_data(run_config(folders[0]).data, console)
+    dataset = open_run_data(folders[0], console, data=options.data)
     average_runs(folders, out, dataset, console=console)
     part_name = "test" if "test" in dataset.parts else "validation"
     if part_name in dataset.parts:
@@ -102,7 +104,7 @@ def average_command(options: argparse.Namespace) -> int:
 
 def evaluate_command(options: argparse.Namespace) -> int:
     folder = Path(options.run)
-    dataset = open_data(run_config(folder).data, console)
+    dataset = open_run_data(folder, console, data=options.data)
     with ranks_of(options, _device(options), console) as (ranks, device):
         scores = evaluate_run(
             folder, dataset, options.part, device=device, console=console, ranks=ranks
@@ -127,6 +129,9 @@ def compare_command(options: argparse.Namespace) -> int:
         raise UserError(f"--metric must be one of {', '.join(known)}, got {options.metric!r}")
     table = [(result.name, result.scores) for result in results]
     console.print(results_table(table, part_name=options.part))
+    for column, found in (dataset.label_groups | dataset.parts[options.part].groups).items():
+        if not len(found.names):
+            console.print(f"the column {column!r} names no group, and is left out")
     groups, chosen_on = _groups_to_compare(options, dataset)
     for result in results[1:]:
         with console.status("intervals"):
@@ -183,7 +188,7 @@ def slices_command(options: argparse.Namespace) -> int:
             f"for both; to find on one and check on the other: --part validation --check-on test"
         )
     folder, part, metric = Path(options.run), options.part, options.metric
-    dataset = open_data(run_config(folder).data, console)
+    dataset = open_run_data(folder, console, data=options.data)
     check_trained_on(folder, dataset)
     outcome = load_result(folder, part).outcome
     judge = load_result(folder, options.check_on).outcome if options.check_on else outcome
@@ -193,6 +198,7 @@ def slices_command(options: argparse.Namespace) -> int:
             dataset,
             part,
             metric=metric,
+            units=options.units,
             max_conditions=options.conditions,
             min_pairs=options.min_pairs,
             num_permutations=options.permutations,
@@ -200,7 +206,7 @@ def slices_command(options: argparse.Namespace) -> int:
             seed=options.seed,
             progress=advance,
         )
-    written = {"metric": metric, "seed": options.seed}
+    written = {"metric": metric, "units": options.units, "seed": options.seed}
     written |= findings_json(found, outcome, dataset, part)
     if options.check_on:
         part = options.check_on
@@ -235,13 +241,14 @@ def search_command(options: argparse.Namespace) -> int:
     if options.results < 1:
         raise UserError(f"--results must be at least 1, got {options.results}")
     config = run_config(folder)
-    dataset = open_data(config.data, console)
+    dataset = open_run_data(folder, console, data=options.data)
     featurizer = featurizer_from(dataset.featurizer)
     device = _device(options)
     model = load_model(folder, dataset, device=device)
     index = label_index(model, dataset, config)  # texts have no values
     bags = bags_of(featurizer.featurize(options.queries), device=device)
     found = index.search(model.query_vectors(bags), options.results)
+    check_scores(found.label_ids, found.scores)
     results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)
     for query, ids, scores in results:
         table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)
@@ -320,7 +327,9 @@ def data_check_command(options: argparse.Namespace) -> int:
 
 
 def data_show_command(options: argparse.Namespace) -> int:
-    _show(open_dataset(Path(options.folder)))
+    dataset = open_dataset(Path(options.folder))
+    check_all_ids(dataset)
+    _show(dataset)
     return 0
 
 
@@ -354,7 +363,7 @@ def demo_command(options: argparse.Namespace) -> int:
 def _open_results(options: argparse.Namespace) -> tuple[Dataset, list[RunResult]]:
     """The runs of `compare` and `report`, and the data set that all of them are of."""
     folders = [Path(run) for run in options.runs]
-    dataset = open_data(run_config(folders[0]).data, console)
+    dataset = open_run_data(folders[0], console, data=options.data)
     for folder in folders:
         check_trained_on(folder, dataset)
     return dataset, [load_result(folder, options.part) for folder in folders]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from evenhand.data.weighting import WEIGHTINGS
 from evenhand.errors import UserError
+from evenhand.files import read_text
 from evenhand.losses import (
     LossFn,
     averaged_loss,
@@ -60,6 +61,13 @@ class DataConfig:
                 f"data.num_buckets must be between 1 and {2**31 - 1}, got {self.num_buckets}"
             )
         check_choice("data.weighting", self.weighting, WEIGHTINGS)
+
+    @property
+    def folder(self) -> Path:
+        """Where the data set lies; `places` is prepared there once."""
+        if self.dataset != "places":
+            return Path(self.dataset)
+        return Path("datasets") / f"places-{self.min_population}-{self.num_buckets}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,7 +218,7 @@ class MiningConfig:
         if not self.mines_examples:
             return self.batch_size
         if self.tail_fraction:
-            return math.ceil(self.tail_fraction * self.batch_size - 1e-9)
+            return max(1, math.ceil(self.tail_fraction * self.batch_size - 1e-9))
         return self.num_hard_examples
 
 
@@ -343,11 +351,9 @@ def read_preset(name: str) -> dict[str, dict[str, Any]]:
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """The sections of a TOML file, unchecked."""
     try:
-        return parsed_toml(path.read_text(encoding="utf-8"))
+        return parsed_toml(read_text(path))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{path} is a folder, not a TOML file") from error
     except ValueError as error:  # not TOML, or not UTF-8
         raise UserError(f"{path} is not valid TOML: {error}") from error
 

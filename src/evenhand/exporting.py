@@ -26,7 +26,7 @@ from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
-from evenhand.pipeline import open_data
+from evenhand.pipeline import open_run_data
 from evenhand.progress import count_bar
 from evenhand.saved_models import load_model_shard, run_config
 from evenhand.training.feed import features_of
@@ -49,7 +49,7 @@ def export_command(options: argparse.Namespace, *, device: torch.device, console
     """What `evenhand export` does."""
     folder, out = Path(options.run), Path(options.out)
     config = run_config(folder)
-    dataset = open_data(config.data, console)
+    dataset = open_run_data(folder, console, data=options.data)
     with count_bar(console, f"exporting {folder}") as advance:
         manifest = export_run(
             folder,
@@ -147,7 +147,14 @@ def _blocks(
     size = max(1, BLOCK_BYTES // (4 * dim))
     for start in range(first, last, size):
         stop = min(start + size, last)
-        yield source.block_fn(start, stop)
+        block = source.block_fn(start, stop)
+        if not np.isfinite(block.vectors).all():
+            raise UserError(
+                f"a vector of {source.name} {start} to {stop - 1} is infinite or no number: the "
+                f"model's weights or the feature values are too large; train anew with a lower "
+                f"training.learning_rate"
+            )
+        yield block
         progress_fn(stop)
 
 

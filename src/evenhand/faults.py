@@ -9,6 +9,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import re
 import signal
@@ -23,7 +24,8 @@ DISK_ERRORS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end of line
+# All but tab and end of line; and bytes of file names that are no UTF-8, which none can show.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # What those say that have no exception of their own for it.
 _NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|cannot allocate memory|std::bad_alloc"
@@ -39,6 +41,9 @@ _ASKED = re.compile(
 
 def guarded(command_fn: Callable[[], int]) -> int:
     """Runs a command; what it could not help is one sentence and an exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a character that a terminal does not have is no fault
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
     try:
         try:
             return _guarded(command_fn)

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+"""Reading regular files alone; writing so that a crash leaves the old one or the new one."""
 
 import contextlib
 import errno
@@ -6,14 +6,56 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from evenhand.errors import UserError
 from evenhand.locking import locked_file
 
 MAX_DEPTH = 50  # of lists and objects in each other
+MAX_TEXT_BYTES = 2**30  # of a text that is read whole; none of ours is near it
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_is_file(path: Path) -> None:
+    """Refuses what is there and is no regular file; what is not there, its reader will miss.
+
+    To open a pipe waits for somebody to write to it, perhaps for ever; a device has no end.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "something else")
+        raise UserError(f"{path} is {kind}, not a file; put a file there, or name another")
+
+
+def open_input(path: Path) -> IO[bytes]:
+    """Opens a regular file to read; every file that others may have made is opened by this."""
+    check_is_file(path)
+    return open(path, "rb")
+
+
+def read_text(path: Path) -> str:
+    """All of a UTF-8 file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8.
+    """
+    with open_input(path) as file:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise UserError(f"{path} has more than {MAX_TEXT_BYTES} bytes; is it another file?")
+        return file.read().decode("utf-8")
 
 
 @contextlib.contextmanager
@@ -111,7 +153,8 @@ def _is_running(pid: int) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     with atomic_path(path) as staging:
-        staging.write_text(text, encoding="utf-8")
+        # Of names that are no UTF-8, as that of a working folder may be, something must be shown.
+        staging.write_text(text, encoding="utf-8", errors="replace")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -121,7 +164,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return parsed_json(path.read_text(encoding="utf-8"))
+        return parsed_json(read_text(path))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except ValueError as error:  # not JSON, or not UTF-8

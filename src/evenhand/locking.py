@@ -123,6 +123,8 @@ def _sign(handle: int) -> None:
 
 def _holder(path: Path) -> str:
     try:
+        if not path.is_file():  # to read anything else could take for ever
+            return "another process"
         about = json.loads(path.read_text(encoding="utf-8"))
         pid, host, since = int(about["pid"]), str(about["host"]), str(about["since"])
     except (OSError, ValueError, KeyError, TypeError):  # not signed yet, or gone by now

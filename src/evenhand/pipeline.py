@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from evenhand.building import check_neighbours, table_dtype
+from evenhand.building import check_all_ids, check_neighbours, table_dtype
 from evenhand.config import Config, DataConfig
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import IntArray, taken_rows
@@ -28,7 +28,7 @@ from evenhand.progress import count_bar
 from evenhand.ranking import (
     load_ranker,
 )
-from evenhand.runs import save_result
+from evenhand.runs import read_about, save_result
 from evenhand.saved_models import load_model, run_config
 from evenhand.search import (
     ExactIndex,
@@ -42,24 +42,49 @@ from evenhand.training.feed import features_of
 
 ALL_ROWS = slice(None)
 MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
-DATASETS_DIR = Path("datasets")  # where `places` is prepared, once
 
 
 # --- data -----------------------------------------------------------------------------------------
 
 
-def open_data(config: DataConfig, console: Console) -> Dataset:
-    """The data set of a config; `places` is prepared the first time it is asked for."""
-    if config.dataset != "places":
-        return weighted(open_dataset(Path(config.dataset)), config.weighting)
-    folder = DATASETS_DIR / f"places-{config.min_population}-{config.num_buckets}"
-    if not folder.exists():
+def open_data(config: DataConfig, console: Console, *, folder: Path | None = None) -> Dataset:
+    """The data set of a config; `places` is prepared the first time it is asked for.
+
+    Args:
+        folder: where it lies, if not where the config says.
+    """
+    folder = config.folder if folder is None else folder
+    if config.dataset == "places" and not folder.exists():
         with console.status(f"preparing {folder} (once)"):
             dataset = load_places(
                 min_population=config.min_population, num_buckets=config.num_buckets
             )
             save_dataset(dataset, folder)
-    return weighted(open_dataset(folder), config.weighting)
+    dataset = open_dataset(folder)
+    check_all_ids(dataset)
+    return weighted(dataset, config.weighting)
+
+
+def open_run_data(run: Path, console: Console, *, data: str | None = None) -> Dataset:
+    """The data set of a run: where its settings say, or else where it lay when it was trained.
+
+    Args:
+        data: the folder that --data names; no other is then looked at.
+    """
+    config = run_config(run).data
+    if data is not None:
+        return open_data(config, console, folder=Path(data))
+    recorded = read_about(run)["dataset"].get("folder")
+    places = [config.folder.absolute()]
+    if isinstance(recorded, str) and "\0" not in recorded:
+        places += [Path(recorded)] if Path(recorded) not in places else []
+    found = next((place for place in places if (place / "dataset.json").exists()), None)
+    if found is None and config.dataset != "places":
+        raise UserError(
+            f"the data set of {run} is not there: no dataset.json in "
+            f"{' nor in '.join(map(str, places))}; name its folder with --data"
+        )
+    return open_data(config, console, folder=None if found == places[0] else found)
 
 
 # --- evaluation -----------------------------------------------------------------------------------

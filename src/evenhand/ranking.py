@@ -16,7 +16,7 @@ from evenhand.config import Config
 from evenhand.data import Dataset, Rows
 from evenhand.data.dataset import IntArray
 from evenhand.errors import StoppedError, UserError
-from evenhand.files import atomic_path
+from evenhand.files import atomic_path, check_is_file
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar
 from evenhand.search import ExactIndex, LinearRanker
@@ -110,12 +110,13 @@ def load_ranker(folder: Path, config: Config, dataset: Dataset) -> LinearRanker 
     if not config.ranker.num_mined_labels:
         return None
     path = ranker_path(folder)
-    if not path.is_file():
+    if not path.exists():
         raise UserError(
             f"{folder} holds no fitted ranker yet; finish it: "
             f"evenhand train --resume --run {folder}"
         )
     try:
+        check_is_file(path)
         arrays = safetensors.numpy.load_file(path)
         for name, dtype in DTYPES.items():
             if arrays[name].dtype != dtype:  # to convert could make one id of another

@@ -27,7 +27,7 @@ from evenhand.config import Config
 from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
-from evenhand.files import parsed_json, read_json, write_json
+from evenhand.files import parsed_json, read_json, read_text, write_json
 from evenhand.version import __version__
 
 SECONDS = ("training_seconds", "ranker_seconds")
@@ -63,7 +63,7 @@ def load_result(folder: Path, part_name: str = "test") -> RunResult:
     """Opens an evaluated run."""
     place = folder / "evaluation" / part_name
     about = read_about(folder)
-    if not (place / "scores.json").is_file():
+    if not (place / "scores.json").exists():
         raise UserError(
             f"{folder} has not been evaluated on the {part_name} part; "
             f"run: evenhand evaluate {folder} --part {part_name}"
@@ -81,7 +81,7 @@ def load_result(folder: Path, part_name: str = "test") -> RunResult:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line cut short by a crash is left out."""
-    if not path.is_file():
+    if not path.exists():
         return []
     rows = []
     *lines, _ = _read_text(path).split("\n")  # other ends of lines may be part of a text
@@ -99,7 +99,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_about(folder: Path) -> dict[str, Any]:
     """run.json, with what every reader of it needs."""
     path = folder / "run.json"
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{folder} is not a run folder: it holds no run.json")
     about = read_json(path)
     if not isinstance(about, dict) or not isinstance(about.get("dataset"), dict):
@@ -124,7 +124,7 @@ def check_trained_on(folder: Path, dataset: Dataset) -> None:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except UnicodeDecodeError as error:
@@ -178,6 +178,7 @@ def about_run(
         "is_complete": False,
         "dataset": {
             "name": dataset.name,
+            "folder": str(config.data.folder.absolute()),  # for whoever uses the run elsewhere
             "fingerprint": dataset.fingerprint,
             "num_labels": dataset.num_labels,
             "num_features": dataset.num_features,

@@ -26,7 +26,7 @@ from evenhand.runs import check_trained_on
 
 
 def run_config(folder: Path) -> Config:
-    if not (folder / "config.toml").is_file():
+    if not (folder / "config.toml").exists():
         raise UserError(f"{folder} is not a run folder: it holds no config.toml")
     return build_config(read_settings(folder / "config.toml"))
 

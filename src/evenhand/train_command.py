@@ -24,7 +24,7 @@ from evenhand.distributed.ranks import ProcessRanks, wait_for_all
 from evenhand.errors import UserError
 from evenhand.locking import locked
 from evenhand.memory import naming_the_largest
-from evenhand.pipeline import evaluate_run, open_data
+from evenhand.pipeline import evaluate_run, open_data, open_run_data
 from evenhand.progress import stop_requested
 from evenhand.tables import results_table, unseen_notes
 from evenhand.training_run import begin_run, is_trained, resumable_config, train_run
@@ -120,10 +120,12 @@ def _begun(
         raise UserError("--resume needs the folder of the run: evenhand train --resume --run …")
     if options.resume:
         resumable_config(Path(options.run), None)  # there is something to resume
+        data, options.data = options.data, None  # where the data lie now; the setting stays
         config = config_fn(Path(options.run) / "config.toml")
+        dataset = open_run_data(Path(options.run), console, data=data)
     else:
         config = config_fn(None)
-    dataset = open_data(config.data, console)
+        dataset = open_data(config.data, console)
     name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
     folder = Path(options.run) if options.run else Path("runs") / name
     # Started again by torchrun, the same command finds the folder that it made itself.

@@ -49,7 +49,7 @@ def begin_run(folder: Path, config: Config, dataset: Dataset, *, device: torch.d
 
 def resumable_config(folder: Path, config: Config | None, dataset: Dataset | None = None) -> Config:
     """The config of a run that is to go on; another config or data set is refused."""
-    if not (folder / "config.toml").is_file():
+    if not (folder / "config.toml").exists():
         raise UserError(f"{folder} cannot be resumed: it holds no config.toml")
     saved = build_config(read_settings(folder / "config.toml"))
     if config is not None and config != saved:

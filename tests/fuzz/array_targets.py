@@ -187,7 +187,7 @@ OUTCOME = {
 def _outcome_seeds() -> tuple[bytes, ...]:
     save_outcome(_outcome(OUTCOME), scratch() / "seed")
     file = io.BytesIO()
-    np.savez_compressed(file, **OUTCOME)
+    np.savez(file, **OUTCOME)
     return (scratch() / "seed" / "outcome.npz").read_bytes(), file.getvalue()
 
 

@@ -4,12 +4,13 @@ import contextlib
 import io
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from evenhand.data import files
+from evenhand import files
 from evenhand.errors import UserError
 
 MAX_MESSAGE = 200_000  # characters: it may name what it refuses, but must not grow beyond the input
@@ -120,14 +121,14 @@ class MemoryPath(type(Path())):  # type: ignore[misc]
         return io.TextIOWrapper(file, encoding=encoding, errors=errors).read()
 
     def stat(self, **_: Any) -> Any:
-        raise AssertionError("no such file")
+        return os.stat_result((stat.S_IFREG, 0, 0, 1, 0, 0, len(self.contents[str(self)]), 0, 0, 0))
 
     def open(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("not to be opened")
 
 
 def in_memory(name: str, data: bytes) -> MemoryPath:
-    """A file with this content, for readers that use `read_text` or `evenhand.data.files`."""
+    """A file with this content, for readers that use `evenhand.files`."""
     path = MemoryPath(f"/memory/{name}")
     path.contents[str(path)] = data
     return path

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 Arrays = Mapping[str, NDArray[Any]]
 
 MAX_IDS = 2**31 - 1  # ids are 32 bits wide on disk
+MOST_UNSEEN = 2**24  # labels or features that may be promised whatever the rows name
+LABELS_PER_ENTRY = 16  # of more labels than this for every pair, nearly none could be learnt
+OFFSETS_AT_ONCE = 2**22
 
 
 def check_arrays(about: Mapping[str, Any], arrays: Arrays) -> None:
@@ -25,7 +28,9 @@ def check_arrays(about: Mapping[str, Any], arrays: Arrays) -> None:
     for name in ("num_labels", "num_features"):
         if type(about[name]) is not int or not 1 <= about[name] <= MAX_IDS:
             raise ValueError(f"{name} must be between 1 and {MAX_IDS}, got {about[name]!r}")
-    if not about["parts"] or len(set(about["parts"])) < len(about["parts"]):
+    if "train" not in about["parts"]:
+        raise ValueError(f"there is no train part, only {str(about['parts'])[:100]}")
+    if len(set(about["parts"])) < len(about["parts"]):
         raise ValueError(f"parts must be different names, got {str(about['parts'])[:100]}")
     for part in about["parts"]:
         num_rows = _num_rows(arrays, f"{part}.positives", "ids")
@@ -42,6 +47,12 @@ def check_arrays(about: Mapping[str, Any], arrays: Arrays) -> None:
         if f"{part}.texts.offsets" in arrays:
             _check_length(f"{part}.texts", _num_rows(arrays, f"{part}.texts", "utf8"), num_rows)
         _check_groups(part, about, arrays, num_rows)
+    if "labels.train_counts" in arrays:
+        _check_length("labels.train_counts", len(arrays["labels.train_counts"]), num_labels)
+    else:
+        check_promise("num_labels", num_labels, _num_entries(arrays, "positives.ids"))
+    if "train.features.ids" in arrays:
+        check_promise("num_features", num_features, _num_entries(arrays, "features.ids"))
     if "labels.names.offsets" in arrays:
         _check_length("labels.names", _num_rows(arrays, "labels.names", "utf8"), num_labels)
     _check_groups("labels", about, arrays, num_labels)
@@ -64,6 +75,30 @@ def _num_rows(arrays: Arrays, name: str, kind: str) -> int:
             f"{offsets[-1]}"
         )
     return len(offsets) - 1
+
+
+def _num_entries(arrays: Arrays, kind: str) -> int:
+    return sum(len(array) for name, array in arrays.items() if name.endswith(f".{kind}"))
+
+
+def check_promise(name: str, count: int, num_entries: int) -> None:
+    """Refuses a number of labels or features, by a `ValueError`, that no rows bear out.
+
+    Tables of so many rows are made of it, and it may be a slip of the pen, or malice.
+    """
+    if count > max(MOST_UNSEEN, LABELS_PER_ENTRY * num_entries):
+        raise ValueError(
+            f"{name} is {count}, and all rows together name at most {num_entries} different ones"
+        )
+
+
+def check_offsets(name: str, offsets: NDArray[Any]) -> None:
+    """Refuses offsets that decrease, by a `ValueError`; a piece at a time."""
+    for start in range(0, len(offsets), OFFSETS_AT_ONCE):
+        piece = offsets[start : start + OFFSETS_AT_ONCE + 1]
+        is_lower = piece[1:] < piece[:-1]
+        if is_lower.any():
+            raise ValueError(f"{name}.offsets decrease after row {start + int(is_lower.argmax())}")
 
 
 def _check_length(name: str, length: int, expected: int) -> None:

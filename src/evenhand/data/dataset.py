@@ -20,7 +20,7 @@ from evenhand.data.checks import check_arrays, check_ids
 from evenhand.data.npy import open_npy
 from evenhand.data.scans import counted, pieces
 from evenhand.errors import UserError
-from evenhand.files import atomic_folder, parsed_json
+from evenhand.files import atomic_folder, parsed_json, read_text
 from evenhand.kernels.compiled import compiled
 
 IntArray = NDArray[np.integer[Any]]
@@ -230,8 +230,13 @@ def save_dataset(dataset: Dataset, folder: Path) -> Dataset:
     """Writes a data set to a new folder, all of it or nothing, and opens it from there."""
     if folder.exists():
         raise UserError(f"{folder} exists already; choose another folder or remove it first")
+    arrays = arrays_of(dataset)
+    try:
+        check_arrays(_meaning(dataset), arrays)  # what is refused when opened is not written
+    except ValueError as error:
+        raise UserError(f"{dataset.name} cannot be saved: {error}") from error
     with atomic_folder(folder) as staging:
-        _write(dataset, staging)
+        _write(dataset, arrays, staging)
     return open_dataset(folder)
 
 
@@ -312,8 +317,7 @@ def array_path(folder: Path, name: str) -> Path:
     return folder / f"{quote(name, safe=' ')}.npy"  # a group column may be called a/b
 
 
-def _write(dataset: Dataset, folder: Path) -> None:
-    arrays = arrays_of(dataset)
+def _write(dataset: Dataset, arrays: Mapping[str, NDArray[Any]], folder: Path) -> None:
     for name, array in arrays.items():
         with open(array_path(folder, name), "wb") as file:
             np.save(file, array, allow_pickle=False)
@@ -368,10 +372,10 @@ def _fingerprint(dataset: Dataset, arrays: Mapping[str, NDArray[Any]]) -> str:
 
 def _read_about(folder: Path) -> dict[str, Any]:
     path = folder / "dataset.json"
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{folder} is not an Evenhand data set: it holds no dataset.json")
     try:
-        about = parsed_json(path.read_text(encoding="utf-8"))
+        about = parsed_json(read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); make the data set again") from error
     if not isinstance(about, dict) or about.get("format") != "evenhand data set":

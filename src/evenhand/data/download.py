@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from evenhand.errors import UserError
-from evenhand.files import parsed_json, sync, write_json, write_text
+from evenhand.files import (
+    check_is_file,
+    open_input,
+    parsed_json,
+    read_text,
+    sync,
+    write_json,
+    write_text,
+)
 from evenhand.locking import locked_file
 from evenhand.version import __version__
 
@@ -173,7 +181,8 @@ class _Transfer:
         """How many bytes of this version there are, and what the server calls the version."""
         about: Any = None
         with contextlib.suppress(OSError, ValueError):
-            about = parsed_json(self.about.read_text("utf-8"))
+            about = parsed_json(read_text(self.about))
+        check_is_file(self.part)
         size = self.part.stat().st_size if self.part.exists() else 0
         if not isinstance(about, dict):
             return 0, None
@@ -299,7 +308,8 @@ def recorded_checksum(path: Path) -> Checksum | None:
     record = record_path(path)
     if not record.exists():
         return None
-    digest = record.read_text("utf-8", errors="replace").split(" ")[0]
+    with open_input(record) as file:
+        digest = file.read(2**10).decode("utf-8", "replace").split(" ")[0]
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise UserError(f"{record} does not start with a sha256; remove it to take a new one")
     return Checksum("sha256", digest)
@@ -308,7 +318,7 @@ def recorded_checksum(path: Path) -> Checksum | None:
 def digest_of(path: Path, kind: str, progress_fn: ProgressFn | None = None) -> str:
     hashed = hashlib.new(kind, usedforsecurity=False)
     total, done = path.stat().st_size, 0
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         while block := file.read(2**20):
             hashed.update(block)
             done += len(block)

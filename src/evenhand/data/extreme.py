@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from evenhand.data.checks import check_promise
 from evenhand.data.dataset import Dataset, Part, Rows, Strings, taken_rows
 from evenhand.data.extreme_lines import Header, parsed_blocks
 from evenhand.data.files import line_blocks, lines_of, shown
@@ -71,6 +72,7 @@ def load_extreme(
     """
     check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     train = read_extreme(train_path, progress_fn=progress_fn)
+    _check_promises(train_path, train)
     test = read_extreme(test_path, progress_fn=progress_fn)
     check_same_ids(train_path, train, test_path, test)
     label_names = read_label_names(label_names_path, train.num_labels)
@@ -111,6 +113,7 @@ def load_extreme_split(
     """
     check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     whole = read_extreme(path, progress_fn=progress_fn)
+    _check_promises(path, whole)
     train_ids, test_ids = _split_rows(train_rows_path, test_rows_path, len(whole.positives))
     parts = [
         Part(taken_rows(whole.features, row_ids), taken_rows(whole.positives, row_ids))
@@ -164,6 +167,27 @@ def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> Extrem
         header.num_labels,
         num_repeated,
     )
+
+
+def _check_promises(path: Path, file: ExtremeFile) -> None:
+    header = Header(len(file.positives), file.num_features, file.num_labels)
+    check_promises(path, header, len(file.positives.ids), len(file.features.ids))
+
+
+def check_promises(path: Path, header: Header, num_pairs: int, num_values: int) -> None:
+    """Refuses the header of a training file that nearly no label or feature bears out."""
+    for kind, count, num_entries in (
+        ("labels", header.num_labels, num_pairs),
+        ("features", header.num_features, num_values),
+    ):
+        try:
+            check_promise(kind, count, num_entries)
+        except ValueError as error:
+            raise UserError(
+                f"{path}, line 1: the header promises {count} {kind}, and all documents together "
+                f"name at most {num_entries} different ones; mend the header (the order is "
+                f"{COUNTED}), or number them anew"
+            ) from error
 
 
 def refuse_more_rows(path: Path, header: Header, num_rows: int) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 
 from evenhand.errors import UserError
+from evenhand.files import check_is_file, open_input
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 BLOCK_BYTES = 2**19  # with what is parsed of it, this fits the cache of a core
@@ -103,7 +104,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 def _opened(path: Path) -> IO[bytes]:
     try:
-        return open(path, "rb")
+        return open_input(path)
     except NotADirectoryError as error:
         if (member := _opened_member(path)) is not None:
             return member
@@ -124,7 +125,8 @@ def _unpacked(stored: IO[bytes], path: Path) -> IO[bytes]:
 def _opened_member(path: Path) -> IO[bytes] | None:
     """The member that a path through a .zip archive names; None if there is no archive in it."""
     for archive in path.parents:
-        if archive.suffix.lower() == ".zip" and archive.is_file():
+        if archive.suffix.lower() == ".zip" and archive.exists():
+            check_is_file(archive)
             name = path.relative_to(archive).as_posix()
             try:
                 with zipfile.ZipFile(archive) as opened:

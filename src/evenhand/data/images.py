@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from evenhand.data.pickled import plain_values
 from evenhand.errors import UserError
+from evenhand.files import check_is_file
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -250,6 +251,7 @@ def first_of(folder: Path, subfolders: Iterable[str], names: Iterable[str]) -> P
 def _content(path: Path) -> bytes:
     """All bytes of a file, which may be .gz."""
     try:
+        check_is_file(path)
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except EOFError as error:
@@ -265,6 +267,7 @@ def _tar_contents(path: Path, names: list[str]) -> dict[str, bytes]:
     """The regular files of these names in a .tar.gz, whatever folder of the archive they are in."""
     contents: dict[str, bytes] = {}
     try:
+        check_is_file(path)
         with tarfile.open(path, mode="r|gz") as archive:  # a stream: each block is read once
             for member in archive:
                 name = member.name.rpartition("/")[2]

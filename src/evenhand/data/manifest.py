@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evenhand.errors import UserError
-from evenhand.files import read_json, write_json
+from evenhand.files import open_input, read_json, write_json
 
 ProgressFn = Callable[[str, int, int | None], None]
 
@@ -62,7 +62,7 @@ def _sums(files: Sequence[Path], progress_fn: ProgressFn) -> dict[Path, str]:
     total, done, sums = sum(file.stat().st_size for file in files), 0, {}
     for path in files:
         digest = hashlib.sha256()
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             while piece := file.read(PIECE_BYTES):
                 digest.update(piece)
                 done += len(piece)

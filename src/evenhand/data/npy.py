@@ -9,17 +9,21 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.files import open_input
+
 
 def open_npy(path: Path, *, is_empty: bool) -> NDArray[Any]:
     """The array of a file, memory-mapped unless it is empty: nothing cannot be mapped."""
-    with open(path, "rb") as file:
-        check_npy_header(file)
+    with open_input(path) as file:
+        shape = check_npy_header(file)
+    if is_empty and 0 not in shape:  # it would be read whole, however large
+        raise ValueError(f"it must be empty, and is of shape {shape}")
     array: NDArray[Any] = np.load(path, mmap_mode=None if is_empty else "r", allow_pickle=False)
     return array
 
 
-def check_npy_header(file: IO[bytes]) -> None:
-    """Refuses, with a ValueError, what is no plain array of numbers."""
+def check_npy_header(file: IO[bytes]) -> tuple[int, ...]:
+    """The shape of an array; what is none of plain numbers is refused by a `ValueError`."""
     major, minor = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -32,3 +36,4 @@ def check_npy_header(file: IO[bytes]) -> None:
         raise ValueError(f"entries must be plain numbers, got {dtype}")
     if any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"sizes must be whole numbers from 0, got {shape}")
+    return tuple(shape)

@@ -35,6 +35,7 @@ from evenhand.data.dataset import (
     open_dataset,
 )
 from evenhand.data.extreme import (
+    check_promises,
     check_same_ids,
     read_header,
     read_label_names,
@@ -43,7 +44,7 @@ from evenhand.data.extreme import (
 )
 from evenhand.data.extreme_lines import Header, parsed_blocks
 from evenhand.data.files import placed_blocks, stored_size
-from evenhand.data.journal import Source, open_journal, total_of, write_journal
+from evenhand.data.journal import JOURNAL, Source, open_journal, total_of, write_journal
 from evenhand.data.manifest import MANIFEST, write_manifest
 from evenhand.data.npy import open_npy
 from evenhand.data.parts import check_fractions, part_of
@@ -119,12 +120,18 @@ def stream_extreme(
     try:
         with locked(staging):
             if not folder.exists():  # else it was killed while it cleaned up
-                work = _Conversion(staging, settings, memory_bytes, progress_fn)
-                work.read("train", train_path)
-                if test_path is not None:
-                    work.read("test", test_path)
-                work.write()
-                work.finish(folder, name, label_names_path)
+                try:
+                    work = _Conversion(staging, settings, memory_bytes, progress_fn)
+                    work.read("train", train_path)
+                    work.check_header(train_path)
+                    if test_path is not None:
+                        work.read("test", test_path)
+                    work.write()
+                    work.finish(folder, name, label_names_path)
+                except UserError:
+                    if not (staging / JOURNAL).exists():  # nothing to go on from
+                        shutil.rmtree(staging, ignore_errors=True)
+                    raise
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise UserError(
@@ -258,6 +265,16 @@ class _Conversion:
 
     def _shard_path(self, part: str, index: int) -> Path:
         return self.staging / "spool" / f"{part}-{index:04d}.rows"
+
+    def check_header(self, path: Path) -> None:
+        journal = self.journal
+        seen = total_of([*journal.shards["train"], *journal.shards["validation"]])
+        header = Header(*journal.settings["train file"]["header"])
+        try:
+            check_promises(path, header, seen.labels, seen.features)
+        except UserError:
+            (self.staging / JOURNAL).unlink()  # with another header all begins anew
+            raise
 
     # --- the second pass ---
 

@@ -54,16 +54,20 @@ def inverse_frequencies(rows: Rows, num_features: int) -> FloatArray:
 def unit_values(rows: Rows, of_feature: FloatArray) -> FloatArray:
     """Values times the weight of their feature, over the length of their row: (nnz,)."""
     assert rows.values is not None
-    values = rows.values * of_feature[rows.ids]
-    lengths = np.sqrt(row_sums(rows, values.astype(np.float64) ** 2))
+    values = rows.values.astype(np.float64) * of_feature[rows.ids]  # a float32 may overflow
+    lengths = np.sqrt(row_sums(rows, values**2))
     inverse = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    return values * np.repeat(inverse, rows.lengths()).astype(np.float32)
+    units: FloatArray = (values * np.repeat(inverse, rows.lengths())).astype(np.float32)
+    return units
 
 
 def row_sums(rows: Rows, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sum of (nnz,) values over each row: (N,)."""
-    up_to = np.concatenate([[0.0], np.cumsum(values)])
-    return np.maximum(np.diff(up_to[rows.offsets]), 0)
+    # Row by row: of differences of one long sum a small row after a large one would not be left.
+    sums, is_filled = np.zeros(len(rows)), rows.lengths() > 0
+    if len(values):
+        sums[is_filled] = np.add.reduceat(values, rows.offsets[:-1][is_filled])
+    return sums
 
 
 def _weighted_part(part: Part, of_feature: FloatArray) -> Part:

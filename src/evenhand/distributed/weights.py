@@ -26,7 +26,7 @@ from torch import Tensor
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
-from evenhand.files import atomic_path, read_json, sync, write_json
+from evenhand.files import atomic_path, check_is_file, read_json, sync, write_json
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
@@ -46,7 +46,7 @@ def single_path(folder: Path) -> Path:
 
 
 def has_weights(folder: Path) -> bool:
-    return index_path(folder).is_file() or single_path(folder).is_file()
+    return index_path(folder).exists() or single_path(folder).exists()
 
 
 def split_names(model: Retriever) -> list[str]:
@@ -187,7 +187,7 @@ class SavedWeights:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = index_path(folder) if index_path(folder).is_file() else single_path(folder)
+        self.path = index_path(folder) if index_path(folder).exists() else single_path(folder)
         self.pieces: dict[str, list[Piece]] = {}  # ascending rows
         found = _indexed(folder) if self.path == index_path(folder) else _alone(self.path)
         for name, piece in found:
@@ -217,6 +217,7 @@ class SavedWeights:
             if first >= last:
                 continue
             try:
+                check_is_file(path)
                 with safetensors.safe_open(path, framework="pt") as file:
                     found = file.get_slice(name)
                     shape = (rows.size, *target.shape[1:])
@@ -240,6 +241,7 @@ class SavedWeights:
 
 def _alone(path: Path) -> Iterable[tuple[str, Piece]]:
     try:
+        check_is_file(path)
         with safetensors.safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 shape = file.get_slice(name).get_shape()

@@ -19,6 +19,7 @@ from evenhand.evaluation.comparison import Difference, GroupList, compare_outcom
 from evenhand.evaluation.outcome import (
     CUTOFFS,
     Outcome,
+    check_scores,
     evaluate,
     load_outcome,
     save_outcome,
@@ -53,6 +54,7 @@ __all__ = [
     "Score",
     "Slice",
     "certify",
+    "check_scores",
     "check_selector",
     "checked_slices",
     "compare_outcomes",

@@ -116,7 +116,9 @@ def _rarity(features: Rows, train_counts: IntArray) -> Iterable[Attribute]:
 
 def _norm(features: NDArray[np.float32], train: NDArray[np.float32]) -> Attribute:
     """Dense features have no names: their norm, by the quartiles of the training part."""
-    norms, train_norms = (np.linalg.norm(rows, axis=1) for rows in (features, train))
+    norms, train_norms = (  # by doubles: squares of float32 may overflow
+        np.sqrt(np.einsum("nf,nf->n", rows, rows, dtype=np.float64)) for rows in (features, train)
+    )
     quartiles = np.quantile(train_norms, (0.25, 0.5, 0.75)) if len(train) else np.zeros(0)
     return ordinal("norm of the query", norms, [float(f"{q:.4g}") for q in np.unique(quartiles)])
 

@@ -61,7 +61,9 @@ def worst_groups(
     """
     sizes = [len(dataset.parts[name].positives.ids) for name in (chosen_on, compared_on)]
     share = sizes[0] / sizes[1]
-    columns = [column.name for column in group_columns(dataset, chosen_on)]
+    columns = [
+        column.name for column in group_columns(dataset, chosen_on) if len(column.group_names)
+    ]
     columns = [name for name in columns if name != "all" and not name.startswith("frequency")]
     least = {name: (min_pairs or {}).get(name, MIN_PAIRS) for name in columns}
     scores = score_table(

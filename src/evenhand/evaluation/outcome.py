@@ -1,6 +1,7 @@
 """What a model finds: every query of a part is searched for, and every pair's rank is kept."""
 
 import dataclasses
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from torch import Tensor
 from evenhand.data.dataset import FloatArray, IntArray, Part, padded_rows, pairs_of
 from evenhand.data.npy import check_npy_header
 from evenhand.errors import UserError
-from evenhand.files import atomic_path
+from evenhand.files import atomic_path, open_input
 from evenhand.metrics import label_propensities, pair_ranks, query_metrics
 
 CUTOFFS = (1, 5, 10, 25, 50)
@@ -81,6 +82,7 @@ def evaluate(
         queries = encode_fn(row_ids)  # (B, D)
         positive_ids = torch.from_numpy(padded_rows(part.positives, row_ids)).to(queries.device)
         found_ids, found_scores = index.search(queries, num_results)  # (B, R)
+        check_scores(found_ids, found_scores)
         scores = index.scores_of(queries, positive_ids).float().cpu()  # (B, P)
         found_ids, positive_ids = found_ids.cpu(), positive_ids.cpu()
         ranks = pair_ranks(found_ids, positive_ids)  # (B, P)
@@ -110,6 +112,16 @@ def evaluate(
             "cutoffs": np.array(cutoffs),
         }
     )
+
+
+def check_scores(label_ids: Tensor, scores: Tensor) -> None:
+    """Refuses scores that are no numbers, by which nothing can be ordered: (Q, R), (Q, R)."""
+    if not bool((scores.isfinite() | (label_ids < 0)).all()):
+        raise UserError(
+            "a score is infinite or no number: the model's weights, or the feature values of a "
+            "query, are too large to be multiplied; train anew with a lower "
+            "training.learning_rate or with smaller feature values"
+        )
 
 
 def _first(values: Tensor, absent: float) -> Tensor:
@@ -185,15 +197,22 @@ def save_outcome(outcome: Outcome, folder: Path) -> None:
 def load_outcome(folder: Path) -> Outcome:
     """Reads what `save_outcome` wrote."""
     path = folder / "outcome.npz"
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{folder} holds no outcome.npz; evaluate the run first")
     try:  # reading a member to its end checks its sum; zipfile raises RuntimeError for odd flags
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            for member in file.zip.namelist():
+        with open_input(path) as opened, np.load(opened, allow_pickle=False) as file:
+            members = file.zip.infolist()
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise ValueError("a compressed member could be of any size, and we write none")
+            if sum(member.file_size for member in members) > path.stat().st_size:
+                raise ValueError("its members are said to be larger than the file")
+            for member in members:
                 with file.zip.open(member) as array:
                     check_npy_header(array)
             outcome = _outcome({name: file[name] for name in file.files})
         _check(outcome)
+    except UserError:
+        raise
     except Exception as error:  # the readers of zip, deflate and .npy raise a dozen kinds
         raise UserError(
             f"{path} is damaged ({type(error).__name__}: {error}); evaluate the run again"

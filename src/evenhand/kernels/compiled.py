@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import numba
 from numba import njit
 
 P = ParamSpec("P")
@@ -23,7 +24,16 @@ def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:
     return _kept(function, fastmath={"reassoc", "contract"})
 
 
+def _refuse(*arguments: Any, **options: Any) -> Any:
+    """Instead of a loop that is not compiled, which would count in other types."""
+    raise RuntimeError(
+        "NUMBA_DISABLE_JIT turns off the compiler, without which evenhand does not work; unset it"
+    )
+
+
 def _kept(function: Callable[P, R], **options: Any) -> Callable[P, R]:
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return _refuse
     try:
         kept: Callable[P, R] = njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:

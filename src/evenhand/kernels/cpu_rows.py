@@ -15,6 +15,8 @@ from evenhand.kernels.threads import in_parts
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
+HUGE = 1e15  # the length of a row from which products with it may overflow
+
 
 @compiled
 def unit_rows(num_threads: int, table: Floats, ids: Ids, smallest: float, units: Floats) -> None:
@@ -28,9 +30,14 @@ def _unit_rows(
     for place in range(first, last):
         fetch_later_row(table, ids, place)
         row, result = table[ids[place]], units[place]
-        factor = np.float32(1 / _norm(row, smallest))
-        for column in range(len(row)):
-            result[column] = factor * row[column]
+        norm = _norm(row, smallest)
+        factor = np.float32(1 / norm)
+        if HUGE < norm < math.inf:  # the factor would have few digits left
+            for column in range(len(row)):
+                result[column] = row[column] / norm
+        else:
+            for column in range(len(row)):
+                result[column] = factor * row[column]
 
 
 @compiled
@@ -54,7 +61,8 @@ def _through_unit_rows(
         fetch_later_row(table, ids, place)
         gradient, row, result = gradients[place], table[ids[place]], results[place]
         norm = _norm(row, smallest)
-        factor, along = np.float32(1 / norm), np.float32(_dot(gradient, row) / norm / norm)
+        product = _dot(gradient, row) if norm < HUGE else _wide_dot(gradient, row)
+        factor, along = np.float32(1 / norm), np.float32(product / norm / norm)
         for column in range(len(row)):
             result[column] = factor * (gradient[column] - along * row[column])
 
@@ -91,7 +99,10 @@ def _score_rows(
             fetch_later_row(table, ids_of_all, example * ids.shape[1] + place)
             row = table[ids[example, place]]
             norm = _norm(row, smallest) if is_cosine else 1.0
-            scores[example, place] = _dot(queries[example], row) / norm
+            product = (
+                _dot(queries[example], row) if norm < HUGE else _wide_dot(queries[example], row)
+            )
+            scores[example, place] = product / norm
 
 
 @compiled
@@ -171,8 +182,12 @@ def _adam(
 
 @compiled_sums
 def _norm(row: Floats, smallest: float) -> float:
-    norm = math.sqrt(_dot(row, row))
-    return smallest if norm < smallest else norm  # NaN stays NaN
+    """The length of a row; infinite for a zero row, so that what is divided by it is 0."""
+    square = float(_dot(row, row))
+    if square == math.inf:
+        square = _wide_dot(row, row)
+    norm = math.sqrt(square)
+    return math.inf if norm <= smallest else norm  # NaN stays NaN
 
 
 @compiled_sums
@@ -180,4 +195,13 @@ def _dot(row: Floats, other: Floats) -> np.float32:
     total = np.float32(0)
     for column in range(len(row)):
         total += row[column] * other[column]
+    return total
+
+
+@compiled_sums
+def _wide_dot(row: Floats, other: Floats) -> float:
+    """As `_dot`, where float32 would overflow."""
+    total = 0.0
+    for column in range(len(row)):
+        total += np.float64(row[column]) * np.float64(other[column])
     return total

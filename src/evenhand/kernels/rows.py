@@ -5,19 +5,22 @@ operations of torch, which are also what the other is tested against.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from evenhand.kernels import cpu_rows
 from evenhand.kernels.cpu import are_plain, check_ids
 from evenhand.kernels.threads import num_threads_for
 
-SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
+SMALLEST_NORM = 1e-12  # a vector that is not longer counts as zero
 EPSILON = 1e-8
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors of length 1; those of length 0 stay: (n, D) -> (n, D).
+    """Vectors of length 1: (n, D) -> (n, D).
+
+    A zero vector, or one not longer than `SMALLEST_NORM`, has no direction: its unit vector is
+    zero, so it scores 0, and no gradient passes through it. To divide it by a tiny number instead,
+    as `torch.nn.functional.normalize` does, would make a gradient of 1e12 times the one that came.
 
     Example:
         >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
@@ -26,7 +29,20 @@ def unit(vectors: Tensor) -> Tensor:
     """
     if vectors.dim() == 2 and are_plain(vectors):
         return _unit_rows(vectors, torch.arange(len(vectors)))
-    return F.normalize(vectors, dim=-1, eps=SMALLEST_NORM)
+    return _units_and_norms(vectors)[0]
+
+
+def _units_and_norms(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors of length 1 and what divides them, infinite for a zero vector: (n, D), (n, 1).
+
+    Vectors so long that their squares overflow are first divided by their largest number.
+    """
+    peaks = vectors.detach().abs().amax(dim=-1, keepdim=True)  # (n, 1)
+    scales = torch.where(peaks > torch.finfo(vectors.dtype).max ** 0.4, peaks, 1)
+    vectors = vectors / scales
+    norms: Tensor = vectors.norm(dim=-1, keepdim=True)
+    norms = norms.masked_fill(norms <= SMALLEST_NORM, torch.inf)
+    return vectors / norms, norms * scales
 
 
 def unit_rows(table: Tensor, ids: Tensor) -> Tensor:
@@ -54,14 +70,15 @@ def _unit_rows(table: Tensor, ids: Tensor) -> Tensor:
 def through_unit(gradients: Tensor, vectors: Tensor) -> Tensor:
     """Gradients by vectors from gradients by their `unit` vectors: (n, D), (n, D) -> (n, D).
 
+    The gradient by a zero vector is zero.
+
     Example:
         >>> through_unit(torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 0.0]]))
         tensor([[0.0000, 0.5000]])
     """
     if vectors.dim() == 2 and are_plain(gradients, vectors):
         return _through_unit_rows(gradients, vectors, torch.arange(len(vectors)))
-    norms: Tensor = vectors.norm(dim=-1, keepdim=True).clamp(min=SMALLEST_NORM)
-    units = vectors / norms
+    units, norms = _units_and_norms(vectors)
     along = (gradients * units).sum(dim=-1, keepdim=True)  # only the part across changes units
     return (gradients - along * units) / norms
 

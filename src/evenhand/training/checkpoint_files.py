@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evenhand.files import parsed_json, sync
+from evenhand.errors import UserError
+from evenhand.files import check_is_file, open_input, parsed_json, read_text, sync
 
 FORMAT = 1
 MANIFEST, STATE, TENSORS, TABLES = "manifest.json", "state.json", "tensors.safetensors", "tables"
@@ -80,7 +81,7 @@ def gathered(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
 def about_file(path: Path) -> dict[str, Any]:
     """What a manifest says of a file."""
     digest, size = hashlib.sha256(), 0
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         while block := file.read(MANY_BYTES):
             digest.update(block)
             size += len(block)
@@ -102,10 +103,10 @@ def problem_of(folder: Path, *, part: int = 0, num_parts: int = 1) -> str:
         part, num_parts: of the files, the digests of one part alone are checked.
     """
     try:
-        manifest = parsed_json((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parsed_json(read_text(folder / MANIFEST))
     except FileNotFoundError:
         return f"{MANIFEST} is missing, or it was written by an earlier version of Evenhand"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UserError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         return f"{MANIFEST} does not list any files"
@@ -134,9 +135,13 @@ def _problem_of_file(folder: Path, name: str, expected: Any) -> str:
     is_told = isinstance(expected, dict) and set(expected) == {"size", "sha256"}
     if not is_told or not isinstance(expected["size"], int):
         return f"{MANIFEST} has no size and sha256 of {name}"
-    if not path.is_file():
+    try:
+        check_is_file(path)
+        size = path.stat().st_size
+    except FileNotFoundError:
         return f"{name} is missing"
-    size = path.stat().st_size
+    except UserError as error:
+        return str(error)
     if size != expected["size"]:
         return f"{name} has {size:,} bytes instead of {expected['size']:,}"
     if about_file(path) != expected:

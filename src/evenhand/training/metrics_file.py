@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenhand.errors import UserError
-from evenhand.files import parsed_json, write_text
+from evenhand.files import open_input, parsed_json, read_text, write_text
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
@@ -21,10 +21,10 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
 
 def rewind_metrics(path: Path, *, step: int) -> None:
     """Forgets the lines after a step, which a resumed run will write again."""
-    if not path.is_file():
+    if not path.exists():
         return
     try:
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        *lines, _ = read_text(path).split("\n")
         kept = [f"{line}\n" for line in lines if parsed_json(line)["step"] <= step]
     except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
         raise UserError(
@@ -37,9 +37,12 @@ def rewind_metrics(path: Path, *, step: int) -> None:
 def last_logged_step(path: Path) -> int:
     """The last step that the file tells of, 0 where it tells of none; a torn line is none."""
     last = 0
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            last = max(last, int(parsed_json(line.decode())["step"]))
-        except (ValueError, KeyError, TypeError):
-            continue
+    if not path.exists():
+        return last
+    with open_input(path) as file:
+        for line in file:
+            try:
+                last = max(last, int(parsed_json(line.decode())["step"]))
+            except (ValueError, KeyError, TypeError):
+                continue
     return last

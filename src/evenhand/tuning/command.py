@@ -79,7 +79,7 @@ def _search_settings(options: argparse.Namespace, config: Config) -> dict[str, A
 def _resumed(options: argparse.Namespace, console: Console) -> tuple[Path, Search, Dataset]:
     if options.run is None:
         raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
-    free = ("run", "resume", "trials", "device", "command")
+    free = ("run", "resume", "trials", "data", "device", "command")
     given = [name for name, value in vars(options).items() if name not in free and value]
     if given:
         flag = given[0].removeprefix("search_").replace("_", "-")
@@ -89,6 +89,7 @@ def _resumed(options: argparse.Namespace, console: Console) -> tuple[Path, Searc
         )
     folder = Path(options.run)
     search, _ = open_search(folder)
-    dataset = without_test(open_data(search.config.data, console))
+    place = None if options.data is None else Path(options.data)
+    dataset = without_test(open_data(search.config.data, console, folder=place))
     check_begun_on(folder, search, dataset)
     return folder, search, dataset

@@ -129,7 +129,8 @@ def load_row(table, row_id, dims, is_dim, width):
 @triton.jit
 def through_unit(gradient, row):
     """The gradient by a row from that by its unit row; both 0 beyond the row's width."""
-    norm = tl.maximum(tl.sqrt(tl.sum(row * row, axis=0)), SMALLEST_NORM)
+    norm = tl.sqrt(tl.sum(row * row, axis=0))
+    norm = tl.where(norm <= SMALLEST_NORM, float("inf"), norm)  # a zero row has a zero gradient
     unit = row / norm
     along = tl.sum(gradient * unit, axis=0)  # only the part across changes the unit row
     return (gradient - along * unit) / norm

@@ -159,5 +159,6 @@ def unit_rows(table, ids, is_row, width, IS_COSINE: tl.constexpr, BLOCK: tl.cons
     rows = tl.load(table + places, mask=is_inside, other=0.0).to(tl.float32)
     norms = tl.full((rows.shape[0],), 1.0, tl.float32)
     if IS_COSINE:
-        norms = tl.maximum(tl.sqrt(tl.sum(rows * rows, axis=1)), SMALLEST_NORM)
+        norms = tl.sqrt(tl.sum(rows * rows, axis=1))
+        norms = tl.where(norms <= SMALLEST_NORM, float("inf"), norms)  # a zero row stays zero
     return rows / norms[:, None], norms

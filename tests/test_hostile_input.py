@@ -1,0 +1,411 @@
+"""What nobody writes by mistake, and an attacker or a broken disk does: one sentence, no harm."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+
+import small
+from evenhand.config import build_config
+from evenhand.data import save_dataset
+from evenhand.data.dataset import Groups
+from small import bytes_of, run_main, settings_file
+
+SOURCE = Path(__file__).parent.parent / "src"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with two data sets and an evaluated run of each."""
+    folder = tmp_path_factory.mktemp("hostile")
+    save_dataset(small.text_dataset(), folder / "data")
+    save_dataset(small.dense_dataset(), folder / "dense")
+    for name, data in {"a": "data", "b": "dense"}.items():
+        settings_file(folder / f"{name}.toml", data, training__num_steps=20)
+        answer = small.run(folder, "train", f"{name}.toml", "--run", f"runs/{name}")
+        assert answer.code == 0, answer.err
+    return folder
+
+
+@pytest.fixture
+def copy(home, tmp_path, monkeypatch):
+    """A copy of all of it as the working folder, which a test may damage."""
+    folder = shutil.copytree(home, tmp_path / "copy")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def refused(capsys, *arguments, says=()):
+    sentence = run_main(capsys, *arguments).sentence
+    for fragment in says:
+        assert str(fragment) in sentence, f"{fragment!r} is not in: {sentence}"
+    return sentence
+
+
+def in_a_process(folder, *arguments, **environment):
+    """The command as a user starts it, for what is decided when Python starts."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "evenhand", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    out, err = (stream.decode("utf-8", "replace") for stream in (answer.stdout, answer.stderr))
+    return small.Answer(answer.returncode, out, err)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def scale_weights(run, **factors):
+    path = run / "model/weights.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for name, largest in factors.items():
+        name = name.replace("__", ".")
+        tensors[name] = tensors[name] * (largest / tensors[name].abs().max())
+    safetensors.torch.save_file(tensors, path)
+
+
+def test_label_vectors_of_any_length_are_searched_by_their_direction(copy, capsys):
+    before = run_main(capsys, "search", "runs/a", "badoki")
+    scale_weights(copy / "runs/a", label_table=3e38)
+    assert run_main(capsys, "search", "runs/a", "badoki").out == before.out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("search", "runs/a", "badoki"), ("evaluate", "runs/a"),
+     ("export", "runs/a", "--out", "new", "--queries", "test")],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_scores_that_are_no_numbers_are_refused(copy, capsys, command):
+    scale_weights(copy / "runs/a", encoder__weight=3e38)
+    refused(capsys, *command, says=["infinite or no number", "learning_rate"])
+    assert not (copy / "new").exists()
+
+
+# --- names and terminals --------------------------------------------------------------------------
+
+NO_UTF8 = "caf\udce9"  # as Python gives a file name whose bytes are no UTF-8
+WITH_NAME = [
+    ("train", f"{NO_UTF8}.toml"), ("train", "a.toml", "--run", NO_UTF8),
+    ("train", "a.toml", "--data", NO_UTF8), ("evaluate", NO_UTF8), ("compare", "runs/a", NO_UTF8),
+    ("report", "runs/a", "--out", f"{NO_UTF8}.html"), ("search", "runs/a", NO_UTF8),
+    ("slices", NO_UTF8), ("export", "runs/a", "--out", NO_UTF8), ("tune", "--run", NO_UTF8),
+    ("average", NO_UTF8, "--run", "x"), ("demo", "--run", NO_UTF8), ("doctor", NO_UTF8),
+    ("data", "show", NO_UTF8), ("data", "check", NO_UTF8), ("data", "table", f"{NO_UTF8}.csv"),
+    ("data", "extreme", "--train", NO_UTF8, "--test", NO_UTF8),
+    ("data", "stream", "--train", NO_UTF8), ("data", "verify", "--folder", NO_UTF8),
+    ("reproduce", "table3", "--data", NO_UTF8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words", WITH_NAME, ids=[" ".join(words).replace(NO_UTF8, "x") for words in WITH_NAME]
+)
+def test_a_name_that_is_no_utf8_is_refused(home, capsys, monkeypatch, words):
+    monkeypatch.chdir(home)
+    before = bytes_of(home)
+    refused(capsys, *words, says=["caf\\xe9", "UTF-8", "rename"])
+    assert bytes_of(home) == before
+
+
+def test_files_beside_ours_may_have_any_name(copy, capsys):
+    for folder in ("data", "runs", "runs/a"):
+        (copy / folder / NO_UTF8).write_text("x")
+    for words in (["data", "show", "data"], ["doctor", "runs"], ["evaluate", "runs/a"]):
+        assert run_main(capsys, *words).code == 0
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_what_a_terminal_cannot_show_is_replaced(home, encoding):
+    for words in (["--help"], ["train", "--help"], ["data", "show", "data"],
+                  ["slices", "runs/a", "--permutations", "19"]):  # fmt: skip
+        answer = in_a_process(home, *words, PYTHONIOENCODING=encoding)
+        assert answer.code == 0, answer.err
+        assert "Traceback" not in answer.err
+
+
+# --- settings and environment ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1e-12, 5e-324])
+def test_a_tail_however_thin_holds_one_example(home, tmp_path, capsys, monkeypatch, share):
+    config = build_config({"mining": {"tail_fraction": share, "method": "s2m"}})
+    assert config.mining.num_counting == 1
+    monkeypatch.chdir(home)
+    words = ("--set", f"mining.tail_fraction={share}", "--set", "mining.method=s2m", "--steps", 3)
+    assert run_main(capsys, "train", "a.toml", "--run", tmp_path / "run", *words).code == 0
+
+
+def test_without_its_compiler_evenhand_says_so(home):
+    for words in (["data", "show", "data"], ["search", "runs/a", "badoki"]):
+        answer = in_a_process(home, *words, NUMBA_DISABLE_JIT="1")
+        assert "NUMBA_DISABLE_JIT" in answer.sentence
+        assert "unset" in answer.sentence
+    assert in_a_process(home, "data", "show", "data", NUMBA_DISABLE_JIT="0").code == 0
+
+
+def test_a_run_is_used_from_any_folder(home, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = home / "runs/a"
+    for words in (["search", run, "badoki"], ["evaluate", run], ["slices", run],
+                  ["compare", run, run], ["report", run, "--out", tmp_path / "x.html"],
+                  ["export", run, "--out", tmp_path / "vectors"],
+                  ["train", "--resume", "--run", run]):  # fmt: skip
+        answer = run_main(capsys, *words)
+        assert answer.code == 0, answer.err
+
+
+def test_data_that_moved_is_named_with_what_was_tried_and_the_flag(copy, tmp_path, capsys):
+    about = json.loads((copy / "runs/a/run.json").read_text("utf-8"))
+    about["dataset"]["folder"] = str(copy / "gone")
+    (copy / "runs/a/run.json").write_text(json.dumps(about))
+    (copy / "data").rename(copy / "elsewhere")
+    for words in (["search", "runs/a", "badoki"], ["evaluate", "runs/a"], ["slices", "runs/a"],
+                  ["compare", "runs/a", "runs/a"], ["report", "runs/a"],
+                  ["export", "runs/a", "--out", tmp_path / "vectors"],
+                  ["train", "--resume", "--run", "runs/a"]):  # fmt: skip
+        refused(capsys, *words, says=["runs/a", f"{copy}/data", f"{copy}/gone", "--data"])
+        answer = run_main(capsys, *words, "--data", "elsewhere")
+        assert answer.code == 0, answer.err
+
+
+# --- data sets ------------------------------------------------------------------------------------
+
+READERS = {
+    "show": ("data", "show", "{data}"),
+    "train": ("train", "a.toml", "--data", "{data}", "--run", "new"),
+    "evaluate": ("evaluate", "runs/a"),
+    "search": ("search", "runs/a", "badoki"),
+    "compare": ("compare", "runs/a", "runs/a"),
+    "report": ("report", "runs/a"),
+    "slices": ("slices", "runs/a", "--permutations", "19"),
+    "export": ("export", "runs/a", "--out", "new", "--queries", "test"),
+}
+every_reader = pytest.mark.parametrize("reader", READERS)
+
+
+def reading(reader, data="data"):
+    return [word.replace("{data}", str(data)) for word in READERS[reader]]
+
+
+@pytest.mark.parametrize(
+    ("reader", "name"),
+    [(reader, "test.groups.style") for reader in READERS] + [("show", "labels.groups.region")],
+)
+def test_a_group_that_is_not_there_is_refused(copy, capsys, reader, name):
+    ids = np.load(copy / f"data/{name}.npy")
+    ids[7] = 99
+    np.save(copy / f"data/{name}.npy", ids)
+    column, part = name.split(".")[2], name.split(".")[0]
+    refused(capsys, *reading(reader), says=["small", f"{column} of {part}", "99", "again"])
+
+
+@pytest.mark.parametrize(
+    ("reader", "name"),
+    [(reader, "test.texts") for reader in READERS]
+    + [("show", name) for name in ("labels.names", "train.features", "test.positives")],
+)
+def test_offsets_that_decrease_are_refused(copy, capsys, reader, name):
+    offsets = np.load(copy / f"data/{name}.offsets.npy")
+    offsets[5], offsets[6] = offsets[6], offsets[5] - 1
+    np.save(copy / f"data/{name}.offsets.npy", offsets)
+    refused(capsys, *reading(reader), says=["small", f"{name}.offsets", "decrease", "again"])
+
+
+@every_reader
+def test_a_data_set_without_a_train_part_is_refused(copy, capsys, reader):
+    path = copy / "data/dataset.json"
+    about = json.loads(path.read_text("utf-8"))
+    about["parts"] = ["validation", "test"]
+    path.write_text(json.dumps(about))
+    refused(capsys, *reading(reader), says=["data/dataset.json", "no train part", "again"])
+
+
+def test_a_data_set_without_a_train_part_is_not_written(tmp_path):
+    dataset = small.with_parts(small.text_dataset(), train=None)
+    with pytest.raises(Exception, match="no train part"):
+        save_dataset(dataset, tmp_path / "data")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_column_of_empty_cells_is_left_out_and_the_rest_compared(copy, capsys):
+    lines = [f"word{n % 90} {n},label {n % 9},{'ab'[n % 2]}," for n in range(900)]
+    (copy / "pairs.csv").write_text("\n".join(["query,label,side,nothing", *lines, ""]))
+    words = ("--group", "side", "--group", "nothing", "--out", "pairs")
+    made = run_main(capsys, "data", "table", "pairs.csv", *words)
+    assert made.code == 0, made.err
+    sizes = ("batch_size=32", "num_sampled_labels=9", "num_hard_labels=3", "num_hard_examples=8")
+    sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
+    for run in ("runs/c", "runs/d"):
+        answer = run_main(capsys, "train", "--data", "pairs", "--run", run, "--steps", 5, *sets)
+        assert answer.code == 0, answer.err
+    compared = run_main(capsys, "compare", "runs/c", "runs/d")
+    assert compared.code == 0, compared.err
+    assert "'nothing' names no group" in compared.out
+    assert "side" in compared.out
+
+
+def test_a_saved_column_without_groups_is_no_obstacle(tmp_path, capsys, monkeypatch):
+    """As other programs, and earlier versions, may have written it."""
+    dataset = small.text_dataset()
+    for part in dataset.parts.values():
+        part.groups["nothing"] = Groups(np.full(len(part), -1, dtype=np.int32), ())
+    save_dataset(dataset, tmp_path / "data")
+    settings_file(tmp_path / "a.toml", "data", training__num_steps=5)
+    monkeypatch.chdir(tmp_path)
+    assert run_main(capsys, "train", "a.toml", "--run", "run").code == 0
+    for words in (["compare", "run", "run"], ["report", "run"], ["slices", "run"]):
+        answer = run_main(capsys, *words)
+        assert answer.code == 0, answer.err
+    assert "'nothing'" in run_main(capsys, "compare", "run", "run").out
+
+
+# --- sizes that are promised ----------------------------------------------------------------------
+
+MANY = 2**31 - 1
+
+
+@pytest.mark.parametrize("command", ["extreme", "stream"])
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [(f"2 4 {MANY}", "labels"), (f"2 {MANY} 3", "features"), (f"{MANY} 4 3", "documents")],
+)
+def test_a_header_that_promises_far_too_much_is_refused_at_once(
+    tmp_path, capsys, command, header, kind
+):
+    text = tmp_path / "train.txt"
+    text.write_text(f"{header}\n0 0:1\n1 1:1\n")
+    words = ("--train", text, "--test", text, "--out", tmp_path / "out")
+    says = [text, "line 1" if kind != "documents" else "line 3", f"{MANY} {kind}", "header"]
+    refused(capsys, "data", command, *words, says=says)
+    assert list(tmp_path.iterdir()) == [text]
+
+
+@pytest.mark.parametrize("key", ["num_labels", "num_features"])
+def test_a_data_set_that_promises_far_too_much_is_refused(copy, capsys, key):
+    path = copy / "data/dataset.json"
+    about = json.loads(path.read_text("utf-8"))
+    about[key] = MANY
+    about["arrays"].pop("labels.names.offsets")
+    about["arrays"].pop("labels.names.utf8")
+    about["arrays"].pop("labels.coordinates")
+    about["arrays"].pop("labels.groups.region")
+    about["group_names"]["labels"] = {}
+    path.write_text(json.dumps(about))
+    refused(capsys, "data", "show", "data", says=["data/dataset.json", key, MANY, "again"])
+
+
+def test_a_result_that_swells_is_not_unpacked(copy, capsys):
+    import tracemalloc
+
+    path = copy / "runs/a/evaluation/test/outcome.npz"
+    bomb = copy / "bomb.npz"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            if name != "ranks.npy":
+                new.writestr(name, old.read(name))
+        header = {"descr": "<i4", "fortran_order": False, "shape": (2**26,)}
+        with new.open("ranks.npy", "w") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for _ in range(2**8):
+                file.write(bytes(2**20))
+    bomb.replace(path)
+    assert path.stat().st_size < 2**20
+    tracemalloc.start()
+    refused(capsys, "compare", "runs/a", "runs/a", says=["outcome.npz", "compressed", "evaluate"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
+
+
+# --- what is no file ------------------------------------------------------------------------------
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def unix_socket(path):
+    here = os.getcwd()
+    os.chdir(path.parent)  # the name of a socket must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+    os.chdir(here)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def folder(path):
+    path.mkdir()
+
+
+SPECIAL = {"a pipe": fifo, "a socket": unix_socket, "a device": device, "a folder": folder}
+INPUTS = [  # what is replaced, who reads it
+    ("data/dataset.json", "show"), ("data/test.features.ids.npy", "show"),
+    ("data/dataset.json", "search"), ("data/train.positives.offsets.npy", "evaluate"),
+    ("a.toml", "train"),
+    ("runs/a/config.toml", "evaluate"), ("runs/a/run.json", "evaluate"),
+    ("runs/a/run.json", "report"), ("runs/a/config.toml", "report"),
+    ("runs/a/metrics.jsonl", "report"), ("runs/a/metrics.jsonl", "resume"),
+    ("runs/a/model/weights.safetensors", "search"),
+    ("runs/a/model/weights.index.json", "search"),
+    ("runs/a/evaluation/test/scores.json", "compare"),
+    ("runs/a/evaluation/test/outcome.npz", "compare"),
+    ("runs/a/checkpoints/step-00000020/manifest.json", "resume"),
+    ("runs/a/checkpoints/step-00000020/state.json", "resume"),
+    ("runs/a/checkpoints/step-00000020/tensors.safetensors", "resume"),
+    ("x.csv", "table"), ("x.csv.gz", "table"), ("x.txt", "extreme"), ("x.txt", "extreme test"),
+    ("x.txt.xz", "extreme"), ("x.txt", "stream"), ("x.txt", "names"), ("x.tsv", "groups"),
+    ("x.zip", "archive"), ("streamed/manifest.json", "check"),
+]  # fmt: skip
+READERS_OF_FILES = {
+    **READERS,
+    "resume": ("train", "--resume", "--run", "runs/a"),
+    "table": ("data", "table", "{path}", "--out", "new"),
+    "extreme": ("data", "extreme", "--train", "{path}", "--test", "good.txt", "--out", "new"),
+    "extreme test": ("data", "extreme", "--train", "good.txt", "--test", "{path}", "--out", "new"),
+    "stream": ("data", "stream", "--train", "{path}", "--out", "new"),
+    "names": ("data", "extreme", "--train", "good.txt", "--test", "good.txt", "--label-names",
+              "{path}", "--out", "new"),
+    "groups": ("data", "extreme", "--train", "good.txt", "--test", "good.txt", "--train-groups",
+               "{path}", "--out", "new"),
+    "archive": ("data", "extreme", "--train", "{path}/a.txt", "--test", "good.txt", "--out", "new"),
+    "check": ("data", "check", "streamed"),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("name", "reader", "kind"),
+    [(*words, "a pipe") for words in INPUTS]
+    + [(*words, kind) for words in INPUTS[:2] + INPUTS[11:15] + INPUTS[18:20] for kind in SPECIAL],
+    ids=lambda word: word.replace("/", "."),
+)
+def test_what_is_no_file_is_refused_at_once(copy, capsys, name, reader, kind):
+    (copy / "good.txt").write_text("2 4 3\n0 0:1\n1 1:1\n")
+    path = copy / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if "checkpoints" in name:
+        shutil.rmtree(copy / "runs/a/checkpoints/step-00000015")  # it would be used instead
+    SPECIAL[kind](path)
+    words = [
+        word.replace("{path}", str(path)).replace("{data}", "data")
+        for word in READERS_OF_FILES[reader]
+    ]
+    refused(capsys, *words, says=[Path(name).name, f"{kind}, not a file"])
+    assert not (copy / "new").exists()

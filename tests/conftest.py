@@ -26,7 +26,7 @@ settings.register_profile(
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# For mutants (tests/nightly): the same tests, fewer examples, and no search for the simplest that fails.
+# For `make nightly`: the same tests, fewer examples, and no search for the simplest that fails.
 settings.register_profile(
     "quick",
     settings.get_profile("evenhand"),

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.nightly.mutants import MUTANTS, TESTED_BY, Mutant
+from .mutants import MUTANTS, TESTED_BY, Mutant
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "evenhand"

@@ -135,6 +135,16 @@ def test_the_batch_size_changes_nothing(dataset, outcome):
         np.testing.assert_equal(getattr(other, field.name), getattr(outcome, field.name))
 
 
+def test_cutoffs_may_come_in_any_order_and_twice(dataset, outcome):
+    other, _ = evaluated(dataset, cutoffs=(10, 1, 5, 10))
+    assert other.cutoffs == (1, 5, 10)
+    shuffled, ordered = (score_table(o, dataset, "test", num_resamples=0) for o in (other, outcome))
+    np.testing.assert_equal(
+        [dataclasses.astuple(score) for score in shuffled],
+        [dataclasses.astuple(score) for score in ordered],
+    )
+
+
 def test_fewer_labels_than_results_leaves_the_rest_empty():
     part = part_of([[0], [2, 1]])
     found = evaluate(

@@ -29,13 +29,16 @@ TESTED_BY = {
     "data/pickled.py": "test_images.py",
     "data/extreme.py": "test_extreme.py",
     "data/weighting.py": "test_weighting.py",
+    "data/places.py": "test_places.py",
+    "evaluation/comparison.py": "test_evaluation.py",
+    "sampling.py": "test_sampling.py",
     "data/text.py": "test_text.py",
     "data/pairs.py": "test_feed.py",
     "data/parts.py": "test_table.py",
     "models/encoders.py": "test_encoders.py",
     "models/initial.py": "test_initial.py",
     "training/schedules.py": "test_schedules.py",
-    "training/metrics_file.py": "test_resume.py",
+    "training/metrics_file.py": "test_loop.py",
     "training/loop.py": "test_loop.py",
     "training/feed.py": "test_feed.py",
     "training/checkpoint_files.py": "test_checkpoint.py",
@@ -437,135 +440,228 @@ MUTANTS = [
     Mutant("data/pickled.py", "math.prod(shape) != len(content)", "False", "another_size"),
 ]
 
+# Mistakes that once no test saw.
+MUTANTS += [
+    Mutant(
+        "evaluation/comparison.py",
+        "draws.append((resampled[1] - resampled[0]).mean(0))",
+        "draws.append((resampled[1] - resampled[0])[0])",
+        "mean_difference",
+    ),
+    Mutant(
+        "data/places.py",
+        '(city["latitude"], city["longitude"])',
+        '(city["longitude"], city["latitude"])',
+        "latitude_first",
+    ),
+    Mutant(
+        "data/places.py",
+        'key=lambda city: int(city["geonameid"])',
+        'key=lambda city: city["name"]',
+        "ids_of_geonames",
+    ),
+    Mutant(
+        "training/checkpoint_files.py",
+        "match[2] is None, path",
+        "match[2] is not None, path",
+        "is_still_there",
+    ),
+    Mutant("evaluation/scores.py", "count >= needed", "count > needed", "very_number"),
+    Mutant(
+        "sampling.py",
+        "round(self.first_share * num_slots)",
+        "int(self.first_share * num_slots)",
+        "nearest_whole",
+    ),
+    Mutant(
+        "sampling.py",
+        "is_empty = slots >= num_left",
+        "is_empty = slots > num_left",
+        "slots_are_empty",
+    ),
+    Mutant("search/neighbours.py", "if total <= least:", "if total < least:", "equally_similar"),
+    Mutant(
+        "theory/certificate.py", "while level > lowest and gap", "while 0 and gap", "by_rounding"
+    ),
+    Mutant("theory/cvar.py", "ROUNDING = 1e-9", "ROUNDING = 1e-2", "no_law"),
+    Mutant("risk.py", "TIE = 1e-9", "TIE = 1e-3", "no_tie"),
+    Mutant("risk.py", ".clamp(1, 32)", ".clamp(0, 32)", "are_rounded"),
+    Mutant("sampling.py", "sizes = num_left.clamp(min=1)", "sizes = num_left", "every_label_is"),
+    Mutant(
+        "search/neighbours.py",
+        "        shares[similarities <= 0] = 0  # an empty slot, also where the power is 0\n",
+        "",
+        "no_vote",
+    ),
+]
+
 # Chosen from the source alone, before any of them was tried.
 MUTANTS += [
-    # --- data
-    Mutant("data/extreme.py", "base = 0 if first == 0 else 1", "base = first"),
+    Mutant("data/extreme.py", "base = 0 if first == 0 else 1", "base = first", "count_from_1"),
     Mutant(
         "data/weighting.py",
         "row_sums(rows, values.astype(np.float64) ** 2)",
         "row_sums(rows, rows.values.astype(np.float64) ** 2)",
+        "rare_features",
     ),
-    Mutant("data/text.py", "range(start, end - length + 1)", "range(start, end - length)"),
+    Mutant(
+        "data/text.py", "range(start, end - length + 1)", "range(start, end - length)", "ngrams"
+    ),
     Mutant(
         "data/pairs.py",
         "-(-self.num_pairs // (1 << self.shift))",
         "self.num_pairs // (1 << self.shift)",
+        "test_order.py index_finds",
     ),
     Mutant(
         "data/parts.py",
         "position < test_fraction + validation_fraction",
         "position < validation_fraction",
+        "md5",
     ),
-    # --- models
     Mutant(
         "models/encoders.py",
         "return self.layers[-1](features)",
         "return F.relu(self.layers[-1](features))",
+        "mlp_matches",
     ),
-    Mutant("models/initial.py", "(seed + block * _SEED_STRIDE) % 2**32", "seed"),
-    # --- training
-    Mutant("training/schedules.py", "(step + 1) / warmup_steps", "step / warmup_steps"),
-    Mutant("training/metrics_file.py", '["step"] <= step', '["step"] < step'),
+    Mutant(
+        "models/initial.py", "(seed + block * _SEED_STRIDE) % 2**32", "seed", "blocks_and_tables"
+    ),
+    Mutant("training/schedules.py", "(step + 1) / warmup_steps", "step / warmup_steps", "warm_up"),
+    Mutant("training/metrics_file.py", '["step"] <= step', '["step"] < step', "rewinding"),
     Mutant(
         "training/loop.py",
         "training.best_step >= plan.patience * plan",
         "training.best_step > plan.patience * plan",
+        "patience_counts",
     ),
     Mutant(
         "training/feed.py",
         "        positives = np.where(is_drawn, positives[:, :1], positives)\n",
         "",
+        "mask_of_all",
     ),
     Mutant(
         "training/checkpoint_files.py",
         "sorted(steps - later)[-keep_last:]",
         "sorted(steps - later)[:keep_last]",
+        "last_few",
     ),
-    Mutant("training/augmentation.py", "0.5, width - 1 - x, x)", "0.5, width - x, x)"),
-    # --- distributed
+    Mutant(
+        "training/augmentation.py", "0.5, width - 1 - x, x)", "0.5, width - x, x)", "one_by_one"
+    ),
     Mutant(
         "distributed/search.py",
         "scores.masked_fill(label_ids < 0",
         "scores.masked_fill(label_ids <= 0",
+        "chosen_labels",
     ),
     Mutant(
-        "distributed/exchange.py", "gradients.values.index_select(0, order)", "gradients.values"
+        "distributed/exchange.py",
+        "gradients.values.index_select(0, order)",
+        "gradients.values",
+        "whatever_order",
     ),
     Mutant(
         "distributed/weights.py",
         "number[0] = _named_number(folder) + 1",
         "number[0] = _named_number(folder)",
+        "index_names",
     ),
     Mutant(
-        "distributed/costs.py", "math.ceil(shape.batch_size / ranks)", "shape.batch_size // ranks"
+        "distributed/costs.py",
+        "math.ceil(shape.batch_size / ranks)",
+        "shape.batch_size // ranks",
+        "longest",
     ),
-    # --- evaluation
-    Mutant("evaluation/outcome.py", "tuple(sorted(set(cutoffs)))", "tuple(cutoffs)"),
-    Mutant("evaluation/scores.py", "max(1, len(judged) // 10)", "len(judged) // 10"),
+    Mutant("evaluation/outcome.py", "tuple(sorted(set(cutoffs)))", "tuple(cutoffs)", "any_order"),
+    Mutant("evaluation/scores.py", "max(1, len(judged) // 10)", "len(judged) // 10", "tenth"),
     Mutant(
         "evaluation/statistics.py",
         "quantile(0.025), quantile(0.975)",
         "quantile(0.05), quantile(0.95)",
+        "percentiles_of",
     ),
-    # --- search
     Mutant(
         "search/exact.py",
         "    candidates = torch.cat([candidates, rest.expand(len(scores), -1)], dim=1)\n",
         "",
+        "are_the_last",
     ),
-    Mutant("search/neighbours.py", "astype(np.float64) ** self.power", "astype(np.float64)"),
-    # --- report
-    Mutant("report/maps.py", "is_shown, NORTH - latitudes, 0", "is_shown, latitudes - SOUTH, 0"),
-    Mutant("report/verdict.py", "for run in order[1:])", "for run in order[1:2])"),
-    Mutant("report/curves.py", "+ 1)[1:].cumsum()", "+ 1).cumsum()[1:]"),
-    # --- commands and their settings
+    Mutant(
+        "search/neighbours.py",
+        "astype(np.float64) ** self.power",
+        "astype(np.float64)",
+        "of_the_loops",
+    ),
+    Mutant(
+        "report/maps.py",
+        "is_shown, NORTH - latitudes, 0",
+        "is_shown, latitudes - SOUTH, 0",
+        "north",
+    ),
+    Mutant("report/verdict.py", "for run in order[1:])", "for run in order[1:2])", "clearly"),
+    Mutant("report/curves.py", "+ 1)[1:].cumsum()", "+ 1).cumsum()[1:]", "no_miss"),
     Mutant(
         "config.py",
         "math.ceil(self.tail_fraction * self.batch_size - 1e-9)",
         "round(self.tail_fraction * self.batch_size)",
+        "fraction_of_the_batch",
     ),
     Mutant(
         "building.py",
         "num_labels - 1 if mining.for_each_example else num_labels",
         "num_labels",
+        "cannot_meet",
     ),
-    Mutant("pipeline.py", "else biases - discounts", "else biases + discounts"),
+    Mutant(
+        "pipeline.py", "else biases - discounts", "else biases + discounts", "frequency_discount"
+    ),
     Mutant(
         "runs.py",
         '*lines, _ = _read_text(path).split("\\n")',
         "lines = _read_text(path).splitlines()",
+        "cut_short",
     ),
     Mutant(
         "training_run.py",
         'round(seconds + about.get("training_seconds", 0.0), 1)',
         "round(seconds, 1)",
+        "adds_up",
     ),
-    Mutant("tuning/space.py", "return min(max(short, self.low), self.high)", "return short"),
-    Mutant("averaging.py", "round(sum(about.get(", "round(max(about.get("),
+    Mutant(
+        "tuning/space.py", "return min(max(short, self.low), self.high)", "return short", "span"
+    ),
+    Mutant(
+        "averaging.py", "round(sum(about.get(", "round(max(about.get(", "evaluated_and_compared"
+    ),
     Mutant(
         "exporting.py",
         'saved.read("label_bias", column, first_row=first)',
         'saved.read("label_bias", column)',
+        "brute_force",
     ),
     Mutant(
         "commands.py",
         "[results[0].outcome], [result.outcome]",
         "[result.outcome], [results[0].outcome]",
+        "later_run",
     ),
-    Mutant("cli.py", 'default="test",', 'default="validation",'),
-    # --- doctor
-    Mutant("doctor/usable.py", "int(quota) / int(period)", "int(period) / int(quota)"),
-    # --- theory
+    Mutant("cli.py", 'default="test",', 'default="validation",', "evaluating_again"),
+    Mutant("doctor/usable.py", "int(quota) / int(period)", "int(period) / int(quota)", "quota"),
     Mutant(
         "theory/bounds.py",
         "math.log(len(sizes) / failure_probability)",
         "math.log(1 / failure_probability)",
+        "groups_are_bounded",
     ),
     Mutant(
-        "theory/rademacher.py", "poch(num_examples // 2 + 1", "poch((num_examples - 1) // 2 + 1"
+        "theory/rademacher.py",
+        "poch(num_examples // 2 + 1",
+        "poch((num_examples - 1) // 2 + 1",
+        "half_of_what",
     ),
-    # --- files, locks, progress
-    Mutant("locking.py", "    if not is_current:\n        raise _Gone\n", ""),
-    Mutant("progress.py", "step % max(1, total // LINES)", "step % (total // LINES)"),
+    Mutant("locking.py", "    if not is_current:\n        raise _Gone\n", "", "between_opening"),
+    Mutant("progress.py", "step % max(1, total // LINES)", "step % (total // LINES)", "ten_lines"),
 ]

@@ -136,7 +136,7 @@ MUTANTS = [
     Mutant("risk.py", "(smallest >= 0) & ", "", "ball"),
     Mutant("risk.py", ".scatter_(0, order, weights)", ".copy_(weights)", "order"),
     Mutant("risk.py", " + math.log(len(losses))", "", "ball"),
-    Mutant("risk.py", "divergences <= radius", "divergences <= 2 * radius", "ball"),
+    Mutant("risk.py", "[1:-1] <= radius", "[1:-1] <= 2 * radius", "ball"),
     Mutant("risk.py", "range(8)", "range(3)", "ball"),
     Mutant("risk.py", "values - values.amax()", "values - values.mean()", "ball"),
     Mutant("risk.py", "not radius >= 0", "radius < 0", "radius"),
@@ -485,7 +485,7 @@ MUTANTS += [
     ),
     Mutant("theory/cvar.py", "ROUNDING = 1e-9", "ROUNDING = 1e-2", "no_law"),
     Mutant("risk.py", "TIE = 1e-9", "TIE = 1e-3", "no_tie"),
-    Mutant("risk.py", ".clamp(1, 32)", ".clamp(0, 32)", "are_rounded"),
+    Mutant("risk.py", "logs[inside], logs[inside + 1]", "logs[inside - 1], logs[inside]", "ball"),
     Mutant("sampling.py", "sizes = num_left.clamp(min=1)", "sizes = num_left", "every_label_is"),
     Mutant(
         "search/neighbours.py",

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-collect_ignore_glob = ["fuzz/*.py"]  # targets and engines, which test_fuzz*.py run
+# Targets and engines, which test_fuzz*.py run; and what `make nightly` runs.
+collect_ignore_glob = ["fuzz/*.py", "nightly/*.py"]
 
 # Without a GPU its kernels run in Triton's interpreter, which is chosen when they are defined.
 if not torch.cuda.is_available():
@@ -25,7 +26,7 @@ settings.register_profile(
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# For test_mutants: the same tests, fewer examples, and no search for the simplest that fails.
+# For `make nightly`: the same tests, fewer examples, and no search for the simplest that fails.
 settings.register_profile(
     "quick",
     settings.get_profile("evenhand"),

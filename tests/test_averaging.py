@@ -1,14 +1,18 @@
 """The mean of several models' scores, as one model and as one run."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from evenhand.averaging import averaged_model
 from evenhand.cli import main
 from evenhand.data import save_dataset
+from evenhand.files import write_json
 from evenhand.models.encoders import BagEncoder, Bags
 from evenhand.models.retriever import Retriever
 from evenhand.reproduce.table3 import fixture
+from evenhand.runs import read_about
 
 BAGS = Bags(torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]), torch.tensor([1.0, 0.5, 2.0]))
 
@@ -60,8 +64,11 @@ def trained(tmp_path, name, *more):
 def test_runs_become_a_run_that_can_be_evaluated_and_compared(tmp_path, capsys):
     save_dataset(fixture(), tmp_path / "data")
     runs = [trained(tmp_path, f"run{seed}", f"training.seed={seed}") for seed in (1, 2)]
+    for run, seconds in zip(runs, (2.5, 4.0), strict=True):
+        write_json(Path(run, "run.json"), read_about(Path(run)) | {"training_seconds": seconds})
     out = str(tmp_path / "both")
     assert main(["average", *runs, "--run", out]) == 0
+    assert read_about(Path(out))["training_seconds"] == 2.5 + 4.0
     assert main(["evaluate", out, "--part", "validation"]) == 0
     assert main(["compare", runs[0], out]) == 0
     capsys.readouterr()

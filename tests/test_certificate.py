@@ -385,6 +385,14 @@ def test_a_band_of_a_tiny_delta_holds_though_1_minus_delta_has_few_digits(num_dr
         assert chance_to_fail(*tail_masses(num_draws, delta), num_draws) <= delta
 
 
+@pytest.mark.parametrize(
+    ("num_draws", "delta"), [(2, 0.1), (3, 0.1), (5, 0.05), (8, 0.05), (20, 0.01)]
+)
+def test_the_band_fails_no_more_often_than_promised_not_even_by_rounding(num_draws, delta):
+    with decimal.localcontext():
+        assert chance_to_fail(*tail_masses(num_draws, delta), num_draws) <= delta
+
+
 def test_the_masses_rise_and_lie_above_the_shares_of_the_sample():
     for num_draws in (3, 1000, 30_000):
         ranks, masses = tail_masses(num_draws, DELTA)

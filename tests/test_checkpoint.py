@@ -77,6 +77,16 @@ def test_a_step_saved_twice_is_the_second(tmp_path):
     assert_holds(load_latest_checkpoint(tmp_path), 2)
 
 
+def test_where_the_one_replaced_is_still_there_the_new_one_is_loaded(tmp_path):
+    """As a crash leaves it, after the new one took its place and before the old one went."""
+    (name,) = step_names(5)
+    save_checkpoint(tmp_path / "old", made(1), step=5)
+    save_checkpoint(tmp_path / "new", made(2), step=5)
+    shutil.copytree(tmp_path / "old" / name, tmp_path / "both" / f"{name}.replaced")
+    shutil.copytree(tmp_path / "new" / name, tmp_path / "both" / name)
+    assert_holds(load_latest_checkpoint(tmp_path / "both"), 2)
+
+
 def test_an_earlier_step_saved_later_is_the_one_that_stays(tmp_path):
     save_checkpoint(tmp_path, made(9), step=9)
     save_checkpoint(tmp_path, made(3), step=3)

@@ -284,6 +284,19 @@ def test_compare_prints_both_runs_and_their_difference(user, home):
     assert told in out
 
 
+def test_the_difference_is_what_the_later_run_has_more_than_the_first(user, home, tmp_path):
+    user("train", "a.toml", "--run", tmp_path / "untrained", "--steps", 1, "--learning-rate", 1e-9)
+    values = []
+    for run in (home / "runs/first", tmp_path / "untrained"):
+        scores = json.loads((run / "evaluation/test/scores.json").read_text("utf-8"))
+        values += [s["value"] for s in scores if (s["metric"], s["group"]) == ("recall@10", "all")]
+    assert values[1] < values[0]
+    out = user("compare", "runs/first", tmp_path / "untrained")
+    (row,) = [line for line in out.split("minus first")[1].splitlines() if "│ all " in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[2:5] == [f"{values[0]:.4f}", f"{values[1]:.4f}", f"{values[1] - values[0]:+.4f}"]
+
+
 def test_a_tenth_of_few_groups_is_called_the_worst_group(user):
     differences = user("compare", "runs/first", "runs/second").split("minus first")[1]
     assert "worst style" in differences

@@ -288,6 +288,14 @@ def test_pairs_of_one_query_share_its_features_and_its_mined_labels(
     assert_near(settings, dataset, num_ranks, pairs_a_query=pairs_a_query)
 
 
+@pytest.mark.parametrize(("num_ranks", "batch_size"), [(3, 8), (4, 10)])
+def test_shares_of_different_sizes_are_sent_as_long_as_the_longest(num_ranks, batch_size):
+    settings = config("none", mining__batch_size=batch_size, mining__num_hard_examples=4, **SOFTMAX)
+    shape = shape_of(num_ranks=num_ranks, batch_size=batch_size, num_hard_examples=4)
+    seen = measured(settings, made_dataset(1000), num_ranks, num_steps=2)
+    assert bytes_sent(shape)["losses"] == seen["losses"]
+
+
 def test_a_dense_encoder_is_summed_over_the_ranks():
     settings = config("none", **SOFTMAX)
     dataset = made_dataset(1000, is_dense=True)

@@ -60,6 +60,20 @@ def test_rows_are_fetched_and_gradients_brought_as_one_table_would(dtype):
     assert ids == rows > 0
 
 
+def test_gradients_find_their_rows_in_whatever_order_they_come():
+    ids = [torch.tensor([6, 0, 3, 5]), torch.tensor([4, 3, 1])]
+    values = [10.0 * own[:, None] + rank for rank, own in enumerate(ids)]  # (n, 1)
+
+    def rank_fn(ranks):
+        exchange = RowExchange("rows", 7, ranks)
+        brought = exchange.brought(RowGradients(ids[ranks.rank], values[ranks.rank]))
+        first, _ = exchange.shards.rows_of(ranks.rank)
+        return dict(zip((brought.ids + first).tolist(), brought.values[:, 0].tolist(), strict=True))
+
+    found = {row: value for own in run_ranks(2, rank_fn) for row, value in own.items()}
+    assert found == {0: 0, 1: 11, 3: 30 + 31, 4: 41, 5: 50, 6: 60}
+
+
 def test_places_among_none_are_none():
     ids = torch.tensor([[3, -1]])
     assert places_among(ids, torch.tensor([], dtype=torch.long)).tolist() == [[-1, -1]]

@@ -135,6 +135,16 @@ def test_the_batch_size_changes_nothing(dataset, outcome):
         np.testing.assert_equal(getattr(other, field.name), getattr(outcome, field.name))
 
 
+def test_cutoffs_may_come_in_any_order_and_twice(dataset, outcome):
+    other, _ = evaluated(dataset, cutoffs=(10, 1, 5, 10))
+    assert other.cutoffs == (1, 5, 10)
+    shuffled, ordered = (score_table(o, dataset, "test", num_resamples=0) for o in (other, outcome))
+    np.testing.assert_equal(
+        [dataclasses.astuple(score) for score in shuffled],
+        [dataclasses.astuple(score) for score in ordered],
+    )
+
+
 def test_fewer_labels_than_results_leaves_the_rest_empty():
     part = part_of([[0], [2, 1]])
     found = evaluate(
@@ -278,6 +288,21 @@ def test_a_tenth_of_n_groups_is_n_over_ten_rounded_down_and_at_least_one():
     assert worst_members(numbers[:9], "c", "m") == ("0",)
     with pytest.raises(UserError, match="no metric 'n'"):
         worst_members(numbers, "c", "n")
+
+
+def test_a_group_is_judged_from_the_very_number_of_pairs_that_is_needed(outcome, dataset):
+    counts = {
+        name: row(
+            score_table(outcome, dataset, "test", num_resamples=0), "recall@5", "script", name
+        )
+        for name in SCRIPTS
+    }
+    for name, counted in counts.items():
+        for needed, is_judged in ((counted.count, True), (counted.count + 1, False)):
+            scores = score_table(
+                outcome, dataset, "test", min_pairs={"script": needed}, num_resamples=0
+            )
+            assert row(scores, "recall@5", "script", name).is_judged == is_judged
 
 
 def test_nothing_judged_gives_a_summary_without_value(outcome, dataset):
@@ -505,6 +530,28 @@ def test_differences_match_a_loop_over_runs_and_groups(dataset):
         assert difference.low <= difference.high
         assert difference.num_runs == 3
         assert difference.count == sum(sum(members[group]) for group in groups)
+
+
+def test_the_interval_of_several_runs_is_that_of_their_mean_difference(dataset):
+    """The recall of all pairs, resampled in loops by the bootstrap's own draws of queries."""
+    baseline = [evaluated(dataset, seed=seed)[0] for seed in (0, 1)]
+    contender = [evaluated(dataset, seed=seed)[0] for seed in (2, 3)]
+    num_queries, draws = len(dataset.parts["test"]), []
+    generator = np.random.default_rng(7)
+    for _ in range(40):
+        times = np.bincount(
+            generator.integers(num_queries, size=num_queries), minlength=num_queries
+        )
+        recalls = []
+        for outcome in [*baseline, *contender]:
+            weights = times[outcome.query_ids]
+            is_found = (outcome.ranks >= 1) & (outcome.ranks <= 5)
+            recalls.append((weights * is_found).sum() / weights.sum())
+        draws.append((recalls[2] - recalls[0] + recalls[3] - recalls[1]) / 2)
+    found = compare_outcomes(baseline, contender, dataset, "test", num_resamples=40, seed=7)
+    (difference,) = [d for d in found if (d.metric, d.group) == ("recall@5", "all")]
+    expected = np.quantile(draws, [0.025, 0.975])
+    np.testing.assert_allclose([difference.low, difference.high], expected, rtol=1e-12)
 
 
 def test_a_run_compared_with_itself_differs_by_nothing(outcome, dataset):

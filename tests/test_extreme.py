@@ -20,6 +20,7 @@ from evenhand.data import (
     read_extreme,
     save_dataset,
 )
+from evenhand.data.extreme import load_extreme_split
 from evenhand.data.extreme_lines import Block, Header, careful_block, parsed_blocks, quick_block
 from evenhand.data.files import line_blocks
 from evenhand.errors import UserError
@@ -163,6 +164,16 @@ decimals = st.one_of(
     ),
     st.floats(allow_nan=False, width=32, allow_infinity=False).map(repr),
 )
+
+
+def test_numbers_of_a_split_count_from_1_also_where_the_first_document_is_of_no_part(tmp_path):
+    whole = written(tmp_path / "all.txt", "5 1 5\n" + "".join(f"{row} 0:1\n" for row in range(5)))
+    train, test = written(tmp_path / "train.txt", "3\n2\n"), written(tmp_path / "test.txt", "5\n")
+    parts = load_extreme_split(whole, train, test, name="a", validation_fraction=0).parts
+    assert rows_as_lists(parts["train"].positives) == [[2], [1]]
+    assert rows_as_lists(parts["test"].positives) == [[4]]
+
+
 documents = st.lists(
     st.tuples(
         st.lists(st.integers(0, 99), max_size=4),

@@ -78,6 +78,28 @@ def test_a_query_like_no_other_keeps_the_scores_of_the_model():
     torch.testing.assert_close(found.scores, alone.scores)
 
 
+def test_of_equally_similar_queries_the_first_are_the_neighbours():
+    train = np.array([[1, 0], [2, 0], [1, 0], [1, 0], [0, 1]], np.float32)
+    index = NeighbourIndex(
+        ExactIndex(torch.eye(5)), rows_of(train), Rows(np.arange(6), np.arange(5, dtype=np.int32)),
+        num_features=2, num_neighbours=3, weight=1.0, power=1.0,
+    )  # fmt: skip
+    ids, similarities = index.neighbours(rows_of(np.array([[1, 0]], np.float32)))
+    assert ids.tolist() == [[1, 0, 2]]
+    assert similarities.tolist() == [[2, 1, 1]]
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_training_queries_without_a_feature_in_common_have_no_vote(power):
+    train = np.array([[0, 1], [1, 0], [0, 1]], np.float32)
+    index = NeighbourIndex(
+        ExactIndex(torch.eye(3)), rows_of(train), Rows(np.arange(4), np.arange(3, dtype=np.int32)),
+        num_features=2, num_neighbours=3, weight=1.0, power=power,
+    )  # fmt: skip
+    asked = index.asked(torch.zeros(1, 3), rows_of(np.array([[1, 0]], np.float32)))
+    assert index.scores_of(asked, torch.arange(3).unsqueeze(0)).tolist() == [[0, 1, 0]]
+
+
 def test_queries_are_taken_in_blocks_with_the_same_result(monkeypatch):
     train, _, labels, queries, vectors, table = problem(3)
     index = NeighbourIndex(

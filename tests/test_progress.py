@@ -1,6 +1,7 @@
 """Bars say what goes on; a first signal asks to stop, a second one insists."""
 
 import io
+import re
 import signal
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def test_the_training_bar_shows_steps_and_figures(screen):
     assert "training [b]s2m[/b]" in text
     assert "7/10" in text
     assert "loss 0.2500  zero-loss 50%  k' 1,234" in text
+
+
+@pytest.mark.parametrize(("total", "told"), [(3, [1, 2, 3]), (40, list(range(4, 41, 4)))])
+def test_in_a_file_training_is_about_ten_lines_and_a_line_a_step_where_there_are_fewer(total, told):
+    console = Console(file=io.StringIO(), force_terminal=False, width=160)
+    with step_bar(console, "training", total=total, done=0) as advance:
+        for step in range(1, total + 1):
+            advance(step, {})
+    found = re.findall(rf"training: step (\d+) of {total}", text_of(console))
+    assert [int(step) for step in found] == told
 
 
 def test_a_counted_bar_shows_how_many_of_how_many(screen):

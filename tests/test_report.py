@@ -12,8 +12,9 @@ from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, score_table
 from evenhand.report import write_report
 from evenhand.report.charts import Line, line_chart
+from evenhand.report.curves import _recalls
 from evenhand.report.examples import _gaps, _is_right, _largest
-from evenhand.report.maps import _change_classes, _dots, _recall_classes
+from evenhand.report.maps import _change_classes, _dots, _paths, _recall_classes
 from evenhand.report.markup import Html, element, interval, listed, percent, user_text
 from evenhand.report.study import study_of
 from evenhand.report.tables import _members
@@ -318,6 +319,7 @@ def score(value, low, high):
         ([score(0.5, 0.3, 0.7), score(0.4, 0.2, 0.6)], 0, False),
         ([score(0.5, 0.4, 0.6), score(0.5001, 0.4, 0.6)], None, False),
         ([score(0.1, 0.0, 0.2), score(0.7, 0.6, 0.8), score(0.65, 0.5, 0.7)], 1, False),
+        ([score(0.7, 0.65, 0.75), score(0.5, 0.45, 0.55), score(0.4, 0.1, 0.7)], 0, False),
         ([score(0.4, math.nan, math.nan), score(0.7, math.nan, math.nan)], 1, False),
     ],
 )
@@ -418,6 +420,20 @@ def test_labels_fall_into_the_classes_of_the_maps():
 
 def test_dots_are_relative_and_drawn_once():
     assert _dots(np.array([7, 5, 5]), np.array([1, 9, 9])) == "m5 9h0m2-8h0"
+
+
+def test_north_is_up_and_east_is_right_on_a_map():
+    places = np.array([[60.0, -120.0], [-30.0, 150.0]])  # 5 units a degree, from 80 N and 180 W
+    (drawn,) = _paths(places, np.array([-1, -1]), 5, "recall")
+    assert f"m{60 * 5} {20 * 5}h0m{270 * 5} {90 * 5}h0" in drawn.text
+
+
+def test_the_curve_of_recall_counts_what_is_among_the_first_r_and_no_miss(dataset):
+    run = result_of(dataset)
+    ranks = run.outcome.ranks
+    curve = _recalls(study_of([run], dataset), 0, "all", ("all",))
+    expected = [sum(1 <= rank <= r for rank in ranks) / len(ranks) for r in range(1, 51)]
+    np.testing.assert_allclose(curve, expected, rtol=1e-12)
 
 
 @pytest.mark.slow

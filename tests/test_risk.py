@@ -298,6 +298,21 @@ def test_a_ball_without_a_radius_is_the_mean(ball):
 
 
 @each_ball
+def test_a_ball_without_a_radius_is_the_mean_however_sums_are_rounded(ball):
+    generator = torch.Generator().manual_seed(0)
+    for batch_size in range(2, 30):
+        losses = torch.rand(batch_size, generator=generator, dtype=torch.float64)
+        weights = ball[0](losses, radius=0)
+        assert torch.allclose(weights, torch.full_like(losses, 1 / batch_size), rtol=1e-6)
+
+
+@each_ball
+def test_losses_that_differ_by_little_are_no_tie(ball):
+    weights = ball[0](torch.tensor([1.0, 2.0, 1.9999], dtype=torch.float64), radius=50)
+    assert torch.allclose(weights, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64), atol=1e-6)
+
+
+@each_ball
 def test_a_ball_that_holds_everything_is_the_maximum_and_ties_share_it(ball):
     weights = ball[0](torch.tensor([1.0, 5.0, 5.0, 2.0]), radius=50)
     assert torch.allclose(weights, torch.tensor([0, 0.5, 0.5, 0]), atol=1e-6)

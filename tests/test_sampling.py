@@ -300,6 +300,13 @@ def test_slots_are_empty_where_too_few_labels_remain():
     torch.testing.assert_close(sample.log_counts, expected.unsqueeze(1).expand(3, 3))
 
 
+def test_all_slots_are_empty_where_every_label_is_a_positive():
+    positive_ids = torch.tensor([[0, 1, 2, 3], [2, -1, -1, -1]])
+    sample = UniformSampler(4).sample_for_each(positive_ids, 3, generator=seeded())
+    assert sample.ids[0].tolist() == [-1, -1, -1]
+    assert sorted(sample.ids[1].tolist()) == [0, 1, 3]
+
+
 def test_more_labels_than_there_are_is_an_error():
     sampler, positive_ids = UniformSampler(5), torch.tensor([[3]])
     with pytest.raises(ValueError, match=r"between 1 and 5 .* got 6"):
@@ -453,6 +460,32 @@ def test_a_mixture_holds_both_samples():
     alone = uniform.sample(positive_ids, 7, generator=seeded()).ids
     assert ids[:4].tolist() == [4, 1, -1, 7]
     assert ids[4:].tolist() == [-1 if label in {4, 1, 7} else label for label in alone.tolist()]
+
+
+class Consecutive:
+    """Draws the labels from `first` on, and says nothing of how often."""
+
+    has_repeats = False
+
+    def __init__(self, first):
+        self.first = first
+
+    def draw(self, request, generator):
+        return torch.arange(self.first, self.first + request.num_sampled_labels).unsqueeze(0)
+
+    def log_counts(self, ids, request):
+        return torch.zeros(ids.shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("share", "num_slots", "num_first"), [(2 / 3, 4, 3), (0.29, 100, 29), (0.51, 3, 2)]
+)
+def test_the_first_sampler_of_a_mixture_has_the_nearest_whole_number_of_slots(
+    share, num_slots, num_first
+):
+    mixture = MixedSampler(Consecutive(0), Consecutive(1000), first_share=share)
+    ids = mixture.sample(torch.tensor([[5000]]), num_slots, generator=seeded()).ids
+    assert ids.tolist() == [*range(num_first), *range(1000, 1000 + num_slots - num_first)]
 
 
 def test_mixture_errors_name_the_share():

@@ -57,6 +57,14 @@ def test_the_two_stages_find_the_same_as_one_top_k(block_size, monkeypatch):
     torch.testing.assert_close(found.scores, expected.values)
 
 
+@both_forms
+@pytest.mark.parametrize("num_labels", [1000, 1003, 1007])  # multiples of 8, and some left over
+def test_the_best_labels_are_found_where_they_are_the_last(dtype, num_labels):
+    labels = torch.arange(num_labels, dtype=dtype).unsqueeze(1)
+    found = ExactIndex(labels).search(torch.ones(2, 1, dtype=dtype), 10)
+    assert found.label_ids.tolist() == [list(range(num_labels - 1, num_labels - 11, -1))] * 2
+
+
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_threads_find_the_same_as_blocks(num_threads, has_bias, monkeypatch):

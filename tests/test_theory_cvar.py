@@ -254,6 +254,7 @@ def test_a_level_that_is_no_share_is_refused(cvar_fn, tail_fraction):
         ([1.0, 2.0], [1.0], "probabilities must be 2 numbers of at least 0"),
         ([1.0, 2.0], [1.5, -0.5], "probabilities must be 2 numbers of at least 0"),
         ([1.0, 2.0], [0.5, 0.4], "probabilities must sum to 1, got a sum of 0.9"),
+        ([1.0, 2.0], [0.5, 0.50001], "probabilities must sum to 1, got a sum of 1.00001"),
     ],
 )
 def test_what_is_no_law_is_refused(cvar_fn, losses, probabilities, message):

@@ -239,6 +239,7 @@ def test_a_span_is_searched_in_ratios_or_where_0_is_among_it_in_differences(shar
     rate = Span(0.01, 0.04).at(share)
     assert rate == pytest.approx(0.01 * 4**share, rel=6e-3)  # three digits
     assert 0.01 <= rate <= 0.04
+    assert 0.012345 <= Span(0.012345, 0.012355).at(share) <= 0.012355  # though rounded
     assert Span(0.0, 1.0).at(share) == pytest.approx(share, rel=6e-3)
     size = Span(2, 33).at(share)
     assert isinstance(size, int)

@@ -170,8 +170,8 @@ def kl_weights(losses: Tensor, *, radius: float) -> Tensor:
         logs = low + (high - low) * steps  # (33,) of the sharpness
         log_weights = torch.log_softmax(logs.exp().unsqueeze(1) * scaled, dim=1)  # (33, B)
         divergences = (log_weights.exp() * log_weights).sum(1) + math.log(len(losses))
-        inside = (divergences <= radius).sum().clamp(1, 32)  # they rise with the sharpness
-        low, high = logs[inside - 1], logs[inside]
+        inside = (divergences[1:-1] <= radius).sum()  # from 0 to 31: they rise with the sharpness
+        low, high = logs[inside], logs[inside + 1]
     weights = torch.softmax(low.exp() * scaled, dim=0)
     return torch.where(scaled.isnan().any(), torch.nan, weights).to(losses.dtype)
 

@@ -176,8 +176,9 @@ class UniformSampler:
         excluded, num_left = self._remaining(request)
         keys = row_keys(key, len(excluded))  # an order each
         is_empty = slots >= num_left  # (R, M): more were asked for than there are
-        slots = torch.where(is_empty, 0, slots)
-        places = permuted(slots, keys, self.num_labels, sizes=num_left)  # (R, M)
+        # The walk of the permutation ends only within its size, so no slot may lie outside.
+        sizes = num_left.clamp(min=1)
+        places = permuted(slots % sizes, keys, self.num_labels, sizes=sizes)  # (R, M)
         # A label y that is not excluded is the (y - #{p_j < y})-th such label, counted from 0. Back
         # from its place u: y = u + #{j: p_j - j <= u}, for excluded p_0 < p_1 < ... A bijection, so
         # a uniform subset of places is a uniform subset of labels.

@@ -118,6 +118,7 @@ class NeighbourIndex:
         """Distinct labels of each query's neighbours and their votes: (Q, C), (Q, C)."""
         neighbours, similarities = self.neighbours(features)  # (Q, k)
         shares = similarities.astype(np.float64) ** self.power
+        shares[similarities <= 0] = 0  # an empty slot, also where the power is 0
         totals = shares.sum(axis=1, keepdims=True)
         shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
         labels = padded_rows(self.positives, neighbours.ravel())  # (Q * k, P)

@@ -409,3 +409,68 @@ def test_what_is_no_file_is_refused_at_once(copy, capsys, name, reader, kind):
     ]
     refused(capsys, *words, says=[Path(name).name, f"{kind}, not a file"])
     assert not (copy / "new").exists()
+
+
+# --- the same mistakes elsewhere ------------------------------------------------------------------
+
+
+def test_a_working_folder_may_have_any_name(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / NO_UTF8
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "x.txt").write_text("40 4 3\n" + "".join(f"{n % 3} {n % 4}:1\n" for n in range(40)))
+    words = ("--train", "x.txt", "--test", "x.txt")
+    assert run_main(capsys, "data", "extreme", *words).code == 0
+    assert run_main(capsys, "data", "stream", *words, "--out", "streamed").code == 0
+    save_dataset(small.text_dataset(), folder / "data")
+    settings_file(folder / "a.toml", "data", training__num_steps=3)
+    for words in (["train", "a.toml", "--run", "run"], ["compare", "run", "run"],
+                  ["report", "run"], ["export", "run", "--out", "vectors"]):  # fmt: skip
+        answer = run_main(capsys, *words)
+        assert answer.code == 0, answer.err
+
+
+def test_results_that_name_no_label_are_refused(copy, capsys):
+    path = copy / "runs/a/evaluation/test/outcome.npz"
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    for label_id in (10**6, -7):
+        arrays["retrieved_ids"][:] = label_id
+        np.savez(path, **arrays)
+        refused(capsys, "report", "runs/a", says=["outcome", label_id, "evaluate the run again"])
+
+
+SETTINGS = [
+    ("mining.sampler_power=-1e300", ["mining.sampler_power", "-10 and 10", "-1e+300"]),
+    ("mining.sampler_power=1e300", ["mining.sampler_power", "-10 and 10", "1e+300"]),
+    ("model.embedding_dim=9223372036854775807", ["out of memory", "model.embedding_dim"]),
+    ("search.frequency_discount=1e300", ["infinite or no number", "[search]"]),
+]
+
+
+@pytest.mark.parametrize(("setting", "says"), SETTINGS)
+def test_a_setting_however_large_is_no_mistake_of_ours(home, tmp_path, capsys, monkeypatch, setting,
+                                                       says):  # fmt: skip
+    monkeypatch.chdir(home)
+    words = ("--run", tmp_path / "run", "--steps", 3, "--set", setting)
+    refused(capsys, "train", "a.toml", *words, says=says)
+
+
+def test_a_cutoff_beyond_all_labels_finds_them_all(home, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(home)
+    words = (
+        "--run",
+        tmp_path / "run",
+        "--steps",
+        3,
+        "--set",
+        "evaluation.cutoffs=[10,10000000000]",
+    )
+    assert run_main(capsys, "train", "a.toml", *words).code == 0
+
+
+def test_a_link_to_itself_and_a_number_of_buckets_are_refused(copy, capsys):
+    (copy / "loop").symlink_to("loop")
+    refused(capsys, "train", "loop", says=["loop", "could not be opened", "symbolic links"])
+    refused(capsys, "train", "a.toml", "--run", "loop", says=["loop exists already"])
+    refused(capsys, "data", "places", "--num-buckets", 0, says=["num_buckets", "got 0"])

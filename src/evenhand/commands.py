@@ -13,6 +13,7 @@ from evenhand.averaging import average_runs
 from evenhand.building import check_all_ids
 from evenhand.config import (
     Config,
+    DataConfig,
     preset_names,
     read_preset,
     read_settings,
@@ -42,6 +43,7 @@ from evenhand.evaluation import (
     slices_of,
     worst_groups,
 )
+from evenhand.faults import without_controls
 from evenhand.files import write_json
 from evenhand.pipeline import evaluate_run, label_index, open_run_data
 from evenhand.progress import PipedConsole, count_bar, file_bar
@@ -259,10 +261,9 @@ def search_command(options: argparse.Namespace) -> int:
 
 
 def data_places_command(options: argparse.Namespace) -> int:
+    asked = DataConfig(min_population=options.min_population, num_buckets=options.num_buckets)
     with console.status("preparing places"):
-        dataset = load_places(
-            min_population=options.min_population, num_buckets=options.num_buckets
-        )
+        dataset = load_places(min_population=asked.min_population, num_buckets=asked.num_buckets)
     return _save(dataset, options)
 
 
@@ -294,7 +295,7 @@ def data_extreme_command(options: argparse.Namespace) -> int:
         dataset = load_extreme(
             Path(options.train),
             Path(options.test),
-            name=options.name or Path(options.train).resolve().parent.name,
+            name=options.name or without_controls(Path(options.train).resolve().parent.name),
             label_names_path=_path(options.label_names),
             train_groups_path=_path(options.train_groups),
             test_groups_path=_path(options.test_groups),
@@ -366,7 +367,15 @@ def _open_results(options: argparse.Namespace) -> tuple[Dataset, list[RunResult]
     dataset = open_run_data(folders[0], console, data=options.data)
     for folder in folders:
         check_trained_on(folder, dataset)
-    return dataset, [load_result(folder, options.part) for folder in folders]
+    results = [load_result(folder, options.part) for folder in folders]
+    for folder, result in zip(folders, results, strict=True):
+        highest = int(result.outcome.retrieved_ids.max(initial=-1))
+        if highest >= dataset.num_labels:
+            raise UserError(
+                f"the outcome of {folder} names label {highest} of {dataset.num_labels}: it is "
+                f"damaged; evaluate the run again"
+            )
+    return dataset, results
 
 
 def _config(options: argparse.Namespace, *, default: Path | None = None) -> Config:

@@ -44,6 +44,8 @@ SAMPLERS = ("uniform", "frequency", "log-uniform", "in-batch", "mixed")
 PRECISIONS = ("float32", "mixed", "bfloat16")
 OPTIMIZERS = ("row-adam", "row-adagrad")
 LEARNING_RATE_SHAPES = ("linear", "cosine", "constant")
+MAX_CUTOFF = 10**6  # results of a query that are looked at
+MAX_POWER = 10  # of counts, by which labels are drawn: beyond it, only the most frequent ones are
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,11 @@ class MiningConfig:
                 f"mining.num_hard_labels must be between 1 and mining.num_sampled_labels "
                 f"({self.num_sampled_labels}), got {self.num_hard_labels}"
             )
+        if not -MAX_POWER <= self.sampler_power <= MAX_POWER:
+            raise UserError(
+                f"mining.sampler_power must be between -{MAX_POWER} and {MAX_POWER}, got "
+                f"{self.sampler_power}"
+            )
         if not 0 <= self.tail_fraction <= 1:
             raise UserError(
                 f"mining.tail_fraction must be between 0 and 1, got {self.tail_fraction}"
@@ -189,10 +196,10 @@ class MiningConfig:
         num_slots = self.num_sampled_labels
         if self.sampler == "mixed":
             num_slots = round(self.in_batch_share * self.num_sampled_labels)
-            if num_slots == self.num_sampled_labels:
+            if not 2 <= num_slots < self.num_sampled_labels:
                 raise UserError(
-                    f"mining.in_batch_share leaves none of {num_slots} labels to draw, "
-                    f"got {self.in_batch_share}"
+                    f"mining.in_batch_share must give at least 2 of {self.num_sampled_labels} "
+                    f"labels to the batch and leave one to draw, got {self.in_batch_share}"
                 )
         if not 2 <= self.batch_size <= num_slots:
             raise UserError(
@@ -290,8 +297,10 @@ class EvaluationConfig:
     min_pairs: dict[str, int] = dataclasses.field(default_factory=lambda: {"script": 100})
 
     def __post_init__(self) -> None:
-        if not self.cutoffs or min(self.cutoffs) < 1:
-            raise UserError(f"evaluation.cutoffs must be positive, got {list(self.cutoffs)}")
+        if not self.cutoffs or not 1 <= min(self.cutoffs) <= max(self.cutoffs) <= MAX_CUTOFF:
+            raise UserError(
+                f"evaluation.cutoffs must be between 1 and {MAX_CUTOFF}, got {list(self.cutoffs)}"
+            )
         if self.num_resamples < 0:
             raise UserError(
                 f"evaluation.num_resamples must be at least 0, got {self.num_resamples}"

@@ -29,7 +29,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # What those say that have no exception of their own for it.
 _NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|cannot allocate memory|std::bad_alloc"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDA out of memory|can't start new thread",
+    r"|storage size calculation overflowed|CUBLAS_STATUS_ALLOC_FAILED|CUDA out of memory|can't start new thread",
     re.IGNORECASE,
 )
 _ASKED = re.compile(
@@ -77,7 +77,7 @@ def _guarded(command_fn: Callable[[], int]) -> int:
     except Exception as error:
         if is_out_of_memory(error):
             sentence = out_of_memory(error)
-        elif isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        elif isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
             sentence = (
                 f"{error.filename or 'a file, or the output,'} could not be opened or written "
                 f"({error.strerror}); what was complete before is untouched"

@@ -234,6 +234,8 @@ class FrequencySampler:
         ends = weights.cpu().cumsum(0).to(label_counts.device)  # (L,)
         self.edges = pad(ends, (1, 0))  # (L + 1,); label y spans edges[y] to edges[y + 1]
         self.total = self.edges[-1]
+        if not 0 < self.total < torch.inf:
+            raise ValueError(f"the sum of count ** power must be finite and above 0, power {power}")
 
     def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
         return drawn_ranks(self, request.excluded_ids, request.num_sampled_labels, generator)

@@ -10,6 +10,7 @@ from evenhand.data import Dataset
 from evenhand.data.manifest import check_manifest
 from evenhand.data.streaming import stream_extreme
 from evenhand.errors import UserError
+from evenhand.faults import without_controls
 from evenhand.progress import download_bar
 
 LEAST_MEGABYTES = 64
@@ -22,7 +23,7 @@ def data_stream(
     if options.memory < LEAST_MEGABYTES:
         raise UserError(f"--memory must be at least {LEAST_MEGABYTES}, got {options.memory}")
     train_path = Path(options.train)
-    name = options.name or train_path.resolve().parent.name
+    name = options.name or without_controls(train_path.resolve().parent.name)
     folder = Path(options.out) if options.out else Path("datasets") / name
     with download_bar(console) as advance:
         dataset = stream_extreme(

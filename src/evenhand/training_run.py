@@ -35,7 +35,7 @@ def begin_run(folder: Path, config: Config, dataset: Dataset, *, device: torch.d
 
     Settings that the data cannot meet are refused first, and a folder is made whole or not at all.
     """
-    if folder.exists():
+    if folder.exists() or folder.is_symlink():  # a link may lead nowhere, or to itself
         raise UserError(
             f"{folder} exists already; choose another --run folder, continue it with --resume, or "
             f"remove it first"

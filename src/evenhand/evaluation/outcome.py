@@ -120,7 +120,8 @@ def check_scores(label_ids: Tensor, scores: Tensor) -> None:
         raise UserError(
             "a score is infinite or no number: the model's weights, or the feature values of a "
             "query, are too large to be multiplied; train anew with a lower "
-            "training.learning_rate or with smaller feature values"
+            "training.learning_rate or with smaller feature values, and see that no weight in "
+            "[search] or [ranker] is huge"
         )
 
 
@@ -184,6 +185,8 @@ def _check(outcome: Outcome) -> None:
         array = getattr(outcome, name)
         if num_pairs and not 0 <= array.min() <= array.max() <= most:
             raise ValueError(f"{name} must be from 0 to {most}")
+    if outcome.retrieved_ids.size and outcome.retrieved_ids.min() < -1:
+        raise ValueError(f"retrieved_ids must be from -1, got {outcome.retrieved_ids.min()}")
     if not all(type(cutoff) is int and cutoff > 0 for cutoff in outcome.cutoffs):
         raise ValueError(f"cutoffs must be above 0, got {outcome.cutoffs}")
 

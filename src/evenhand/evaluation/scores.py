@@ -198,7 +198,7 @@ class _EmptyIndex:
     """An index without labels."""
 
     def search(self, queries: Tensor, num_results: int) -> tuple[Tensor, Tensor]:
-        shape = (len(queries), num_results)
+        shape = (len(queries), 1)  # as of a single label: num_results may be any number
         return torch.full(shape, -1), torch.full(shape, -torch.inf)
 
     def scores_of(self, queries: Tensor, label_ids: Tensor) -> Tensor:

@@ -443,6 +443,7 @@ def test_results_that_name_no_label_are_refused(copy, capsys):
 SETTINGS = [
     ("mining.sampler_power=-1e300", ["mining.sampler_power", "-10 and 10", "-1e+300"]),
     ("mining.sampler_power=1e300", ["mining.sampler_power", "-10 and 10", "1e+300"]),
+    ("evaluation.cutoffs=[10000000000]", ["evaluation.cutoffs", "1000000,", "10000000000"]),
     ("model.embedding_dim=9223372036854775807", ["out of memory", "model.embedding_dim"]),
     ("search.frequency_discount=1e300", ["infinite or no number", "[search]"]),
 ]
@@ -464,7 +465,7 @@ def test_a_cutoff_beyond_all_labels_finds_them_all(home, tmp_path, capsys, monke
         "--steps",
         3,
         "--set",
-        "evaluation.cutoffs=[10,10000000000]",
+        "evaluation.cutoffs=[10,1000000]",
     )
     assert run_main(capsys, "train", "a.toml", *words).code == 0
 

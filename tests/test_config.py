@@ -87,7 +87,7 @@ def settings(draw):
             "select_by": draw(texts),
         },
         "evaluation": {
-            "cutoffs": draw(st.lists(counts, min_size=1, max_size=4)),
+            "cutoffs": draw(st.lists(st.integers(1, 10**6), min_size=1, max_size=4)),
             "min_pairs": draw(st.dictionaries(texts, counts, max_size=3)),
         },
     }

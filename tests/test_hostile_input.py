@@ -123,17 +123,22 @@ def test_a_name_that_is_no_utf8_is_refused(home, capsys, monkeypatch, words):
 def test_files_beside_ours_may_have_any_name(copy, capsys):
     for folder in ("data", "runs", "runs/a"):
         (copy / folder / NO_UTF8).write_text("x")
-    for words in (["data", "show", "data"], ["doctor", "runs"], ["evaluate", "runs/a"]):
+    for words in (["data", "show", "data"], ["evaluate", "runs/a"]):
         assert run_main(capsys, *words).code == 0
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_what_a_terminal_cannot_show_is_replaced(home, encoding):
-    for words in (["--help"], ["train", "--help"], ["data", "show", "data"],
-                  ["slices", "runs/a", "--permutations", "19"]):  # fmt: skip
-        answer = in_a_process(home, *words, PYTHONIOENCODING=encoding)
-        assert answer.code == 0, answer.err
-        assert "Traceback" not in answer.err
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("latin-1", ["--help"]),
+        ("ascii", ["train", "--help"]),
+        ("ascii", ["search", "runs/a", "badoki"]),
+    ],
+)
+def test_what_a_terminal_cannot_show_is_replaced(home, encoding, words):
+    answer = in_a_process(home, *words, PYTHONIOENCODING=encoding)
+    assert answer.code == 0, answer.err
+    assert "?" in answer.out
 
 
 # --- settings and environment ---------------------------------------------------------------------
@@ -177,8 +182,10 @@ def test_data_that_moved_is_named_with_what_was_tried_and_the_flag(copy, tmp_pat
                   ["export", "runs/a", "--out", tmp_path / "vectors"],
                   ["train", "--resume", "--run", "runs/a"]):  # fmt: skip
         refused(capsys, *words, says=["runs/a", f"{copy}/data", f"{copy}/gone", "--data"])
+        refused(capsys, *words, "--data", "nowhere", says=["nowhere", "dataset.json"])
         answer = run_main(capsys, *words, "--data", "elsewhere")
         assert answer.code == 0, answer.err
+    assert not (copy / "nowhere").exists()
 
 
 # --- data sets ------------------------------------------------------------------------------------
@@ -248,6 +255,7 @@ def test_a_column_of_empty_cells_is_left_out_and_the_rest_compared(copy, capsys)
     assert made.code == 0, made.err
     sizes = ("batch_size=32", "num_sampled_labels=9", "num_hard_labels=3", "num_hard_examples=8")
     sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
+    sets += ["--set", "model.embedding_dim=4"]
     for run in ("runs/c", "runs/d"):
         answer = run_main(capsys, "train", "--data", "pairs", "--run", run, "--steps", 5, *sets)
         assert answer.code == 0, answer.err
@@ -354,6 +362,7 @@ def folder(path):
 
 
 SPECIAL = {"a pipe": fifo, "a socket": unix_socket, "a device": device, "a folder": folder}
+OTHERS = [kind for kind in SPECIAL if kind != "a pipe"]
 INPUTS = [  # what is replaced, who reads it
     ("data/dataset.json", "show"), ("data/test.features.ids.npy", "show"),
     ("data/dataset.json", "search"), ("data/train.positives.offsets.npy", "evaluate"),
@@ -392,7 +401,7 @@ READERS_OF_FILES = {
 @pytest.mark.parametrize(
     ("name", "reader", "kind"),
     [(*words, "a pipe") for words in INPUTS]
-    + [(*words, kind) for words in INPUTS[:2] + INPUTS[11:15] + INPUTS[18:20] for kind in SPECIAL],
+    + [(*words, kind) for words in INPUTS[:2] + INPUTS[11:15] + INPUTS[18:20] for kind in OTHERS],
     ids=lambda word: word.replace("/", "."),
 )
 def test_what_is_no_file_is_refused_at_once(copy, capsys, name, reader, kind):
@@ -443,6 +452,7 @@ def test_results_that_name_no_label_are_refused(copy, capsys):
 SETTINGS = [
     ("mining.sampler_power=-1e300", ["mining.sampler_power", "-10 and 10", "-1e+300"]),
     ("mining.sampler_power=1e300", ["mining.sampler_power", "-10 and 10", "1e+300"]),
+    ("evaluation.cutoffs=[10000000000]", ["evaluation.cutoffs", "1000000,", "10000000000"]),
     ("model.embedding_dim=9223372036854775807", ["out of memory", "model.embedding_dim"]),
     ("search.frequency_discount=1e300", ["infinite or no number", "[search]"]),
 ]
@@ -464,7 +474,7 @@ def test_a_cutoff_beyond_all_labels_finds_them_all(home, tmp_path, capsys, monke
         "--steps",
         3,
         "--set",
-        "evaluation.cutoffs=[10,10000000000]",
+        "evaluation.cutoffs=[10,1000000]",
     )
     assert run_main(capsys, "train", "a.toml", *words).code == 0
 

@@ -33,14 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; what a user can mend is one sentence and exit code 2 (see `faults`)."""
 
     def run() -> int:
-        words = sys.argv[1:] if arguments is None else arguments
-        for word in words:
-            if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
-                shown = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-                raise UserError(
-                    f"{shown} is no UTF-8, in which settings, runs and data sets are described; "
-                    f"rename the file or folder"
-                )
+        _check_words(sys.argv[1:] if arguments is None else arguments)
         options = _parser().parse_args(arguments)
         if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
             raise UserError(
@@ -53,6 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
     return guarded(run)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuses names that could not be written into a settings file or a run folder."""
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):  # bytes that are no UTF-8
+            shown = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            raise UserError(
+                f"{shown} is not UTF-8, in which settings, runs and data sets are described; "
+                f"rename the file or folder"
+            )
 
 
 # --- the parser -----------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # What those say that have no exception of their own for it.
 _NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|cannot allocate memory|std::bad_alloc"
-    r"|storage size calculation overflowed|CUBLAS_STATUS_ALLOC_FAILED|CUDA out of memory|can't start new thread",
+    r"|storage size calculation overflowed|CUBLAS_STATUS_ALLOC_FAILED|CUDA out of memory"
+    r"|can't start new thread",
     re.IGNORECASE,
 )
 _ASKED = re.compile(

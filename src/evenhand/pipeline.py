@@ -51,10 +51,11 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
     """The data set of a config; `places` is prepared the first time it is asked for.
 
     Args:
-        folder: where it lies, if not where the config says.
+        folder: where it lies, if not where the config says; nothing is prepared there.
     """
+    is_own = folder is None and config.dataset == "places"
     folder = config.folder if folder is None else folder
-    if config.dataset == "places" and not folder.exists():
+    if is_own and not folder.exists():
         with console.status(f"preparing {folder} (once)"):
             dataset = load_places(
                 min_population=config.min_population, num_buckets=config.num_buckets
@@ -76,8 +77,8 @@ def open_run_data(run: Path, console: Console, *, data: str | None = None) -> Da
         return open_data(config, console, folder=Path(data))
     recorded = read_about(run)["dataset"].get("folder")
     places = [config.folder.absolute()]
-    if isinstance(recorded, str) and "\0" not in recorded:
-        places += [Path(recorded)] if Path(recorded) not in places else []
+    if isinstance(recorded, str) and Path(recorded) not in places:
+        places.append(Path(recorded))
     found = next((place for place in places if (place / "dataset.json").exists()), None)
     if found is None and config.dataset != "places":
         raise UserError(

@@ -117,8 +117,8 @@ def check_trained_on(folder: Path, dataset: Dataset) -> None:
     if fingerprint != dataset.fingerprint:
         raise UserError(
             f"{folder} was trained on another data set (fingerprint {str(fingerprint)[:12]}, "
-            f"{dataset.name} now has {dataset.fingerprint[:12]}); restore that data, or train anew "
-            f"in another --run folder"
+            f"{dataset.name} now has {dataset.fingerprint[:12]}); name the right one with --data, "
+            f"restore it, or train anew in another --run folder"
         )
 
 

@@ -22,6 +22,65 @@ WORDS = {
 }
 
 
+SPEED = [  # what it is called here, in the results of the GPU, and in those of the CPU
+    ("the score product alone", "score product alone, CUDA graph", "score product alone"),
+    ("**Evenhand, S²M**", "evenhand S2M step", "evenhand S2M step"),
+    (
+        "S²M in plain PyTorch: mine first, autograd over the survivors (GPU: as a CUDA graph)",
+        "mined first, autograd over the survivors, SGD, CUDA graph",
+        "PyTorch mined first, then autograd over the survivors",
+    ),
+    (
+        "S²M in plain PyTorch: shared negatives, autograd over all scores",
+        "shared negatives, autograd, sparse SGD",
+        "PyTorch shared negatives, sparse Adagrad",
+    ),
+    (
+        "S²M in plain PyTorch: gathering the vectors of each example's sample",
+        "obvious PyTorch: gather (B, M, D), autograd",
+        None,
+    ),
+    (
+        "**Evenhand, SNM**: no mining of examples",
+        "evenhand SNM step, all examples",
+        "evenhand SNM step",
+    ),
+    (
+        "sentence-transformers, MultipleNegativesRankingLoss",
+        None,
+        "sentence-transformers MultipleNegativesRankingLoss",
+    ),
+    ("pytorch-metric-learning, BatchHardMiner", None, "pytorch-metric-learning BatchHardMiner"),
+    ("TensorFlow Recommenders, hard negatives", None, "TensorFlow Recommenders, hard negatives"),
+    ("full softmax", "full softmax, autograd, CUDA graph", "PyTorch full softmax"),
+    (
+        "full softmax, compiled",
+        "full softmax, compiled, CUDA graph",
+        "PyTorch full softmax, compiled",
+    ),
+]
+
+
+def speed_table() -> list[str]:
+    """Milliseconds of a step, and their ratio to the product, at 13,330 labels."""
+    lines = ["| ms, over the product | H200, bfloat16 | 2 CPU cores, float32 |", "|---|---|---|"]
+    gpu, cpu = (
+        {row["name"]: row for row in _read(file) if (row["labels"], row["dim"]) == (13_330, 512)}
+        for file in ("speed-gpu.json", "speed-cpu.json")
+    )
+    for title, on_gpu, on_cpu in SPEED:
+        cells = [_time(gpu, on_gpu, digits=3), _time(cpu, on_cpu, digits=0)]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return lines
+
+
+def _time(rows: dict[str, Any], name: str | None, *, digits: int) -> str:
+    if name is None:
+        return ""
+    row = rows[name]
+    return f"{row['milliseconds']:,.{digits}f}, {row['ratio_to_product']:,.1f}"
+
+
 def places_table() -> list[str]:
     """SNM, Algorithm 1 and its annealed form: recall, and the difference to SNM in points."""
     lines = ["| | SNM | S²M, Algorithm 1 | S²M, annealed |", "|---|---|---|---|"]
@@ -61,4 +120,4 @@ def _read(file: str) -> Any:
 
 def tables() -> dict[str, list[str]]:
     """Every table, by the mark in README.md that it stands under."""
-    return {"places": places_table()}
+    return {"places": places_table(), "speed": speed_table()}

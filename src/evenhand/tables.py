@@ -4,10 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
-from evenhand.data.dataset import Dataset, count_unseen_labels
+from evenhand.data.dataset import Dataset, count_unseen_labels, memberships, pairs_of
 from evenhand.evaluation import (
     SUMMARIES,
     Difference,
@@ -247,6 +248,25 @@ def parts_table(dataset: Dataset) -> Table:
         groups = ", ".join(f"{column} ({len(g.names)})" for column, g in part.groups.items())
         table.add_row(name, f"{len(part):,}", f"{len(part.positives.ids):,}", Text(groups or "–"))
     return table
+
+
+def group_notes(dataset: Dataset) -> list[str]:
+    """A sentence for each column with queries or pairs in several groups: they count in each."""
+    pairs_in, queries_in = Counter[str](), Counter[str]()
+    for part in dataset.parts.values():
+        query_ids = pairs_of(part.positives).query_ids
+        for column, groups in part.groups.items():
+            if groups.sets is not None:
+                pair_ids, group_ids = memberships(groups)
+                members = np.stack([query_ids[pair_ids], group_ids], axis=1)
+                of_queries = np.unique(members, axis=0)[:, 0]  # each once for each of its groups
+                pairs_in[column] += int((np.bincount(pair_ids) > 1).sum())
+                queries_in[column] += int((np.bincount(of_queries) > 1).sum())
+    return [
+        f"{column}: {queries_in[column]:,} queries and {pairs_in[column]:,} (query, label) pairs "
+        f"are in several groups, and count in each of them"
+        for column in pairs_in
+    ]
 
 
 def unseen_notes(dataset: Dataset) -> list[str]:

@@ -147,7 +147,7 @@ def compare_outcomes(
             seed_low=float(means[t, m] - margins[t, m]),
             seed_high=float(means[t, m] + margins[t, m]),
             num_runs=len(baseline),
-            count=int(runs[0].counts[members[t]].sum()),
+            count=runs[0].count(members[t]),
         )
         for m, metric in enumerate(runs[0].metrics)
         for t, title in enumerate(lists)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evenhand.data.dataset import memberships
 from evenhand.evaluation import Outcome, certify, is_certifiable, loss_sample
 from evenhand.evaluation.statistics import DoubleArray
 from evenhand.report.charts import DASHES, MARKS, legend, run_class
@@ -209,12 +210,11 @@ def _known_groups(study: Study, run: int, units: str) -> list[KnownGroup]:
     found = []
     for name in ("frequency", *study.own_columns):
         column = study.columns[name]
-        if units == "whole labels" and column.query_groups is not None:
+        if units == "whole labels" and column.is_of_queries:
             continue
-        is_member = column.pair_groups >= 0
-        groups, size = column.pair_groups[is_member], len(column.group_names)
-        masses = np.bincount(groups, weights=weights[is_member], minlength=size)
-        sums = np.bincount(groups, weights=(weights * losses)[is_member], minlength=size)
+        (pair_ids, groups), size = memberships(column.groups), len(column.group_names)
+        masses = np.bincount(groups, weights=weights[pair_ids], minlength=size)
+        sums = np.bincount(groups, weights=(weights * losses)[pair_ids], minlength=size)
         for group in np.flatnonzero(masses >= SMALLEST * weights.sum()):
             if not study.row(name, column.group_names[group])[run].is_judged:
                 continue

@@ -20,6 +20,7 @@ import numpy as np
 from evenhand.building import check_against_data
 from evenhand.config import Config, build_config, read_settings, to_toml
 from evenhand.data import Dataset
+from evenhand.data.dataset import memberships
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, check_selector, group_columns
 from evenhand.evaluation.scores import MIN_PAIRS
@@ -118,8 +119,7 @@ def default_criterion(config: Config, dataset: Dataset) -> str:
     """The worst tenth of the column of the data with the most judged groups, or else the tail."""
 
     def num_judged(column: GroupColumn) -> int:
-        members = column.pair_groups[column.pair_groups >= 0]
-        counts = np.bincount(members, minlength=len(column.group_names))
+        counts = np.bincount(memberships(column.groups)[1], minlength=len(column.group_names))
         needed = config.evaluation.min_pairs.get(column.name, MIN_PAIRS)
         return int((counts >= needed).sum())
 

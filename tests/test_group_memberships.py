@@ -16,8 +16,8 @@ import torch
 import metric_oracles as oracles
 import small
 from evenhand.building import build_training
-from evenhand.data import load_table, open_dataset, save_dataset
-from evenhand.data.dataset import pairs_of
+from evenhand.data import load_table, open_dataset, parts, save_dataset
+from evenhand.data.dataset import Groups, pairs_of
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,
@@ -28,8 +28,10 @@ from evenhand.evaluation import (
     worst_members,
 )
 from evenhand.evaluation.attributes import attributes_of
-from evenhand.evaluation.scan import is_in_slice
+from evenhand.evaluation.scan import is_in_slice, slices_to_look_at
 from evenhand.report import write_report
+from evenhand.report.certificate import _known_groups
+from evenhand.report.study import study_of
 from evenhand.runs import RunResult
 from evenhand.tuning.search import default_criterion
 from evenhand.tuning.shares import group_share
@@ -182,15 +184,39 @@ def test_differences_by_group_match_a_loop_over_the_lines(dataset, outcome, lang
     assert difference.low <= difference.difference <= difference.high
 
 
-def test_intervals_resample_a_query_in_all_its_groups_at_once(tmp_path):
-    """Two groups of the same queries have the same draws, so they never differ."""
-    lines = [(f"query {n}", f"label {n % 9}", c) for n in range(90) for c in ("US", "AU")]
-    path = write_table(tmp_path / "table.csv", lines, "query,label,country")
-    dataset = load_table(path, group_columns=["country"], test_fraction=0.5)
-    scores = score_table(evaluated(dataset)[0], dataset, "test", num_resamples=100)
-    one, other = (row(scores, "recall@5", "country", name) for name in ("AU", "US"))
-    assert (one.low, one.high) == (other.low, other.high)
-    assert one.low < one.high
+def test_the_interval_of_a_group_resamples_whole_queries(dataset, outcome, languages_of):
+    """The same draws, one by one, in loops."""
+    is_member = of_language(dataset, "test", languages_of, "th")
+    num_queries = len(dataset.parts["test"])
+    hits, counts = [0] * num_queries, [0] * num_queries
+    for query, rank, counted in zip(outcome.query_ids, outcome.ranks, is_member, strict=True):
+        counts[query] += counted
+        hits[query] += counted and 1 <= rank <= 5
+    generator, values = np.random.default_rng(0), []
+    for _ in range(100):
+        drawn = generator.integers(num_queries, size=num_queries).tolist()
+        values.append(sum(hits[q] for q in drawn) / sum(counts[q] for q in drawn))
+    scores = score_table(outcome, dataset, "test", num_resamples=100)
+    score = row(scores, "recall@5", "language", "th")
+    assert score.low == pytest.approx(oracles.percentile(values, 0.025), rel=1e-12)
+    assert score.high == pytest.approx(oracles.percentile(values, 0.975), rel=1e-12)
+
+
+def test_labels_may_be_in_several_groups_too(dataset, outcome):
+    """Every label is in a group of its number modulo 3; the even ones are in `even` as well."""
+    numbers = np.arange(dataset.num_labels)
+    sets = parts.rows_of([[0], [1], [2], [0, 3], [1, 3], [2, 3]])
+    kinds = Groups(numbers % 3 + 3 * (numbers % 2 == 0), ("0", "1", "2", "even"), sets)
+    grouped = dataclasses.replace(dataset, label_groups={"kind": kinds})
+    scores = score_table(outcome, grouped, "test", num_resamples=0)
+    for group in kinds.names:
+        is_member = [
+            label % 2 == 0 if group == "even" else label % 3 == int(group)
+            for label in outcome.label_ids
+        ]
+        expected, count = oracles.pair_recall(outcome.ranks.tolist(), 5, is_member)
+        score = row(scores, "recall@5", "kind", group)
+        assert (score.value, score.count) == (pytest.approx(expected, rel=1e-12), count)
 
 
 def test_the_worst_groups_are_chosen_among_all_groups(dataset, outcome):
@@ -221,6 +247,11 @@ def test_conditions_of_slices_hold_for_every_group_of_a_pair(dataset, languages_
         is_member = is_in_slice(attributes, ((place, condition),))
         name = language.removeprefix("language = ")
         assert is_member.tolist() == of_language(dataset, "test", languages_of, name)
+    looks = slices_to_look_at(attributes, max_conditions=2, min_pairs=5)
+    totals = looks.totals(np.ones((len(is_member), 1)))[:, 0]
+    for conditions, total in zip(looks.conditions, totals, strict=True):
+        assert is_in_slice(attributes, conditions).sum() == total
+    assert any(len(c) == 2 and place in dict(c) for c in looks.conditions)
 
 
 def test_a_slice_is_found_that_only_second_lines_name(tmp_path):
@@ -239,11 +270,30 @@ def test_a_slice_is_found_that_only_second_lines_name(tmp_path):
     assert found.slices[0].value == 0
 
 
-def test_the_report_shows_every_group_and_all_groups_of_an_example(dataset, outcome, tmp_path):
+def result_of(outcome, dataset):
     scores = score_table(outcome, dataset, "test", min_pairs={"language": 5}, num_resamples=20)
     about = {"name": "run", "method": "s2m", "seed": 7, "training_seconds": 1.0}
-    result = RunResult("run", about, "", [], "test", scores, outcome)
-    write_report([result], dataset, tmp_path / "report.html")
+    return RunResult("run", about, "", [], "test", scores, outcome)
+
+
+def test_a_known_group_of_the_certificate_holds_every_query_that_is_in_it(
+    dataset, outcome, languages_of
+):
+    study = study_of([result_of(outcome, dataset)], dataset)
+    losses = defaultdict(lambda: 1.0)  # by query: the best placed of its labels
+    for query, rank in zip(outcome.query_ids, outcome.ranks, strict=True):
+        losses[query] = min(losses[query], 1 - 1 / rank if rank else 1.0)
+    groups = {g.name: g for g in _known_groups(study, 0, "queries") if g.column == "language"}
+    assert sorted(groups) == list(LANGUAGES)
+    for language, group in groups.items():
+        is_member = of_language(dataset, "test", languages_of, language)
+        queries = set(outcome.query_ids[is_member])
+        assert group.share == pytest.approx(len(queries) / len(losses))
+        assert group.loss == pytest.approx(np.mean([losses[query] for query in queries]))
+
+
+def test_the_report_shows_every_group_and_all_groups_of_an_example(dataset, outcome, tmp_path):
+    write_report([result_of(outcome, dataset)], dataset, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert all(re.search(rf">{language}</bdi>", page) for language in LANGUAGES)
     one = f"({'|'.join(LANGUAGES)})"

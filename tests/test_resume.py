@@ -179,6 +179,7 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("biased", "evenhand.training.loop.append_line", 8, "kill", [15]),
     ("cvar", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("groups", "evenhand.training.loop.append_line", 7, "kill", [15]),
+    ("several groups", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("maximum", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("tired", "evenhand.training.loop.append_line", 5, "kill", [15]),
     ("tired", "evenhand.training_run.write_json", 3, "kill", [15, 20]),  # had stopped early already

@@ -58,8 +58,7 @@ def every_risk(batch_size):
         "stochastic maximum": lambda losses: StochasticMaximum(batch_size)(losses, ids),
         "groups": lambda losses: GroupRisk(3)(losses, ids % 3),
         "several groups": lambda losses: GroupRisk(3)(
-            losses,
-            torch.stack([ids % 3, ids % 2 - 1], dim=1),  # every other one is in 0 too
+            losses, torch.stack([ids % 3, torch.where(ids % 2 == 1, (ids + 1) % 3, -1)], dim=1)
         ),
         "mixtures": lambda losses: GroupRisk(3, mixtures=torch.full((2, 3), 1 / 3))(
             losses, ids % 3
@@ -123,7 +122,7 @@ def test_a_loss_that_is_not_a_number_is_not_hidden(name):
     assert math.isnan(risk(weights[counted], losses[counted]))
 
 
-WITH_IDS = ("stochastic maximum", "groups", "mixtures")
+WITH_IDS = ("stochastic maximum", "groups", "several groups", "mixtures")
 
 
 @pytest.mark.parametrize("name", [name for name in every_risk(4) if name not in WITH_IDS])

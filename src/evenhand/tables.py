@@ -258,8 +258,8 @@ def group_notes(dataset: Dataset) -> list[str]:
         for column, groups in part.groups.items():
             if groups.sets is not None:
                 pair_ids, group_ids = memberships(groups)
-                members = np.stack([query_ids[pair_ids], group_ids], axis=1)
-                of_queries = np.unique(members, axis=0)[:, 0]  # each once for each of its groups
+                places = np.unique(query_ids[pair_ids] * len(groups.names) + group_ids)
+                of_queries = places // len(groups.names)  # each once for each of its groups
                 pairs_in[column] += int((np.bincount(pair_ids) > 1).sum())
                 queries_in[column] += int((np.bincount(of_queries) > 1).sum())
     return [

@@ -206,15 +206,20 @@ def _percent(share: float) -> str:
 
 def _known_groups(study: Study, run: int, units: str) -> list[KnownGroup]:
     """Groups with at least 1 %: of labels where whole labels are bounded, else of any kind."""
-    losses, weights = _pairs(study.results[run].outcome, units)
-    found = []
+    outcome, found = study.results[run].outcome, []
+    losses, weights = _pairs(outcome, units)
     for name in ("frequency", *study.own_columns):
         column = study.columns[name]
         if units == "whole labels" and column.is_of_queries:
             continue
         (pair_ids, groups), size = memberships(column.groups), len(column.group_names)
-        masses = np.bincount(groups, weights=weights[pair_ids], minlength=size)
-        sums = np.bincount(groups, weights=(weights * losses)[pair_ids], minlength=size)
+        of_pairs = weights[pair_ids]
+        if column.is_of_queries:  # a query is in each group of its pairs, whole and once
+            places = outcome.query_ids[pair_ids] * np.int64(size) + groups
+            firsts = np.unique(places, return_index=True)[1]
+            pair_ids, groups, of_pairs = pair_ids[firsts], groups[firsts], np.ones(len(firsts))
+        masses = np.bincount(groups, weights=of_pairs, minlength=size)
+        sums = np.bincount(groups, weights=of_pairs * losses[pair_ids], minlength=size)
         for group in np.flatnonzero(masses >= SMALLEST * weights.sum()):
             if not study.row(name, column.group_names[group])[run].is_judged:
                 continue

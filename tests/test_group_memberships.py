@@ -22,6 +22,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,
     compare_outcomes,
+    group_columns,
     score_table,
     slices_of,
     worst_groups,
@@ -202,6 +203,16 @@ def test_the_interval_of_a_group_resamples_whole_queries(dataset, outcome, langu
     assert score.high == pytest.approx(oracles.percentile(values, 0.975), rel=1e-12)
 
 
+def test_sets_of_the_queries_are_refused(dataset, outcome):
+    part = dataset.parts["test"]
+    groups = part.groups["language"]._replace(ids=np.zeros(len(part), dtype=np.int32))
+    part = dataclasses.replace(part, groups={"language": groups})
+    wrong = dataclasses.replace(dataset, parts={**dataset.parts, "test": part})
+    message = f"'language' have sets.* {len(outcome.ranks)} pairs of the test part, got {len(part)}"
+    with pytest.raises(UserError, match=message):
+        score_table(outcome, wrong, "test")
+
+
 def test_labels_may_be_in_several_groups_too(dataset, outcome):
     """Every label is in a group of its number modulo 3; the even ones are in `even` as well."""
     numbers = np.arange(dataset.num_labels)
@@ -235,6 +246,22 @@ def test_tuning_counts_every_membership(dataset, languages_of):
     for language in LANGUAGES:
         is_member = of_language(dataset, "train", languages_of, language)
         assert group_share(dataset, f"language={language}") == (sum(is_member), len(is_member))
+
+
+def test_no_column_is_lost_by_its_name(dataset, outcome):
+    """Not one that begins like a column of ours, nor one whose new name is taken as well."""
+    columns = ["frequency", "frequency of queries", "frequency of visits"]
+    languages = dataset.parts["test"].groups["language"]
+    part = dataclasses.replace(dataset.parts["test"], groups=dict.fromkeys(columns, languages))
+    renamed = dataclasses.replace(dataset, parts={**dataset.parts, "test": part})
+    own = ["frequency of queries", "frequency of queries of queries", "frequency of visits"]
+    names = [column.name for column in group_columns(renamed, "test")]
+    assert names == ["all", "frequency", "frequency over pairs", *own]
+    lists = worst_groups(
+        outcome, renamed, chosen_on="test", compared_on="test", metric="recall@5",
+        min_pairs=dict.fromkeys(own, 1),
+    )  # fmt: skip
+    assert {chosen.column for chosen in lists.values()} == set(own)
 
 
 # --- slices and the report ------------------------------------------------------------------------
@@ -388,17 +415,20 @@ def test_whatever_is_merged_is_counted_and_printed(user, tmp_path):
     write_table(tmp_path / "shop.csv", lines, "query,label,country,age")
     words = ("--group", "country", "--group", "age", "--test-fraction", 0)
     out = user("data", "table", "shop.csv", *words, "--validation-fraction", 0)
-    assert (
-        "read 6 lines: 3 queries (1 of them on several lines) and 4 (query, label) pairs (1 of "
-        "them on several lines); 1 lines repeat another in query, label and groups, and were "
-        "merged with it"
-    ) in out
-    assert "country: 1 empty cells, which belong to no group" in out
-    assert "age: 1 empty cells, which belong to no group" in out
-    several = "country: 1 queries and 1 (query, label) pairs are in several groups"
-    assert several in out
-    assert several in user("data", "show", "datasets/shop")
+    said = [
+        "lines read: 6; merged, since another has the same query, label and groups: 1",
+        "queries: 3, on several lines: 1; (query, label) pairs: 4, on several lines: 1",
+        "empty cells of country, in no group: 1",
+        "empty cells of age, in no group: 1",
+    ]
+    several = [
+        "in several groups of country, and counted in each: queries 1, (query, label) pairs 1",
+        "in several groups of age, and counted in each: queries 0, (query, label) pairs 0",
+    ]
+    assert out.splitlines()[:4] == said
     assert "country (2)" in out
+    for printed in (out, user("data", "show", "datasets/shop")):
+        assert [line for line in printed.splitlines() if line.startswith("in several")] == several
 
 
 # --- on disk --------------------------------------------------------------------------------------

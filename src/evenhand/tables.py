@@ -251,20 +251,21 @@ def parts_table(dataset: Dataset) -> Table:
 
 
 def group_notes(dataset: Dataset) -> list[str]:
-    """A sentence for each column with queries or pairs in several groups: they count in each."""
+    """For each column of queries, how many of them and of their pairs are in several groups."""
     pairs_in, queries_in = Counter[str](), Counter[str]()
     for part in dataset.parts.values():
-        query_ids = pairs_of(part.positives).query_ids
         for column, groups in part.groups.items():
+            pairs_in[column] += 0  # where there are none, that is said
             if groups.sets is not None:
                 pair_ids, group_ids = memberships(groups)
-                places = np.unique(query_ids[pair_ids] * len(groups.names) + group_ids)
+                query_ids = pairs_of(part.positives).query_ids[pair_ids]
+                places = np.unique(query_ids * len(groups.names) + group_ids)
                 of_queries = places // len(groups.names)  # each once for each of its groups
                 pairs_in[column] += int((np.bincount(pair_ids) > 1).sum())
                 queries_in[column] += int((np.bincount(of_queries) > 1).sum())
     return [
-        f"{column}: {queries_in[column]:,} queries and {pairs_in[column]:,} (query, label) pairs "
-        f"are in several groups, and count in each of them"
+        f"in several groups of {column}, and counted in each: queries {queries_in[column]:,}, "
+        f"(query, label) pairs {pairs_in[column]:,}"
         for column in pairs_in
     ]
 

@@ -103,14 +103,16 @@ def _notes(num_of: Counter[Record], group_columns: Sequence[str]) -> Iterator[st
         sum(count > 1 for count in counts.values()) for counts in (on_lines, pairs_on_lines)
     )
     yield (
-        f"read {num_of.total():,} lines: {len(on_lines):,} queries ({several:,} of them on several "
-        f"lines) and {len(pairs_on_lines):,} (query, label) pairs ({pairs_several:,} of them on "
-        f"several lines); {num_of.total() - len(num_of):,} lines repeat another in query, label "
-        f"and groups, and were merged with it"
+        f"lines read: {num_of.total():,}; merged, since another has the same query, label and "
+        f"groups: {num_of.total() - len(num_of):,}"
+    )
+    yield (
+        f"queries: {len(on_lines):,}, on several lines: {several:,}; "
+        f"(query, label) pairs: {len(pairs_on_lines):,}, on several lines: {pairs_several:,}"
     )
     for place, column in enumerate(group_columns):
         num_empty = sum(count for record, count in num_of.items() if not record.groups[place])
-        yield f"{column}: {num_empty:,} empty cells, which belong to no group"
+        yield f"empty cells of {column}, in no group: {num_empty:,}"
 
 
 def _records(path: Path, columns: list[str]) -> Iterator[Record]:

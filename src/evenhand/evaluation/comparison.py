@@ -12,6 +12,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation.outcome import Outcome
 from evenhand.evaluation.scores import MIN_PAIRS, check_known, score_table, worst_members
 from evenhand.evaluation.statistics import (
+    BUILT_IN,
     DoubleArray,
     GroupColumn,
     check_belongs,
@@ -61,8 +62,7 @@ def worst_groups(
     """
     sizes = [len(dataset.parts[name].positives.ids) for name in (chosen_on, compared_on)]
     share = sizes[0] / sizes[1]
-    columns = [column.name for column in group_columns(dataset, chosen_on)]
-    columns = [name for name in columns if name != "all" and not name.startswith("frequency")]
+    columns = [c.name for c in group_columns(dataset, chosen_on) if c.name not in BUILT_IN]
     least = {name: (min_pairs or {}).get(name, MIN_PAIRS) for name in columns}
     scores = score_table(
         outcome,

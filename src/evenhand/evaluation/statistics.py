@@ -13,6 +13,7 @@ from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups
 from evenhand.errors import UserError
 from evenhand.evaluation.outcome import Outcome
 
+BUILT_IN = ("all", "frequency", "frequency over pairs")  # columns that every data set has
 RESAMPLES_AT_ONCE = 50  # (Q, 50) weights: 24 MB for 60,000 queries
 
 DoubleArray = NDArray[np.float64]
@@ -56,13 +57,20 @@ def group_columns(dataset: Dataset, part_name: str) -> list[GroupColumn]:
     ]
     columns = {"all": GroupColumn("all", everyone, is_of_queries=True)}
     for name, groups in of_labels:
-        name = name if name not in columns else f"{name} of labels"
+        while name in columns:
+            name = f"{name} of labels"
         of_pairs = groups._replace(ids=groups.ids[pairs.label_ids])
         columns[name] = GroupColumn(name, of_pairs, is_of_queries=False)
     for name, groups in part.groups.items():
-        name = name if name not in columns else f"{name} of queries"
+        while name in columns:
+            name = f"{name} of queries"
         if groups.sets is None:
             groups = groups._replace(ids=groups.ids[pairs.query_ids])
+        elif len(groups.ids) != len(pairs.query_ids):
+            raise UserError(
+                f"the groups of {name!r} have sets, so their ids must be of the "
+                f"{len(pairs.query_ids)} pairs of the {part_name} part, got {len(groups.ids)}"
+            )
         columns[name] = GroupColumn(name, groups, is_of_queries=True)
     return list(columns.values())
 

@@ -278,7 +278,7 @@ class GroupRisk:
         the mean loss of each, and weighs what it weighs in them together.
         """
         self.log_weights = self.log_weights.to(losses.device)
-        ids = group_ids.reshape(len(losses), -1)  # (B, P)
+        ids = group_ids.unsqueeze(-1).flatten(1)  # (B,) or (B, P) -> (B, P)
         is_member, places = ids >= 0, ids.clamp(min=0)
         sums = self.log_weights.new_zeros(self.num_groups)  # (G,)
         counts = sums.index_add(0, places.flatten(), is_member.flatten().to(sums.dtype))

@@ -69,6 +69,20 @@ def text_dataset(seed=0, name="small"):
     )
 
 
+def tagged_dataset(seed=0):
+    """`text_dataset` whose training pairs have up to two tags each, and some of them none."""
+    import numpy as np
+
+    from evenhand.data import Groups, Rows
+
+    dataset = text_dataset(seed)
+    train = dataset.parts["train"]
+    sets = Rows(np.array([0, 1, 3, 4]), np.array([0, 0, 2, 1], dtype=np.int32))
+    ids = (np.arange(len(train.positives.ids)) % 4 - 1).astype(np.int32)
+    tags = Groups(ids, ("new", "old", "used"), sets)
+    return with_parts(dataset, train=dataclasses.replace(train, groups={"tag": tags}))
+
+
 def dense_dataset(seed=0, name="dense"):
     """Noisy copies of 60 points in 12 dimensions."""
     import numpy as np

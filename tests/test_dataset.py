@@ -285,7 +285,7 @@ def test_a_dataset_json_with_a_value_of_another_type_is_refused_by_key(folder, k
 def test_another_format_version_is_refused_with_both_numbers(folder):
     change_about(folder, version=99)
     with pytest.raises(
-        UserError, match="version 99, this Evenhand reads 1 and 2; make the data set again"
+        UserError, match="version 99, this Evenhand reads 1 to 3; make the data set again"
     ):
         open_dataset(folder)
 

@@ -66,7 +66,7 @@ def evaluated(dataset, *, seed=0, num_results=10, cutoffs=(1, 5, 10), batch_size
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.randn(len(part), dataset.num_labels, generator=generator)
     for query in range(len(part)):
-        vectors[query, torch.from_numpy(part.positives.row(query)).long()] += 1.0
+        vectors[query, torch.from_numpy(np.array(part.positives.row(query))).long()] += 1.0
     index = ExactIndex(torch.eye(dataset.num_labels))
     seen = []
     outcome = evaluate(
@@ -205,7 +205,7 @@ def member_lists(dataset, outcome):
     columns = {column.name: column for column in evaluation.group_columns(dataset, "test")}
     for name in ("frequency", "frequency over pairs"):
         for group_id, group in enumerate(("head", "torso", "tail")):
-            members[name, group] = (columns[name].pair_groups == group_id).tolist()
+            members[name, group] = (columns[name].groups.ids == group_id).tolist()
     for name, groups in dataset.label_groups.items():
         for group_id, group in enumerate(groups.names):
             members[name, group] = [groups.ids[label] == group_id for label in outcome.label_ids]

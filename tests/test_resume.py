@@ -55,6 +55,7 @@ KINDS = {
     "long": ("data", LONG),
     "cvar": ("data", CVAR),
     "groups": ("data", GROUPS),
+    "several groups": ("tagged", GROUPS | {"risk__group": "tag"}),
     "maximum": ("data", MAXIMUM),
     "without validation": ("trained", SHORT | {"training__evaluate_every": 0}),
 }
@@ -67,6 +68,7 @@ def home(tmp_path_factory):
     texts = small.text_dataset()
     save_dataset(texts, folder / "data")
     save_dataset(small.dense_dataset(), folder / "dense")
+    save_dataset(small.tagged_dataset(), folder / "tagged")
     save_dataset(small.with_parts(texts, validation=None), folder / "trained")
     for kind, (data, changes) in KINDS.items():
         settings_file(folder / f"{kind}.toml", data, **changes)
@@ -177,6 +179,7 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("biased", "evenhand.training.loop.append_line", 8, "kill", [15]),
     ("cvar", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("groups", "evenhand.training.loop.append_line", 7, "kill", [15]),
+    ("several groups", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("maximum", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("tired", "evenhand.training.loop.append_line", 5, "kill", [15]),
     ("tired", "evenhand.training_run.write_json", 3, "kill", [15, 20]),  # had stopped early already

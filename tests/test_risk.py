@@ -57,6 +57,9 @@ def every_risk(batch_size):
         "dual cvar": partial(DualCvar(), tail_fraction=0.3),
         "stochastic maximum": lambda losses: StochasticMaximum(batch_size)(losses, ids),
         "groups": lambda losses: GroupRisk(3)(losses, ids % 3),
+        "several groups": lambda losses: GroupRisk(3)(
+            losses, torch.stack([ids % 3, torch.where(ids % 2 == 1, (ids + 1) % 3, -1)], dim=1)
+        ),
         "mixtures": lambda losses: GroupRisk(3, mixtures=torch.full((2, 3), 1 / 3))(
             losses, ids % 3
         ),
@@ -119,7 +122,7 @@ def test_a_loss_that_is_not_a_number_is_not_hidden(name):
     assert math.isnan(risk(weights[counted], losses[counted]))
 
 
-WITH_IDS = ("stochastic maximum", "groups", "mixtures")
+WITH_IDS = ("stochastic maximum", "groups", "several groups", "mixtures")
 
 
 @pytest.mark.parametrize("name", [name for name in every_risk(4) if name not in WITH_IDS])
@@ -501,6 +504,25 @@ def test_group_weights_are_those_of_multiplicative_weights_over_group_means():
     assert groups(losses, ids).tolist() == pytest.approx(
         [again[0] / 2, again[0] / 2, again[1], again[2]]
     )
+
+
+def test_an_example_in_several_groups_counts_in_each_and_weighs_their_sum():
+    groups = GroupRisk(3, step_size=0.5)
+    losses = torch.tensor([1.0, 3.0, 2.0, 7.0], dtype=torch.float64)
+    ids = torch.tensor([[0, 1], [0, -1], [1, 2], [2, -1]])
+    means = [(1 + 3) / 2, (1 + 2) / 2, (2 + 7) / 2]
+    shares = [s / 2 for s in risk_oracles.multiplicative_weights([0, 0, 0], means, 0.5)]
+    expected = [shares[0] + shares[1], shares[0], shares[1] + shares[2], shares[2]]
+    assert groups(losses, ids).tolist() == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 3)), min_size=1, max_size=9))
+def test_one_group_each_is_the_same_bit_for_bit_as_a_set_of_one(examples):
+    losses, ids = map(torch.tensor, zip(*examples, strict=True))
+    one, padded = GroupRisk(4), GroupRisk(4)
+    sets = torch.stack([ids, torch.full_like(ids, -1)], dim=1)  # (B, 2)
+    for _ in range(2):
+        assert torch.equal(one(losses, ids), padded(losses, sets))
 
 
 def test_a_group_that_is_not_there_keeps_its_mass_and_leaves_no_gap():

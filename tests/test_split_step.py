@@ -5,7 +5,7 @@ import torch
 
 from evenhand.distributed.simulated import run_ranks
 from evenhand.training.loop import pace_at, train_step
-from small import config, dense_dataset, text_dataset
+from small import config, dense_dataset, tagged_dataset, text_dataset
 from split import joined, split_training, tables_of, trained, whole_training
 
 NUM_STEPS = 50
@@ -90,6 +90,11 @@ def test_ranks_do_what_one_process_does(case, num_ranks, dtype):
 @pytest.mark.parametrize("case", [case for case in CASES if case not in MAIN])
 def test_every_method_and_sampler_does(case):
     assert_equal(config("none", **CASES[case]), text_dataset(), 3, num_steps=8)
+
+
+def test_examples_in_several_groups_are_weighed_by_all_ranks_alike():
+    settings = config("none", mining__method="group-dro", risk__group="tag", risk__step_size=1.0)
+    assert_equal(settings, tagged_dataset(), 3, num_steps=8)
 
 
 def test_dense_encoders_are_replicated():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import featurizer_from, load_table, normalized
+from evenhand.data.dataset import memberships
 from evenhand.data.parts import part_of, rows_of, shared_groups
 from evenhand.errors import UserError
 
@@ -68,12 +69,31 @@ def test_features_are_those_the_saved_featurizer_gives(tmp_path):
     assert part.features.ids.tolist() == expected.ids.tolist()
 
 
-def test_a_repeated_query_is_in_the_first_group_it_names_and_an_empty_cell_is_none(tmp_path):
-    text = "query,label,country,age\nhat,A,,\nhat,B,DE,\nhat,C,FR,\nshoe,A,FR,\n"
+def test_a_pair_is_in_the_groups_of_all_its_lines_and_an_empty_cell_is_none(tmp_path):
+    text = (
+        "query,label,country,age\nhat,A,,\nhat,B,FR,\nhat,B,DE,\nhat,C,FR,\nhat,C,,\nshoe,A,FR,\n"
+    )
     dataset = all_train(table(tmp_path, text), group_columns=["country", "age"])
     part = dataset.parts["train"]
-    assert groups_by_query(part, "country") == {"hat": "DE", "shoe": "FR"}
+    countries = part.groups["country"]
+    pair_ids, group_ids = memberships(countries)
+    found = [
+        (pair, countries.names[group]) for pair, group in zip(pair_ids, group_ids, strict=True)
+    ]
+    assert found == [(1, "DE"), (1, "FR"), (2, "FR"), (3, "FR")]  # hat A, hat B, hat C, shoe A
     assert groups_by_query(part, "age") == {"hat": None, "shoe": None}
+
+
+def test_one_id_a_query_is_kept_only_where_it_says_all(tmp_path):
+    cases = {
+        "hat,A,DE\nhat,B,DE\nhat,B,\ncap,A,\n": True,
+        "hat,A,DE\nhat,B,\n": False,
+        "hat,A,DE\nhat,B,FR\n": False,
+        "hat,A,DE\nhat,A,FR\n": False,
+    }
+    for lines, is_enough in cases.items():
+        dataset = all_train(table(tmp_path, f"query,label,g\n{lines}"), group_columns=["g"])
+        assert (dataset.parts["train"].groups["g"].sets is None) == is_enough, lines
 
 
 def test_the_split_is_by_the_md5_of_the_query(tmp_path):

@@ -12,6 +12,7 @@ from evenhand.building_risks import build_risk, groups_of_pairs
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Rows
 from evenhand.data.checks import check_ids, check_offsets
+from evenhand.data.dataset import group_holders
 from evenhand.data.scans import first_not_finite
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
@@ -191,7 +192,7 @@ def build_training(
         masks_all_positives=mining.masks_all_positives,
         generator=torch.Generator().manual_seed(config.training.seed + 1_000_003),
         device=device,
-        pair_groups=groups,
+        pair_groups=None if groups is None else groups.ids,
         share=(0, 1) if ranks is None else (ranks.rank, ranks.num_ranks),
         has_whole_queries=mining.whole_queries,
     )
@@ -346,12 +347,10 @@ def check_all_ids(dataset: Dataset) -> None:
     """
     # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
     are_rows_read = not dataset.is_read_in_blocks
-    holders = {"labels": dataset.label_groups}
     try:
         if dataset.label_names is not None:
             check_offsets("labels.names", dataset.label_names.offsets)
         for name, part in dataset.parts.items():
-            holders[name] = part.groups
             if are_rows_read:
                 check_offsets(f"{name}.positives", part.positives.offsets)
                 check_ids(f"labels of the {name} part", part.positives.ids, dataset.num_labels)
@@ -360,9 +359,10 @@ def check_all_ids(dataset: Dataset) -> None:
                 check_ids(f"features of the {name} part", part.features.ids, dataset.num_features)
             if part.texts is not None:
                 check_offsets(f"{name}.texts", part.texts.offsets)
-        for name, groups in holders.items():
+        for name, groups in group_holders(dataset).items():
             for column, group in groups.items():
-                check_ids(f"{column} of {name}", group.ids, len(group.names), first=-1)
+                num_ids = len(group.names if group.sets is None else group.sets)
+                check_ids(f"{column} of {name}", group.ids, num_ids, first=-1)
     except ValueError as error:
         raise UserError(f"{dataset.name} is damaged ({error}); make it again") from error
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evenhand.config import Config
 from evenhand.data import Dataset
-from evenhand.data.dataset import IntArray
+from evenhand.data.dataset import Groups, Rows, memberships, padded_rows
 from evenhand.evaluation import group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.risk import (
@@ -27,17 +27,21 @@ from evenhand.training.loop import StepRisk, hardest_of_batch, whole_batch
 from evenhand.training.step import Batch
 
 
-def groups_of_pairs(config: Config, dataset: Dataset) -> IntArray | None:
-    """(N_pairs,) the known group of every training pair; pairs without one are a group too."""
+def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
+    """The known groups of every training pair; pairs without one are a group too."""
     if config.mining.method != "group-dro":
         return None
     columns = {column.name: column for column in group_columns(dataset, "train")}
     check_known(config.risk.group, list(columns), "column of groups (risk.group)")
-    column = columns[config.risk.group]
-    return np.where(column.pair_groups < 0, len(column.group_names), column.pair_groups)
+    groups = columns[config.risk.group].groups
+    if groups.sets is None:
+        return groups._replace(ids=np.where(groups.ids < 0, len(groups.names), groups.ids))
+    offsets = np.append(groups.sets.offsets, len(groups.sets.ids) + 1)  # and the set of that group
+    sets = Rows(offsets, np.append(groups.sets.ids, len(groups.names)))
+    return groups._replace(ids=np.where(groups.ids < 0, len(sets) - 1, groups.ids), sets=sets)
 
 
-def build_risk(config: Config, *, num_pairs: int, pair_groups: IntArray | None) -> StepRisk:
+def build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -> StepRisk:
     method, risk = config.mining.method, config.risk
     if method in ("sgd", "snm"):
         return StepRisk(whole_batch)
@@ -62,7 +66,11 @@ def build_risk(config: Config, *, num_pairs: int, pair_groups: IntArray | None) 
         return StepRisk(lambda losses, batch, _: maximum(losses, _known(batch.pair_ids)), maximum)
     if pair_groups is not None:
         groups = _group_risk(config, pair_groups)
-        return StepRisk(lambda losses, batch, _: groups(losses, _known(batch.group_ids)), groups)
+        sets = None
+        if pair_groups.sets is not None:
+            all_sets = np.arange(len(pair_groups.sets))
+            sets = torch.from_numpy(padded_rows(pair_groups.sets, all_sets))  # (sets, P)
+        return StepRisk(partial(_group_weights, risk=groups, sets=sets), groups)
     return StepRisk(hardest_of_batch)
 
 
@@ -92,8 +100,16 @@ def _dual_cvar(losses: Tensor, batch: Batch, count: int, *, risk: DualCvar) -> T
     return risk(losses, tail_fraction=count / len(losses))
 
 
-def _group_risk(config: Config, pair_groups: IntArray) -> GroupRisk:
-    counts = np.bincount(pair_groups)
+def _group_weights(
+    losses: Tensor, batch: Batch, count: int, *, risk: GroupRisk, sets: Tensor | None
+) -> Tensor:
+    """A batch has one number an example: its group, or the row of `sets` that holds its groups."""
+    ids = _known(batch.group_ids)
+    return risk(losses, ids if sets is None else sets[ids.cpu()].to(losses.device))
+
+
+def _group_risk(config: Config, pair_groups: Groups) -> GroupRisk:
+    counts = np.bincount(memberships(pair_groups)[1])
     share, mixtures = config.risk.natural_share, None
     if share:
         shares = counts / counts.sum()

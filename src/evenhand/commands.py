@@ -55,6 +55,7 @@ from evenhand.saved_models import load_model, run_config
 from evenhand.stream_command import data_check, data_stream
 from evenhand.tables import (
     differences_table,
+    group_notes,
     parts_table,
     results_table,
     slice_notes,
@@ -315,6 +316,7 @@ def data_table_command(options: argparse.Namespace) -> int:
             group_columns=options.group,
             test_fraction=options.test_fraction,
             validation_fraction=options.validation_fraction,
+            note_fn=console.print,
         )
     return _save(dataset, options)
 
@@ -433,11 +435,7 @@ def _show(dataset: Dataset) -> None:
         f"{dataset.num_labels:,} labels, {dataset.num_features:,} features"
         + (f"; labels are grouped by {columns}" if columns else "")
     )
-    _say_unseen(dataset)
+    for note in (*group_notes(dataset), *unseen_notes(dataset)):
+        console.print(note)
     if dataset.attribution:
         console.print(dataset.attribution)
-
-
-def _say_unseen(dataset: Dataset) -> None:
-    for note in unseen_notes(dataset):
-        console.print(note)

@@ -190,7 +190,7 @@ class GroupMeans(NamedTuple):
 def mean_by_group(values: Tensor, group_ids: Tensor, num_groups: int) -> GroupMeans:
     """Averages (Q,) values within each of `num_groups` subpopulations, skipping NaN.
 
-    A query whose group id is -1 belongs to none.
+    A query whose group id is -1 belongs to none; one in several groups is given once for each.
 
     Example:
         >>> values = torch.tensor([1.0, 0.0, torch.nan, 0.5])

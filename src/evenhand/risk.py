@@ -272,15 +272,22 @@ class GroupRisk:
 
     @torch.no_grad()
     def __call__(self, losses: Tensor, group_ids: Tensor) -> Tensor:
-        """(B,), (B,) ids from 0 to G - 1 -> (B,); groups that a batch lacks leave no gap."""
+        """(B,), (B,) ids from 0 to G - 1 -> (B,); groups that a batch lacks leave no gap.
+
+        An example in several groups has a row of `group_ids` (B, P), padded with -1: it counts in
+        the mean loss of each, and weighs what it weighs in them together.
+        """
         self.log_weights = self.log_weights.to(losses.device)
+        ids = group_ids.unsqueeze(-1).flatten(1)  # (B,) or (B, P) -> (B, P)
+        is_member, places = ids >= 0, ids.clamp(min=0)
         sums = self.log_weights.new_zeros(self.num_groups)  # (G,)
-        counts = sums.index_add(0, group_ids, torch.ones_like(losses, dtype=sums.dtype))
-        means = sums.index_add(0, group_ids, losses.to(sums.dtype)) / counts.clamp(min=1)
+        counts = sums.index_add(0, places.flatten(), is_member.flatten().to(sums.dtype))
+        member_losses = losses.to(sums.dtype).unsqueeze(-1).where(is_member, 0)  # (B, P)
+        means = sums.index_add(0, places.flatten(), member_losses.flatten()) / counts.clamp(min=1)
         self.log_weights = self.log_weights + self.step_size * self._of_corners(means)
         self.log_weights = self.log_weights - self.log_weights.logsumexp(0)
         shares = self._of_groups(self.log_weights.exp())  # (G,)
-        weights = shares[group_ids] / counts[group_ids]
+        weights = (shares[places] / counts[places]).where(is_member, 0).sum(-1)  # (B, P) -> (B,)
         # Present groups may hold next to nothing of the mass, even 0 in floating point.
         floor = torch.finfo(weights.dtype).tiny
         return ((weights + floor) / (weights + floor).sum()).to(losses.dtype)

@@ -4,10 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
-from evenhand.data.dataset import Dataset, count_unseen_labels
+from evenhand.data.dataset import Dataset, count_unseen_labels, memberships, pairs_of
 from evenhand.evaluation import (
     SUMMARIES,
     Difference,
@@ -247,6 +248,26 @@ def parts_table(dataset: Dataset) -> Table:
         groups = ", ".join(f"{column} ({len(g.names)})" for column, g in part.groups.items())
         table.add_row(name, f"{len(part):,}", f"{len(part.positives.ids):,}", Text(groups or "–"))
     return table
+
+
+def group_notes(dataset: Dataset) -> list[str]:
+    """For each column of queries, how many of them and of their pairs are in several groups."""
+    pairs_in, queries_in = Counter[str](), Counter[str]()
+    for part in dataset.parts.values():
+        for column, groups in part.groups.items():
+            pairs_in[column] += 0  # where there are none, that is said
+            if groups.sets is not None:
+                pair_ids, group_ids = memberships(groups)
+                query_ids = pairs_of(part.positives).query_ids[pair_ids]
+                places = np.unique(query_ids * len(groups.names) + group_ids)
+                of_queries = places // len(groups.names)  # each once for each of its groups
+                pairs_in[column] += int((np.bincount(pair_ids) > 1).sum())
+                queries_in[column] += int((np.bincount(of_queries) > 1).sum())
+    return [
+        f"in several groups of {column}, and counted in each: queries {queries_in[column]:,}, "
+        f"(query, label) pairs {pairs_in[column]:,}"
+        for column in pairs_in
+    ]
 
 
 def unseen_notes(dataset: Dataset) -> list[str]:

@@ -17,6 +17,7 @@ from evenhand.data import Dataset
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import score_table, selected_value
+from evenhand.evaluation.statistics import BUILT_IN
 from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.retriever import Retriever
 from evenhand.pipeline import evaluate_model
@@ -292,8 +293,10 @@ def _validator(
             else f"{shown} on {score.group} of {score.column}": score.value
             for score in scores
             if score.metric == shown
-            and (score.column == "all" or score.group in ("worst 3", "worst tenth"))
-            and not score.column.startswith("frequency")
+            and (
+                score.column == "all"
+                or (score.column not in BUILT_IN and score.group in ("worst 3", "worst tenth"))
+            )
             and not np.isnan(score.value)
         }
         value = selected_value(scores, config.training.select_by)

@@ -20,6 +20,7 @@ from evenhand.data.dataset import (
     Part,
     Rows,
     Strings,
+    memberships,
     open_dataset,
     padded_rows,
     pairs_of,
@@ -48,10 +49,14 @@ def small_dataset() -> Dataset:
         offsets = np.arange(num_rows + 1) * 2
         ids = (np.arange(2 * num_rows) % 5).astype(np.int32)
         positives = Rows(np.arange(num_rows + 1), (np.arange(num_rows) % 4).astype(np.int32))
+        sets = Rows(np.array([0, 2, 3]), np.array([0, 1, 0], np.int32))
         return Part(
             Rows(offsets, ids, np.ones(2 * num_rows, np.float32)),
             positives,
-            {"script": Groups(np.full(num_rows, -1, np.int32), ("THAI", "LATIN"))},
+            {
+                "script": Groups(np.full(num_rows, -1, np.int32), ("THAI", "LATIN")),
+                "tag": Groups((np.arange(num_rows) % 3 - 1).astype(np.int32), ("x", "y"), sets),
+            },
             Strings.pack(["é"] * num_rows),
         )
 
@@ -84,8 +89,11 @@ def _use(dataset: Dataset) -> None:
             require(features.shape == (len(part), dataset.num_features), "dense features")
         require(part.texts is None or len(part.texts) == len(part), "texts of other queries")
         for group in part.groups.values():
-            require(len(group.ids) == len(part), "groups of other queries")
-            require(group.ids.max(initial=-1) < len(group.names), "a group without a name")
+            num_ids = len(part) if group.sets is None else len(part.positives.ids)
+            require(len(group.ids) == num_ids, "groups of other queries or pairs")
+            _, group_ids = memberships(group)
+            require(group_ids.max(initial=-1) < len(group.names), "a group without a name")
+            require(group_ids.min(initial=0) >= 0, "a group below the first")
         list(part.texts or ())
     if "train" in dataset.parts:
         require(len(dataset.label_counts()) == dataset.num_labels, "counts")

@@ -10,9 +10,10 @@ from gzip import compress as gzip
 import numpy as np
 
 from evenhand.data import extreme, table
-from evenhand.data.dataset import Strings
+from evenhand.data.dataset import Strings, memberships
 from evenhand.data.files import line_blocks, lines_of
 from evenhand.data.text import NgramFeaturizer, normalized, script_of
+from evenhand.evaluation import group_columns
 
 from . import twins
 from .target import Target, agree, answer, in_memory, patched, require, written
@@ -145,20 +146,33 @@ def _expected_records(rows: list[list[str]] | None) -> list | None:
         cells = dict(zip(names, (" ".join(cell.split()) for cell in row), strict=True))
         if not normalized(cells["query"]) or not cells["label"]:
             return None
-        records.append([normalized(cells["query"]), cells["label"], [cells["country"]]])
+        records.append([normalized(cells["query"]), cells["label"], (cells["country"],)])
     return records
 
 
 def _check_table(read, records) -> None:
-    """Every pair of the table is in exactly one part, and nothing else is."""
-    pairs = [
-        (text, read.label_names[label])
-        for part in read.parts.values()
-        for row, text in enumerate(part.texts)
-        for label in part.positives.row(row)
-    ]
+    """Every pair is in exactly one part, and in every group that a line of it names."""
+    part_pairs = {
+        name: [
+            (text, read.label_names[label])
+            for row, text in enumerate(part.texts)
+            for label in part.positives.row(row)
+        ]
+        for name, part in read.parts.items()
+    }
+    pairs = [pair for of_part in part_pairs.values() for pair in of_part]
     wanted = {(record.query, record.label) for record in records}
     require(len(pairs) == len(wanted) and set(pairs) == wanted, f"pairs {pairs}")
+    found = []
+    for name in read.parts:
+        columns = {column.name: column for column in group_columns(read, name)}
+        groups = columns["country"].groups
+        found += [
+            (part_pairs[name][pair], groups.names[group])
+            for pair, group in zip(*memberships(groups), strict=True)
+        ]
+    named = {((r.query, r.label), r.groups[0]) for r in records if r.groups[0]}
+    require(len(found) == len(named) and set(found) == named, f"groups {found}")
 
 
 TABLE = Target(
@@ -166,6 +180,7 @@ TABLE = Target(
     _read_table,
     (
         b"query,label,country\nlaptop sleeve 13,Laptop bags,DE\nlaptop,Laptop bags,\nbag,b,AT\n",
+        b"query,label,country\nbag,b,AT\nbag,b,DE\nbag,c,DE\nbag,b,AT\nsack,b,\n",
         b'query,label,country\n"a, b","c ""d""",x\n\ne,"f\ng",\n',
         b"\tlabel\tquery\tcountry\tmore\na\tb\t\tc\nd\te\tf\tg\nh\ti\t\t\n",
         "query,label,country\r\n名,ラベル,JP\r\nﬁ,É,FR\r\n".encode(),

@@ -1,12 +1,13 @@
 """What must be true of the arrays of a data set before anything, compiled code too, reads them.
 
 Lengths are compared when a data set is opened, which reads two numbers of an array; ids are looked
-at when a model is built, which reads all of them.
+at when a model is built, which reads all of them. Sets of groups are few, and read when opened.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -46,7 +47,8 @@ def check_arrays(about: Mapping[str, Any], arrays: Arrays) -> None:
             )
         if f"{part}.texts.offsets" in arrays:
             _check_length(f"{part}.texts", _num_rows(arrays, f"{part}.texts", "utf8"), num_rows)
-        _check_groups(part, about, arrays, num_rows)
+        num_pairs = len(arrays[f"{part}.positives.ids"])
+        _check_groups(part, about, arrays, num_rows, num_pairs)
     if "labels.train_counts" in arrays:
         _check_length("labels.train_counts", len(arrays["labels.train_counts"]), num_labels)
     else:
@@ -55,7 +57,7 @@ def check_arrays(about: Mapping[str, Any], arrays: Arrays) -> None:
         check_promise("num_features", num_features, _num_entries(arrays, "features.ids"))
     if "labels.names.offsets" in arrays:
         _check_length("labels.names", _num_rows(arrays, "labels.names", "utf8"), num_labels)
-    _check_groups("labels", about, arrays, num_labels)
+    _check_groups("labels", about, arrays, num_labels, num_labels)
     coordinates = arrays.get("labels.coordinates")
     if coordinates is not None and coordinates.shape != (num_labels, 2):
         raise ValueError(
@@ -106,12 +108,26 @@ def _check_length(name: str, length: int, expected: int) -> None:
         raise ValueError(f"{name} has {length} rows, expected {expected}")
 
 
-def _check_groups(holder: str, about: Mapping[str, Any], arrays: Arrays, length: int) -> None:
+def _check_groups(
+    holder: str, about: Mapping[str, Any], arrays: Arrays, num_rows: int, num_with_sets: int
+) -> None:
+    """A column holds an id for each of `num_rows`, or, if it has sets, of `num_with_sets`."""
     for column, names in about["group_names"][holder].items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"the group names of {column!r} must be a list of texts")
-        if arrays[f"{holder}.groups.{column}"].shape != (length,):
+        ids, sets = arrays[f"{holder}.groups.{column}"], f"{holder}.group_sets.{column}"
+        has_sets = f"{sets}.offsets" in arrays
+        length = num_with_sets if has_sets else num_rows
+        if ids.shape != (length,):
             raise ValueError(f"{holder}.groups.{column} must hold {length} numbers")
+        if not has_sets:
+            continue
+        check_ids(f"{holder}.groups.{column}", ids, _num_rows(arrays, sets, "ids"), first=-1)
+        offsets, group_ids = np.asarray(arrays[f"{sets}.offsets"]), arrays[f"{sets}.ids"]
+        check_ids(f"{sets}.ids", group_ids, len(names))
+        is_rising = np.diff(group_ids) > 0
+        if (np.diff(offsets) < 1).any() or np.delete(~is_rising, offsets[1:-1] - 1).any():
+            raise ValueError(f"every row of {sets} must hold groups, each once and in order")
 
 
 def check_ids(name: str, ids: NDArray[Any], limit: int, *, first: int = 0) -> None:

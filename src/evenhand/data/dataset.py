@@ -8,6 +8,7 @@ another machine. Rows of different length are kept as CSR: `offsets` and one fla
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ FloatArray = NDArray[np.float32]
 
 FORMAT_VERSION = 1
 STREAMED_VERSION = 2  # it has `streamed` as well
+GROUP_SETS_VERSION = 3  # it has a column of `Groups` with sets
 PARTS = ("train", "validation", "test")
 ABOUT: dict[str, Any] = {  # what dataset.json holds
     "name": str,
@@ -86,10 +88,30 @@ class Strings:
 
 
 class Groups(NamedTuple):
-    """One named column of subpopulations: which group each query, or each label, belongs to."""
+    """One named column of subpopulations: which group each query, or each label, belongs to.
+
+    Groups belong to pairs: where those of one query differ, or one is in several groups, `ids` are
+    of the pairs (in the order of `pairs_of`) and name sets of groups. Labels may have sets too.
+
+    Example:
+        >>> sets = Rows(np.array([0, 1, 3]), np.array([1, 0, 1]))  # US alone; AU and US
+        >>> three_pairs = Groups(np.array([0, 1, -1]), ("AU", "US"), sets)
+        >>> [ids.tolist() for ids in memberships(three_pairs)]  # of pairs, and of groups
+        [[0, 1, 1], [1, 0, 1]]
+    """
 
     ids: IntArray  # (N,) int32, -1: belongs to none
     names: tuple[str, ...]
+    sets: Rows | None = None  # row i: the groups of set i, in order; None: set i is group i
+
+
+def memberships(groups: Groups) -> tuple[IntArray, IntArray]:
+    """Who belongs where: positions in `groups.ids` and group ids, (M,) and (M,)."""
+    positions = np.flatnonzero(groups.ids >= 0)
+    if groups.sets is None:
+        return positions, groups.ids[positions]
+    rows = taken_rows(groups.sets, groups.ids[positions])
+    return np.repeat(positions, rows.lengths()), rows.ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +120,7 @@ class Part:
 
     features: Rows | FloatArray  # sparse rows, or dense (N, F)
     positives: Rows
-    groups: dict[str, Groups] = dataclasses.field(default_factory=dict)  # of the queries
+    groups: dict[str, Groups] = dataclasses.field(default_factory=dict)  # of queries, or pairs
     texts: Strings | None = None
     block_pairs: int = 0  # read in blocks of so many; the stored order is random. 0: in any order
     feature_weights: FloatArray | None = None  # (F,) for `weighting.unit_values`, when it is read
@@ -286,7 +308,10 @@ def arrays_of(dataset: Dataset) -> dict[str, NDArray[Any]]:
         arrays.update({f"{name}.{field}": array for field, array in rows._asdict().items()})
 
     def add_groups(name: str, groups: Mapping[str, Groups]) -> None:
-        arrays.update({f"{name}.groups.{column}": group.ids for column, group in groups.items()})
+        for column, group in groups.items():
+            arrays[f"{name}.groups.{column}"] = group.ids
+            if group.sets is not None:
+                add_rows(f"{name}.group_sets.{column}", group.sets)
 
     add_strings("labels.names", dataset.label_names)
     add_groups("labels", dataset.label_groups)
@@ -307,7 +332,8 @@ def arrays_of(dataset: Dataset) -> dict[str, NDArray[Any]]:
 
 def _dtype_of(name: str) -> np.dtype[Any]:
     """The type an array has on disk, by the name of its file."""
-    if ".groups." in name:
+    kind = re.search(r"\.(groups|group_sets)\.", name)  # the first: a column may be called so too
+    if kind is not None and kind[1] == "groups":
         return np.dtype("<i4")
     kinds = {"offsets": "<i8", "ids": "<i4", "utf8": "|u1", "train_counts": "<i8"}
     return np.dtype(kinds.get(name.rsplit(".", 1)[-1], "<f4"))
@@ -340,22 +366,27 @@ def about_dataset(dataset: Dataset, arrays: Mapping[str, NDArray[Any]]) -> dict[
         block_pairs = {name: part.block_pairs for name, part in dataset.parts.items()}
         streamed = {"block_pairs": block_pairs, "is_finite": dataset.is_finite}
         about |= {"version": STREAMED_VERSION, "streamed": streamed}
+    columns = [group for groups in group_holders(dataset).values() for group in groups.values()]
+    if any(group.sets is not None for group in columns):
+        about["version"] = GROUP_SETS_VERSION
     return about
+
+
+def group_holders(dataset: Dataset) -> dict[str, dict[str, Groups]]:
+    """The group columns of the labels and of every part."""
+    parts = {name: part.groups for name, part in dataset.parts.items()}
+    return {"labels": dataset.label_groups, **parts}
 
 
 def _meaning(dataset: Dataset) -> dict[str, Any]:
     """What the arrays mean: everything that matters and is no array."""
-    holders = {
-        "labels": dataset.label_groups,
-        **{name: part.groups for name, part in dataset.parts.items()},
-    }
     return {
         "num_features": dataset.num_features,
         "num_labels": dataset.num_labels,
         "parts": list(dataset.parts),
         "group_names": {
             holder: {column: list(group.names) for column, group in groups.items()}
-            for holder, groups in holders.items()
+            for holder, groups in group_holders(dataset).items()
         },
         "featurizer": dataset.featurizer,
     }
@@ -380,10 +411,10 @@ def _read_about(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}); make the data set again") from error
     if not isinstance(about, dict) or about.get("format") != "evenhand data set":
         raise UserError(f"{path} does not describe an Evenhand data set")
-    if about.get("version") not in (FORMAT_VERSION, STREAMED_VERSION):
+    if about.get("version") not in (FORMAT_VERSION, STREAMED_VERSION, GROUP_SETS_VERSION):
         raise UserError(
             f"{path} is of format version {about.get('version')}, this Evenhand reads "
-            f"{FORMAT_VERSION} and {STREAMED_VERSION}; make the data set again"
+            f"{FORMAT_VERSION} to {GROUP_SETS_VERSION}; make the data set again"
         )
     for key, kind in ABOUT.items():
         if key not in about or not isinstance(about[key], kind):
@@ -443,7 +474,10 @@ def _strings(name: str, arrays: dict[str, NDArray[Any]]) -> Strings | None:
 def _groups(
     holder: str, about: dict[str, Any], arrays: dict[str, NDArray[Any]]
 ) -> dict[str, Groups]:
-    return {
-        column: Groups(arrays[f"{holder}.groups.{column}"], tuple(names))
-        for column, names in about["group_names"][holder].items()
-    }
+    groups = {}
+    for column, names in about["group_names"][holder].items():
+        sets, name = None, f"{holder}.group_sets.{column}"
+        if f"{name}.offsets" in arrays:
+            sets = Rows(arrays[f"{name}.offsets"], arrays[f"{name}.ids"])
+        groups[column] = Groups(arrays[f"{holder}.groups.{column}"], tuple(names), sets)
+    return groups

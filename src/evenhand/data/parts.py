@@ -5,11 +5,11 @@ when others come or go.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from evenhand.data.dataset import PARTS, Groups, Part, Rows, Strings
+from evenhand.data.dataset import PARTS, Groups, Part, Rows, Strings, pairs_of
 from evenhand.data.text import NgramFeaturizer
 from evenhand.errors import UserError
 
@@ -72,11 +72,32 @@ def shared_groups(values: Mapping[str, GroupValues]) -> dict[str, dict[str, Grou
     }
 
 
+def groups_by_pair(
+    members: Sequence[Collection[str]], positives: Rows, names: Iterable[str]
+) -> Groups:
+    """A group column from the names of the groups that each pair is in: (N_pairs,).
+
+    One id a query suffices where all its pairs are in one and the same group, or in none.
+    """
+    query_ids, names = pairs_of(positives).query_ids, sorted(names)
+    place_of = {name: place for place, name in enumerate(names)}
+    rows = [tuple(sorted(place_of[name] for name in groups)) for groups in members]
+    firsts = np.array([row[0] if row else -1 for row in rows], dtype=np.int32)  # (N_pairs,)
+    ids = np.full(len(positives), -1, dtype=np.int32)  # (N,)
+    ids[query_ids] = firsts
+    if all(len(row) <= 1 for row in rows) and (ids[query_ids] == firsts).all():
+        return Groups(ids, tuple(names))
+    sets = sorted(set(rows) - {()})
+    set_ids = {(): -1} | {row: set_id for set_id, row in enumerate(sets)}
+    ids = np.array([set_ids[row] for row in rows], dtype=np.int32)  # (N_pairs,)
+    return Groups(ids, tuple(names), rows_of(sets))
+
+
 def parts_of_queries(
     labels_of: Mapping[str, set[int]],
     *,
     part_fn: Callable[[str], str],
-    group_fns: Mapping[str, Callable[[str], str | None]],
+    group_fns: Mapping[str, Callable[[tuple[str, int]], Collection[str] | None]],
     featurizer: NgramFeaturizer,
 ) -> dict[str, Part]:
     """The parts that hold a query, of texts whose positives are known.
@@ -84,27 +105,29 @@ def parts_of_queries(
     Args:
         labels_of: query -> the labels that are right for it.
         part_fn: query -> train, validation or test.
-        group_fns: group column -> the function from a query to its group.
+        group_fns: group column -> the function from a (query, label) pair to its groups, if any.
     """
     queries: dict[str, list[str]] = {part: [] for part in PARTS}
     for query in sorted(labels_of):
         queries[part_fn(query)].append(query)
     queries = {part: texts for part, texts in queries.items() if texts}
-    groups = shared_groups(
-        {
-            part: {
-                column: [group_fn(text) for text in texts] for column, group_fn in group_fns.items()
-            }
+    labels = {part: [sorted(labels_of[text]) for text in texts] for part, texts in queries.items()}
+    positives = {part: rows_of(rows) for part, rows in labels.items()}
+    groups: dict[str, dict[str, Groups]] = {part: {} for part in queries}
+    for column, group_fn in group_fns.items():
+        members = {
+            part: [
+                group_fn((text, label_id)) or ()
+                for text, row in zip(texts, labels[part], strict=True)
+                for label_id in row
+            ]
             for part, texts in queries.items()
         }
-    )
+        names = set().union(*(names for rows in members.values() for names in rows))  # of all parts
+        for part, rows in members.items():
+            groups[part][column] = groups_by_pair(rows, positives[part], names)
     return {
-        part: Part(
-            features=featurizer.featurize(texts),
-            positives=rows_of([sorted(labels_of[text]) for text in texts]),
-            groups=groups[part],
-            texts=Strings.pack(texts),
-        )
+        part: Part(featurizer.featurize(texts), positives[part], groups[part], Strings.pack(texts))
         for part, texts in queries.items()
     }
 

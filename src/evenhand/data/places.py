@@ -72,7 +72,7 @@ def _dataset(
     parts = parts_of_queries(
         labels_of,
         part_fn=lambda query: _part_of(query, is_main_name=query in main_names),
-        group_fns={"script": script_of},
+        group_fns={"script": lambda pair: [script_of(pair[0])]},
         featurizer=featurizer,
     )
     countries_of = [city["countrycode"] for city in cities]

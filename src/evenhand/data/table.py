@@ -4,13 +4,15 @@
     laptop sleeve 13,Laptop bags,DE
 
 Queries are normalised (see `text.normalized`); lines with the same query become one query with
-several positives, in the groups of its first line that names one. The split is by the md5 of the
-query, so no query is on two sides and a query keeps its side when the table grows.
+several positives. Groups belong to lines: a query, or a (query, label) pair, that occurs with
+several groups is in each of them, and trains once. The split is by the md5 of the query, so no
+query is on two sides and a query keeps its side when the table grows.
 """
 
 import csv
 import difflib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +29,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 class Record(NamedTuple):
     query: str  # normalised
     label: str
-    groups: list[str]  # empty: belongs to none
+    groups: tuple[str, ...]  # one a column, empty: belongs to none
 
 
 def load_table(
@@ -39,31 +41,40 @@ def load_table(
     test_fraction: float = 0.2,
     validation_fraction: float = 0.1,
     name: str | None = None,
+    note_fn: Callable[[str], None] | None = None,
 ) -> Dataset:
     """A data set from a .csv or .tsv file, plain or compressed, whose first line names columns.
 
     A query or label may not be empty; an empty group cell belongs to no group. A part no query
-    falls into is left out. `name` is the file's own unless given.
+    falls into is left out.
+
+    Args:
+        name: the file's own unless given.
+        note_fn: called with each sentence about what was read and what was merged.
     """
     check_fractions(test_fraction=test_fraction, validation_fraction=validation_fraction)
-    labels_of: dict[str, set[str]] = {}
-    groups: dict[str, dict[str, str]] = {column: {} for column in group_columns}
-    for record in _records(path, [query_column, label_column, *group_columns]):
-        labels_of.setdefault(record.query, set()).add(record.label)
-        for column, group in zip(group_columns, record.groups, strict=True):
-            if group:
-                groups[column].setdefault(record.query, group)
-    if not labels_of:
+    num_of = Counter(_records(path, [query_column, label_column, *group_columns]))
+    if not num_of:
         raise UserError(f"{path} has no line below its column names; add (query, label) lines")
-    label_names = sorted(set().union(*labels_of.values()))
+    if note_fn is not None:
+        for note in _notes(num_of, group_columns):
+            note_fn(note)
+    label_names = sorted({record.label for record in num_of})
     label_ids = {label: label_id for label_id, label in enumerate(label_names)}
+    labels_of: dict[str, set[int]] = {}
+    groups: dict[str, dict[tuple[str, int], set[str]]] = {column: {} for column in group_columns}
+    for query, label, names in num_of:
+        labels_of.setdefault(query, set()).add(label_ids[label])
+        for column, group in zip(group_columns, names, strict=True):
+            if group:
+                groups[column].setdefault((query, label_ids[label]), set()).add(group)
     featurizer = NgramFeaturizer()
     parts = parts_of_queries(
-        {query: {label_ids[label] for label in labels} for query, labels in labels_of.items()},
+        labels_of,
         part_fn=lambda query: part_of(
             query, test_fraction=test_fraction, validation_fraction=validation_fraction
         ),
-        group_fns={column: group_of.get for column, group_of in groups.items()},
+        group_fns={column: groups_of.get for column, groups_of in groups.items()},
         featurizer=featurizer,
     )
     if "train" not in parts:
@@ -80,6 +91,28 @@ def load_table(
         label_names=Strings.pack(label_names),
         featurizer=featurizer.settings(),
     )
+
+
+def _notes(num_of: Counter[Record], group_columns: Sequence[str]) -> Iterator[str]:
+    """What became of the lines, of which `num_of` counts those that are the same."""
+    on_lines, pairs_on_lines = Counter[str](), Counter[tuple[str, str]]()
+    for record, count in num_of.items():
+        on_lines[record.query] += count
+        pairs_on_lines[record.query, record.label] += count
+    several, pairs_several = (
+        sum(count > 1 for count in counts.values()) for counts in (on_lines, pairs_on_lines)
+    )
+    yield (
+        f"lines read: {num_of.total():,}; merged, since another has the same query, label and "
+        f"groups: {num_of.total() - len(num_of):,}"
+    )
+    yield (
+        f"queries: {len(on_lines):,}, on several lines: {several:,}; "
+        f"(query, label) pairs: {len(pairs_on_lines):,}, on several lines: {pairs_several:,}"
+    )
+    for place, column in enumerate(group_columns):
+        num_empty = sum(count for record, count in num_of.items() if not record.groups[place])
+        yield f"empty cells of {column}, in no group: {num_empty:,}"
 
 
 def _records(path: Path, columns: list[str]) -> Iterator[Record]:
@@ -101,7 +134,7 @@ def _records(path: Path, columns: list[str]) -> Iterator[Record]:
         for column, text in ((columns[0], normalized(query)), (columns[1], label)):
             if not text:
                 raise UserError(f"{where}: column {column!r} is empty; fill it or remove the line")
-        yield Record(normalized(query), label, groups)
+        yield Record(normalized(query), label, tuple(groups))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -7,8 +7,9 @@ run, `compare_outcomes` for two methods, `selected_value` for the number that ch
 
 Pair metrics are the paper's recall@r: the share of (query, label) pairs whose label is among the
 first r results. A pair belongs to a group of labels by its label, to a group of queries by its
-query. Query metrics ('query recall@r', 'precision@r', 'ndcg@r', 'psp@r', 'mrr') are means over
-queries, and exist for all queries and for groups of queries.
+query or by its lines in a table. One in several groups counts in each of them, and once in the
+figures over all. Query metrics ('query recall@r', 'precision@r', 'ndcg@r', 'psp@r', 'mrr') are
+means over queries, and exist for all queries and for groups of queries.
 
 Intervals are 95 % percentile intervals of the bootstrap over whole queries: the pairs of a query
 stand or fall together, so resampling single pairs would make intervals too narrow.

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, identity
 
-from evenhand.data.dataset import Dataset, IntArray, Part, Rows, Strings, pairs_of
-from evenhand.evaluation.statistics import group_columns
+from evenhand.data.dataset import Dataset, Groups, IntArray, Part, Rows, Strings, pairs_of
+from evenhand.evaluation.statistics import BUILT_IN, group_columns
 
 DOUBLINGS = (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)  # 0 | 1 | 2 to 3 | 4 to 7 | ...
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
@@ -40,6 +40,17 @@ class Attribute(NamedTuple):
 def nominal(name: str, codes: IntArray, conditions: Sequence[str]) -> Attribute:
     """A condition for each code: the groups of a column."""
     return Attribute(name, codes, tuple(conditions), identity(len(conditions), format="csr"))
+
+
+def of_groups(name: str, groups: Groups) -> Attribute:
+    """A condition for each group; a code is a set of groups, and fulfils those of all of them."""
+    conditions = [f"{name} = {group.strip()}" for group in groups.names]
+    attribute = nominal(name, groups.ids, conditions)
+    if groups.sets is None:
+        return attribute
+    ones, shape = np.ones(len(groups.sets.ids)), (len(groups.sets), len(conditions))
+    members = csr_matrix((ones, groups.sets.ids, groups.sets.offsets), shape=shape)
+    return attribute._replace(members=members.T.tocsr())  # (conditions, sets)
 
 
 def ordinal(name: str, values: NumberArray, bounds: Sequence[float], unit: str = "") -> Attribute:
@@ -71,9 +82,9 @@ def attributes_of(dataset: Dataset, part_name: str) -> list[Attribute]:
     part = dataset.parts[part_name]
     pairs = pairs_of(part.positives)
     own = [
-        nominal(c.name, c.pair_groups, [f"{c.name} = {group.strip()}" for group in c.group_names])
+        of_groups(c.name, c.groups)
         for c in group_columns(dataset, part_name)
-        if c.name not in ("all", "frequency", "frequency over pairs")  # finer below
+        if c.name not in BUILT_IN  # finer below
     ]
     label_counts = dataset.label_counts()[pairs.label_ids]  # (N,)
     features = [

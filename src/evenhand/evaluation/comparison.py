@@ -12,6 +12,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation.outcome import Outcome
 from evenhand.evaluation.scores import MIN_PAIRS, check_known, score_table, worst_members
 from evenhand.evaluation.statistics import (
+    BUILT_IN,
     DoubleArray,
     GroupColumn,
     check_belongs,
@@ -62,9 +63,10 @@ def worst_groups(
     sizes = [len(dataset.parts[name].positives.ids) for name in (chosen_on, compared_on)]
     share = sizes[0] / sizes[1]
     columns = [
-        column.name for column in group_columns(dataset, chosen_on) if len(column.group_names)
+        column.name
+        for column in group_columns(dataset, chosen_on)
+        if column.name not in BUILT_IN and len(column.group_names)
     ]
-    columns = [name for name in columns if name != "all" and not name.startswith("frequency")]
     least = {name: (min_pairs or {}).get(name, MIN_PAIRS) for name in columns}
     scores = score_table(
         outcome,
@@ -149,7 +151,7 @@ def compare_outcomes(
             seed_low=float(means[t, m] - margins[t, m]),
             seed_high=float(means[t, m] + margins[t, m]),
             num_runs=len(baseline),
-            count=int(runs[0].counts[members[t]].sum()),
+            count=runs[0].count(members[t]),
         )
         for m, metric in enumerate(runs[0].metrics)
         for t, title in enumerate(lists)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import block_diag, csr_matrix, kron
+from scipy.sparse import block_diag, csr_matrix
 from scipy.special import xlogy
 
 from evenhand.data.dataset import IntArray
@@ -88,9 +88,27 @@ def _joined(parent: _Family, last: _Family, min_pairs: int) -> _Family:
     present, inverse = np.unique(codes, return_inverse=True)
     cells = np.full(len(parent.cells), -1)
     cells[is_known] = inverse
-    unions = kron(parent.unions, last.unions, format="csc")[:, present].tocsr()
+    firsts, lasts = np.divmod(present, max(1, last.unions.shape[1]))
+    unions = _khatri_rao(parent.unions[:, firsts], last.unions[:, lasts])
     conditions = [a + b for a in parent.conditions for b in last.conditions]
     return _kept(_Family(cells, unions, conditions), min_pairs)
+
+
+def _khatri_rao(first: Any, second: Any) -> Any:
+    """Every row of one matrix of 0 and 1 times every row of another: (a, c), (b, c) -> (a * b, c).
+
+    Of the Kronecker product only the cells that occur: two columns of many sets of groups have
+    few of all their combinations, and all of them would not fit in memory.
+    """
+    first, second = first.tocsc(), second.tocsc()
+    columns = np.repeat(np.arange(first.shape[1]), np.diff(first.indptr))  # of first's entries
+    counts = np.diff(second.indptr)[columns]  # each meets those of second in its column
+    owners = np.repeat(np.arange(len(columns)), counts)
+    within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = first.indices[owners] * np.int64(second.shape[0])
+    rows += second.indices[second.indptr[columns[owners]] + within]
+    shape = first.shape[0] * second.shape[0], first.shape[1]
+    return csr_matrix((np.ones(len(rows)), (rows, columns[owners])), shape=shape)
 
 
 def _kept(family: _Family, min_pairs: int) -> _Family:

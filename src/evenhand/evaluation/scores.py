@@ -94,12 +94,14 @@ def _scores(
                 rows.append(Score(metric, column.name, name, *numbers, count, count >= needed))
             yield from rows
             for summary in SUMMARIES if rows and column.name != "all" else ():
-                yield _summary(summary, rows, draws[start : start + len(rows), m])
+                yield _summary(summary, rows, draws[start : start + len(rows), m], kind, start)
         start += len(column.group_names)
 
 
-def _summary(name: str, rows: list[Score], draws: DoubleArray) -> Score:
-    """Mean over the lowest groups of one column: its rows and their draws (G, B)."""
+def _summary(
+    name: str, rows: list[Score], draws: DoubleArray, kind: Statistics, start: int
+) -> Score:
+    """Mean over the lowest groups of one column: its rows, at `start`, and their draws (G, B)."""
     members = _lowest(rows, {"worst": 1, "worst 3": 3, "worst tenth": None}[name])
     metric, column = rows[0].metric, rows[0].column
     if not members:
@@ -112,7 +114,7 @@ def _summary(name: str, rows: list[Score], draws: DoubleArray) -> Score:
         value=float(np.mean([rows[g].value for g in members])),
         low=float(low),
         high=float(high),
-        count=sum(rows[g].count for g in members),
+        count=kind.count([start + g for g in members]),
         is_judged=True,
         members=tuple(rows[g].group for g in members),
     )

@@ -1,18 +1,19 @@
 """Figures of groups as functions of how much each query counts, and the bootstrap over queries."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from evenhand.data.dataset import Dataset, Groups, IntArray, Part, pairs_of
+from evenhand.data.dataset import Dataset, Groups, IntArray, Part, memberships, pairs_of
 from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups_by_pairs
 from evenhand.errors import UserError
 from evenhand.evaluation.outcome import Outcome
 
+BUILT_IN = ("all", "frequency", "frequency over pairs")  # columns that every data set has
 RESAMPLES_AT_ONCE = 50  # (Q, 50) weights: 24 MB for 60,000 queries
 
 DoubleArray = NDArray[np.float64]
@@ -22,12 +23,23 @@ DoubleArray = NDArray[np.float64]
 
 
 class GroupColumn(NamedTuple):
-    """One way to divide the pairs of a part, and its queries where they can be divided."""
+    """One way to divide the pairs of a part, and its queries where they can be divided.
+
+    A pair may be in several groups, and a query in the groups of all its pairs.
+    """
 
     name: str
-    group_names: tuple[str, ...]
-    pair_groups: IntArray  # (N,), -1: belongs to none
-    query_groups: IntArray | None  # (Q,); None: it divides labels
+    groups: Groups  # of the pairs: see `memberships`
+    is_of_queries: bool  # False: it divides labels
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        return self.groups.names
+
+    def pairs_of(self, group: str) -> IntArray:
+        """Positions of the pairs in one group, in order."""
+        pair_ids, group_ids = memberships(self.groups)
+        return np.asarray(pair_ids[group_ids == self.group_names.index(group)])
 
 
 def group_columns(dataset: Dataset, part_name: str) -> list[GroupColumn]:
@@ -37,24 +49,30 @@ def group_columns(dataset: Dataset, part_name: str) -> list[GroupColumn]:
     """
     part = dataset.parts[part_name]
     pairs, label_counts = pairs_of(part.positives), dataset.label_counts()
-    everyone = Groups(np.zeros(len(part), dtype=np.int32), ("all",))
+    everyone = Groups(np.zeros(len(pairs.query_ids), dtype=np.int32), ("all",))
     of_labels = [
         ("frequency", frequency_groups_by_labels(label_counts)),
         ("frequency over pairs", frequency_groups_by_pairs(label_counts)),
         *dataset.label_groups.items(),
     ]
-    columns = {"all": _query_column("all", everyone, pairs.query_ids)}
+    columns = {"all": GroupColumn("all", everyone, is_of_queries=True)}
     for name, groups in of_labels:
-        name = name if name not in columns else f"{name} of labels"
-        columns[name] = GroupColumn(name, groups.names, groups.ids[pairs.label_ids], None)
+        while name in columns:
+            name = f"{name} of labels"
+        of_pairs = groups._replace(ids=groups.ids[pairs.label_ids])
+        columns[name] = GroupColumn(name, of_pairs, is_of_queries=False)
     for name, groups in part.groups.items():
-        name = name if name not in columns else f"{name} of queries"
-        columns[name] = _query_column(name, groups, pairs.query_ids)
+        while name in columns:
+            name = f"{name} of queries"
+        if groups.sets is None:
+            groups = groups._replace(ids=groups.ids[pairs.query_ids])
+        elif len(groups.ids) != len(pairs.query_ids):
+            raise UserError(
+                f"the groups of {name!r} have sets, so their ids must be of the "
+                f"{len(pairs.query_ids)} pairs of the {part_name} part, got {len(groups.ids)}"
+            )
+        columns[name] = GroupColumn(name, groups, is_of_queries=True)
     return list(columns.values())
-
-
-def _query_column(name: str, groups: Groups, query_ids: IntArray) -> GroupColumn:
-    return GroupColumn(name, groups.names, groups.ids[query_ids], groups.ids)
 
 
 def check_belongs(outcome: Outcome, part: Part, part_name: str) -> None:
@@ -79,8 +97,17 @@ class Statistics(NamedTuple):
 
     metrics: tuple[str, ...]
     columns: list[GroupColumn]
-    counts: IntArray  # (G,) pairs, or queries with a positive
+    members: Any  # sparse (G, N) or (G, Q): the pairs, or queries with a positive, of each group
     values_fn: Callable[[DoubleArray], DoubleArray]  # weights (Q, B) -> (G, M, B), NaN if empty
+
+    @property
+    def counts(self) -> IntArray:
+        """How many pairs or queries each group has: (G,)."""
+        return np.asarray(np.diff(self.members.indptr))
+
+    def count(self, groups: Sequence[int]) -> int:
+        """How many pairs or queries these groups have together; one in several counts once."""
+        return len(np.unique(self.members[groups].indices))
 
 
 def pair_statistics(outcome: Outcome, columns: list[GroupColumn]) -> Statistics:
@@ -92,27 +119,29 @@ def pair_statistics(outcome: Outcome, columns: list[GroupColumn]) -> Statistics:
     bins = np.searchsorted(outcome.cutoffs, outcome.ranks)  # the last one: missed
     bins[outcome.ranks == 0] = num_bins - 1
     starts = np.cumsum([0, *(len(column.group_names) for column in columns)])
-    cells, query_ids = [], []
-    for column, start in zip(columns, starts, strict=False):
-        is_member = column.pair_groups >= 0
-        cells.append((column.pair_groups[is_member] + start) * num_bins + bins[is_member])
-        query_ids.append(outcome.query_ids[is_member])
-    places = np.concatenate(cells), np.concatenate(query_ids)
-    shape = starts[-1] * num_bins, len(outcome.retrieved_ids)
-    table = csr_matrix((np.ones(len(places[0])), places), shape=shape)  # (G * bins, Q)
+    found = [memberships(column.groups) for column in columns]
+    pairs = np.concatenate([pair_ids for pair_ids, _ in found])  # (memberships,)
+    rows = np.concatenate([ids + start for (_, ids), start in zip(found, starts, strict=False)])
+    ones, num_groups = np.ones(len(pairs)), int(starts[-1])
+    places = rows * num_bins + bins[pairs], outcome.query_ids[pairs]
+    shape = num_groups * num_bins, len(outcome.retrieved_ids)
+    table = csr_matrix((ones, places), shape=shape)  # (G * bins, Q)
 
     def values_fn(weights: DoubleArray) -> DoubleArray:
-        sums = (table @ weights).reshape(starts[-1], num_bins, -1).cumsum(1)  # (G, bins, B)
+        sums = (table @ weights).reshape(num_groups, num_bins, -1).cumsum(1)  # (G, bins, B)
         return _ratio(sums[:, :-1], sums[:, -1:])
 
-    counts = table.sum(1).A1.reshape(-1, num_bins).sum(1)  # (G * bins,) -> (G,)
+    members = csr_matrix((ones, (rows, pairs)), shape=(num_groups, len(outcome.ranks)))
     metrics = tuple(f"recall@{cutoff}" for cutoff in outcome.cutoffs)
-    return Statistics(metrics, columns, counts.astype(np.int64), values_fn)
+    return Statistics(metrics, columns, members, values_fn)
 
 
 def query_statistics(outcome: Outcome, columns: list[GroupColumn]) -> Statistics:
-    """(Weighted) means of the query metrics, in the columns that divide queries."""
-    columns = [column for column in columns if column.query_groups is not None]
+    """(Weighted) means of the query metrics, in the columns that divide queries.
+
+    A query is in every group that one of its pairs is in, once.
+    """
+    columns = [column for column in columns if column.is_of_queries]
     metrics = tuple(outcome.query_metrics)
     values = np.stack([outcome.query_metrics[name] for name in metrics], axis=1)  # (Q, M)
     # Numerators of all metrics, then the denominator that most share, then those of the others.
@@ -124,31 +153,32 @@ def query_statistics(outcome: Outcome, columns: list[GroupColumn]) -> Statistics
         places[metrics.index(name)] += len(denominators)
         denominators.append(weights[:, None].astype(np.float64))
     table: DoubleArray = np.nan_to_num(np.hstack([numerators, *denominators]))  # (Q, M + ...)
-    members = [rows for column in columns for rows in _queries_of_groups(column)]
-    tables = [table[rows] for rows in members]
+    queries = [ids for column in columns for ids in _queries_of_groups(column, outcome.query_ids)]
+    tables = [table[ids] for ids in queries]
 
     def values_fn(weights: DoubleArray) -> DoubleArray:
         # einsum, because a threaded product of matrices this thin can stall on a busy machine.
         sums = np.stack(
             [
-                np.einsum("qm,qb->mb", group_table, weights[rows])
-                for group_table, rows in zip(tables, members, strict=True)
+                np.einsum("qm,qb->mb", group_table, weights[ids])
+                for group_table, ids in zip(tables, queries, strict=True)
             ]
         )  # (G, M + ..., B)
         return _ratio(sums[:, : len(metrics)], sums[:, places])
 
-    has_positive = np.bincount(outcome.query_ids, minlength=len(values)) > 0  # (Q,)
-    counts = np.array([np.count_nonzero(has_positive[rows]) for rows in members])
-    return Statistics(metrics, columns, counts, values_fn)
+    indices, starts = np.concatenate(queries), np.cumsum([0, *map(len, queries)])
+    shape = len(queries), len(values)
+    members = csr_matrix((np.ones(len(indices)), indices, starts), shape=shape)
+    return Statistics(metrics, columns, members, values_fn)
 
 
-def _queries_of_groups(column: GroupColumn) -> list[IntArray]:
-    """The queries of each group, in one sort instead of one search a group."""
-    assert column.query_groups is not None
-    order = np.argsort(column.query_groups, kind="stable")
-    bounds = np.arange(len(column.group_names) + 1)
-    starts = np.searchsorted(column.query_groups[order], bounds)
-    return [order[start:stop] for start, stop in itertools.pairwise(starts)]
+def _queries_of_groups(column: GroupColumn, query_ids: IntArray) -> list[IntArray]:
+    """The queries of each group, in order, in one sort instead of one search a group."""
+    pair_ids, group_ids = memberships(column.groups)
+    num_queries = int(query_ids.max(initial=0)) + 1
+    places = np.unique(group_ids * np.int64(num_queries) + query_ids[pair_ids])
+    bounds = np.searchsorted(places, np.arange(len(column.group_names) + 1) * num_queries)
+    return [places[start:stop] % num_queries for start, stop in itertools.pairwise(bounds)]
 
 
 def _ratio(numerators: DoubleArray, denominators: DoubleArray) -> DoubleArray:

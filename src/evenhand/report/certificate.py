@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evenhand.data.dataset import memberships
 from evenhand.evaluation import Outcome, certify, is_certifiable, loss_sample
 from evenhand.evaluation.statistics import DoubleArray
 from evenhand.report.charts import DASHES, MARKS, legend, run_class
@@ -205,16 +206,20 @@ def _percent(share: float) -> str:
 
 def _known_groups(study: Study, run: int, units: str) -> list[KnownGroup]:
     """Groups with at least 1 %: of labels where whole labels are bounded, else of any kind."""
-    losses, weights = _pairs(study.results[run].outcome, units)
-    found = []
+    outcome, found = study.results[run].outcome, []
+    losses, weights = _pairs(outcome, units)
     for name in ("frequency", *study.own_columns):
         column = study.columns[name]
-        if units == "whole labels" and column.query_groups is not None:
+        if units == "whole labels" and column.is_of_queries:
             continue
-        is_member = column.pair_groups >= 0
-        groups, size = column.pair_groups[is_member], len(column.group_names)
-        masses = np.bincount(groups, weights=weights[is_member], minlength=size)
-        sums = np.bincount(groups, weights=(weights * losses)[is_member], minlength=size)
+        (pair_ids, groups), size = memberships(column.groups), len(column.group_names)
+        of_pairs = weights[pair_ids]
+        if column.is_of_queries:  # a query is in each group of its pairs, whole and once
+            places = outcome.query_ids[pair_ids] * np.int64(size) + groups
+            firsts = np.unique(places, return_index=True)[1]
+            pair_ids, groups, of_pairs = pair_ids[firsts], groups[firsts], np.ones(len(firsts))
+        masses = np.bincount(groups, weights=of_pairs, minlength=size)
+        sums = np.bincount(groups, weights=of_pairs * losses[pair_ids], minlength=size)
         for group in np.flatnonzero(masses >= SMALLEST * weights.sum()):
             if not study.row(name, column.group_names[group])[run].is_judged:
                 continue

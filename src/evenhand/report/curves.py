@@ -62,10 +62,9 @@ def _runs(study: Study) -> range:
 def _recalls(study: Study, run: int, column: str, members: Iterable[str]) -> NDArray[np.float64]:
     """Mean over the member groups of their recall at 1, 2, ...: (num_results,)."""
     outcome = study.results[run].outcome
-    groups = study.columns[column]
     curves = []
     for name in members:
-        ranks = outcome.ranks[groups.pair_groups == groups.group_names.index(name)]
+        ranks = outcome.ranks[study.columns[column].pairs_of(name)]
         hits = np.bincount(ranks, minlength=outcome.num_results + 1)[1:].cumsum()
         curves.append(hits / len(ranks) if len(ranks) else np.full(len(hits), np.nan))
     return np.mean(curves, axis=0) if curves else np.full(outcome.num_results, np.nan)

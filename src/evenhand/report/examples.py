@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import IntArray
+from evenhand.data.dataset import IntArray, memberships
 from evenhand.evaluation import Outcome
 from evenhand.report.markup import (
     Attributes,
@@ -60,8 +60,8 @@ def _hardest(study: Study, run: int) -> Html:
     for column in study.own_columns:
         worst = study.row(column, "worst")[run].members
         if worst:
-            groups = study.columns[column]
-            is_member = groups.pair_groups == groups.group_names.index(worst[0])
+            is_member = np.zeros_like(is_missed)
+            is_member[study.columns[column].pairs_of(worst[0])] = True
             chosen = _largest(gaps, is_missed & is_member, outcome.query_ids, NUM_OF_GROUP)
             blocks.append((fragment(f"of the worst {column}, ", user_text(worst[0])), chosen))
     head = head_row("Query", "Belongs to", "Right label", "Rank", "Gap", "Returned instead")
@@ -147,11 +147,11 @@ def _query(study: Study, query: int) -> Html:
 
 def _groups(study: Study, pair: int) -> str:
     names = []
-    for name in study.own_columns:
-        column = study.columns[name]
-        group = int(column.pair_groups[pair])
-        if group >= 0:
-            names.append(column.group_names[group].strip())
+    for column in study.own_columns:
+        groups = study.columns[column].groups
+        _, group_ids = memberships(groups._replace(ids=groups.ids[[pair]]))
+        if len(group_ids):
+            names.append(", ".join(groups.names[group].strip() for group in group_ids))
     return " · ".join(names) or "–"
 
 

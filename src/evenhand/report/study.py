@@ -61,7 +61,7 @@ class Study:
     def own_columns(self) -> list[str]:
         """The data set's own columns: of queries, then of labels, those with few groups first."""
         columns = [c for name, c in self.columns.items() if name not in ("all", *FREQUENCY)]
-        columns.sort(key=lambda c: (c.query_groups is None, len(c.group_names)))
+        columns.sort(key=lambda c: (not c.is_of_queries, len(c.group_names)))
         return [column.name for column in columns]
 
     @property

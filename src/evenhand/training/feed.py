@@ -56,7 +56,8 @@ class PairFeed:
         Args:
             batch_size: B, of all ranks together.
             generator: the feed's own; it runs ahead of the batches that were handed out.
-            pair_groups: (N_pairs,) from 0, for the risks of known memberships.
+            pair_groups: (N_pairs,) from 0, of groups or of sets of them, for the risks of known
+                memberships.
             share: (rank, number of ranks): of every batch, only the examples of that rank.
             has_whole_queries: the pairs of a query follow one another, and its features and
                 positives are in a batch once.

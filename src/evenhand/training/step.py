@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     label_ids: Tensor  # (B,) the positive each example was drawn with
     positive_ids: Tensor  # (B or U, P) labels that may not be negatives, padded with -1
     pair_ids: Tensor | None = None  # (B,) which of all training pairs each example is
-    group_ids: Tensor | None = None  # (B,) for the risks of known memberships alone
+    group_ids: Tensor | None = None  # (B,) of groups or sets, for risks of known memberships alone
     query_rows: Tensor | None = None  # (B,) ascending: each example's of the U queries; None: own
 
 

@@ -20,9 +20,11 @@ import numpy as np
 from evenhand.building import check_against_data
 from evenhand.config import Config, build_config, read_settings, to_toml
 from evenhand.data import Dataset
+from evenhand.data.dataset import memberships
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, check_selector, group_columns
 from evenhand.evaluation.scores import MIN_PAIRS
+from evenhand.evaluation.statistics import BUILT_IN
 from evenhand.files import atomic_folder, read_json, write_json, write_text
 from evenhand.settings import typed
 from evenhand.tuning.choice import NAN, Trial, chosen_trial, pareto_front
@@ -118,13 +120,11 @@ def default_criterion(config: Config, dataset: Dataset) -> str:
     """The worst tenth of the column of the data with the most judged groups, or else the tail."""
 
     def num_judged(column: GroupColumn) -> int:
-        members = column.pair_groups[column.pair_groups >= 0]
-        counts = np.bincount(members, minlength=len(column.group_names))
+        counts = np.bincount(memberships(column.groups)[1], minlength=len(column.group_names))
         needed = config.evaluation.min_pairs.get(column.name, MIN_PAIRS)
         return int((counts >= needed).sum())
 
-    every_data_set_has = ("all", "frequency", "frequency over pairs")
-    columns = [c for c in group_columns(dataset, PART) if c.name not in every_data_set_has]
+    columns = [c for c in group_columns(dataset, PART) if c.name not in BUILT_IN]
     column = max(columns, key=num_judged, default=None)
     if column is None or not num_judged(column):
         return f"{_main_metric(config)} on tail"

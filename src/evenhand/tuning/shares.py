@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 
 from evenhand.config import Config, build_config, with_assignments
@@ -49,10 +48,10 @@ def group_share(dataset: Dataset, name: str) -> GroupShare:
     check_known(column_name, list(columns), f"column of {name!r}")
     column = columns[column_name]
     check_known(group, column.group_names, f"group of {name!r}")
-    members = column.pair_groups == column.group_names.index(group)
-    if not members.any():
+    num_members = len(column.pairs_of(group))
+    if not num_members:
         raise UserError(f"{name!r} has no training pair in {dataset.name}, so it has no share")
-    return GroupShare(int(np.count_nonzero(members)), len(members))
+    return GroupShare(num_members, len(column.groups.ids))
 
 
 def guarding(config: Config, share: float) -> Config:

@@ -195,7 +195,11 @@ MUTANTS = [
     Mutant("kernels/cpu_sparse.py", "= row, values[entry]", "= row, values[place]", "dense_matrix"),
     Mutant("kernels/rows.py", "(gradients - along", "(gradients + along", "autograd"),
     Mutant("kernels/rows.py", "(moments / correction)", "(moments / 1)", "compiled_updates"),
-    Mutant("kernels/cpu_rows.py", "row) / norm / norm", "row) / norm", "autograd"),
+    Mutant("kernels/rows.py", "norms <= SMALLEST_NORM", "norms < 0", "zero_row"),
+    Mutant("kernels/rows.py", "max ** 0.4", "max", "squares_overflow"),
+    Mutant("kernels/cpu_rows.py", "product / norm / norm", "product / norm", "autograd"),
+    Mutant("kernels/cpu_rows.py", "norm <= smallest", "norm < 0", "zero_row"),
+    Mutant("kernels/cpu_rows.py", "square == math.inf", "False", "squares_overflow"),
     Mutant("kernels/cpu_rows.py", "(1 - second_beta) * square", "square", "compiled_updates"),
     Mutant("kernels/cpu_rows.py", "sums[ids[place]] = total", "pass", "compiled_updates"),
     Mutant(

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows, padded_rows, taken_rows
+from evenhand.data.dataset import IntArray, Rows, padded_rows
 from evenhand.kernels.compiled import compiled
 from evenhand.search.exact import ExactIndex, SearchResult
 
@@ -79,20 +79,10 @@ class NeighbourIndex:
     @torch.no_grad()
     def asked(self, vectors: Tensor, features: Rows) -> VotedQueries:
         """The queries with their neighbours' votes: (Q, D) and (Q,) rows."""
-        row_ids = np.arange(len(features))
-        blocks = [
-            self._votes(taken_rows(features, row_ids[start : start + ROWS_AT_ONCE]))
-            for start in range(0, len(features), ROWS_AT_ONCE)
-        ]
-        width = max((ids.shape[1] for ids, _ in blocks), default=1)
-        ids = [F.pad(ids, (0, width - ids.shape[1]), value=-1) for ids, _ in blocks]
-        votes = [F.pad(votes, (0, width - votes.shape[1])) for _, votes in blocks]
-        device = vectors.device
-        if not blocks:
-            return VotedQueries(
-                vectors, vectors.new_empty(0, 1, dtype=torch.long), vectors.new_empty(0, 1)
-            )
-        return VotedQueries(vectors, torch.cat(ids).to(device), torch.cat(votes).to(device))
+        label_ids, votes = neighbour_votes(
+            *self.neighbours(features), self.positives, power=self.power
+        )
+        return VotedQueries(vectors, label_ids.to(vectors.device), votes.to(vectors.device))
 
     @torch.no_grad()
     def search(self, queries: VotedQueries, num_results: int) -> SearchResult:
@@ -101,7 +91,7 @@ class NeighbourIndex:
         scores = self.index.scores_of(queries.vectors, queries.label_ids)
         scores = scores + self.weight * queries.votes  # (Q, C), -inf where there is no label
         # A label that is in both lists counts once, with its votes.
-        is_voted = _looked_up(found.label_ids, queries.label_ids, torch.ones_like(queries.votes))
+        is_voted = lookup(found.label_ids, queries.label_ids, torch.ones_like(queries.votes))
         rest = found.scores.masked_fill(is_voted > 0, -torch.inf)
         ids = torch.cat([found.label_ids, queries.label_ids], dim=1)
         scores, order = torch.cat([rest, scores], dim=1).sort(dim=1, descending=True, stable=True)
@@ -112,18 +102,7 @@ class NeighbourIndex:
     def scores_of(self, queries: VotedQueries, label_ids: Tensor) -> Tensor:
         """Scores of chosen labels, votes included: (Q, P), -inf where the id is -1."""
         scores = self.index.scores_of(queries.vectors, label_ids)
-        return scores + self.weight * _looked_up(label_ids, queries.label_ids, queries.votes)
-
-    def _votes(self, features: Rows) -> tuple[Tensor, Tensor]:
-        """Distinct labels of each query's neighbours and their votes: (Q, C), (Q, C)."""
-        neighbours, similarities = self.neighbours(features)  # (Q, k)
-        shares = similarities.astype(np.float64) ** self.power
-        totals = shares.sum(axis=1, keepdims=True)
-        shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
-        labels = padded_rows(self.positives, neighbours.ravel())  # (Q * k, P)
-        ids = labels.reshape(len(neighbours), -1)  # (Q, k * P)
-        votes = np.repeat(shares, labels.shape[1], axis=1) * (ids >= 0)
-        return _summed(torch.from_numpy(ids), torch.from_numpy(votes.astype(np.float32)))
+        return scores + self.weight * lookup(label_ids, queries.label_ids, queries.votes)
 
     def neighbours(self, features: Rows) -> tuple[IntArray, NDArray[np.float32]]:
         """The most similar training queries and how similar they are: (Q, k), (Q, k)."""
@@ -136,6 +115,33 @@ class NeighbourIndex:
         return ids, similarities
 
 
+def neighbour_votes(
+    neighbours: IntArray, similarities: NDArray[np.float32], positives: Rows, *, power: float
+) -> tuple[Tensor, Tensor]:
+    """Distinct labels of each query's neighbours and their votes: (Q, C), (Q, C).
+
+    Args:
+        neighbours, similarities: (Q, k), as `NeighbourIndex.neighbours` returns them.
+        positives: (N,) labels of the training queries.
+    """
+    shares = similarities.astype(np.float64) ** power
+    totals = shares.sum(axis=1, keepdims=True)
+    shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
+    blocks = []
+    for start in range(0, len(neighbours), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        labels = padded_rows(positives, neighbours[rows].ravel())  # (q * k, P)
+        ids = labels.reshape(len(neighbours[rows]), -1)  # (q, k * P)
+        votes = np.repeat(shares[rows], labels.shape[1], axis=1) * (ids >= 0)
+        blocks.append(_summed(torch.from_numpy(ids), torch.from_numpy(votes.astype(np.float32))))
+    if not blocks:
+        return torch.empty(0, 1, dtype=torch.long), torch.empty(0, 1)
+    width = max(ids.shape[1] for ids, _ in blocks)
+    padded_ids = [F.pad(ids, (0, width - ids.shape[1]), value=-1) for ids, _ in blocks]
+    padded_votes = [F.pad(votes, (0, width - votes.shape[1])) for _, votes in blocks]
+    return torch.cat(padded_ids), torch.cat(padded_votes)
+
+
 def _by_feature(rows: Rows, num_features: int) -> Rows:
     """The same entries, listed by feature: which rows have it, and with what value."""
     assert rows.values is not None
@@ -146,7 +152,7 @@ def _by_feature(rows: Rows, num_features: int) -> Rows:
     return Rows(offsets, row_ids[order], np.ascontiguousarray(rows.values[order]))
 
 
-def _looked_up(wanted: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+def lookup(wanted: Tensor, ids: Tensor, values: Tensor) -> Tensor:
     """The value of each wanted id, 0 where a row does not hold it: (Q, R), (Q, C) -> (Q, R)."""
     last = torch.iinfo(ids.dtype).max  # no label has it
     ordered, order = ids.masked_fill(ids < 0, last).sort(dim=1)

@@ -15,15 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows, padded_rows
+from evenhand.data.dataset import IntArray, Rows, taken_rows
 from evenhand.kernels.compiled import compiled
 from evenhand.search.exact import ExactIndex, SearchResult
-
-ROWS_AT_ONCE = 512  # queries whose neighbours' labels are laid side by side
 
 
 class VotedQueries(NamedTuple):
@@ -127,19 +124,20 @@ def neighbour_votes(
     shares = similarities.astype(np.float64) ** power
     totals = shares.sum(axis=1, keepdims=True)
     shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
-    blocks = []
-    for start in range(0, len(neighbours), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        labels = padded_rows(positives, neighbours[rows].ravel())  # (q * k, P)
-        ids = labels.reshape(len(neighbours[rows]), -1)  # (q, k * P)
-        votes = np.repeat(shares[rows], labels.shape[1], axis=1) * (ids >= 0)
-        blocks.append(_summed(torch.from_numpy(ids), torch.from_numpy(votes.astype(np.float32))))
-    if not blocks:
-        return torch.empty(0, 1, dtype=torch.long), torch.empty(0, 1)
-    width = max(ids.shape[1] for ids, _ in blocks)
-    padded_ids = [F.pad(ids, (0, width - ids.shape[1]), value=-1) for ids, _ in blocks]
-    padded_votes = [F.pad(votes, (0, width - votes.shape[1])) for _, votes in blocks]
-    return torch.cat(padded_ids), torch.cat(padded_votes)
+    labels = taken_rows(positives, neighbours.ravel())  # (Q * k,) rows
+    lengths = labels.lengths()
+    queries = np.repeat(np.arange(neighbours.size) // max(1, neighbours.shape[1]), lengths)
+    num_labels = int(labels.ids.max(initial=0)) + 1
+    pairs, places = np.unique(queries * num_labels + labels.ids, return_inverse=True)
+    sums = np.bincount(places, weights=np.repeat(shares.ravel(), lengths), minlength=len(pairs))
+    rows, ids = np.divmod(pairs, num_labels)  # both in order
+    counts = np.bincount(rows, minlength=len(neighbours))
+    columns = np.arange(len(pairs)) - np.repeat(np.cumsum(counts) - counts, counts)
+    shape = len(neighbours), max(1, int(counts.max(initial=1)))
+    label_ids, votes = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    label_ids[rows, columns] = ids
+    votes[rows, columns] = sums
+    return torch.from_numpy(label_ids), torch.from_numpy(votes)
 
 
 def _by_feature(rows: Rows, num_features: int) -> Rows:
@@ -159,19 +157,6 @@ def lookup(wanted: Tensor, ids: Tensor, values: Tensor) -> Tensor:
     positions = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=ids.shape[1] - 1)
     found = values.gather(1, order).gather(1, positions)
     return found * (ordered.gather(1, positions) == wanted)
-
-
-def _summed(ids: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
-    """Votes of equal ids added up, each id once: (Q, W), (Q, W) -> (Q, C), (Q, C)."""
-    ids, order = ids.sort(dim=1)
-    votes = votes.gather(1, order)
-    is_new = torch.ones_like(ids, dtype=torch.bool)
-    is_new[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    places = is_new.cumsum(1) - 1  # (Q, W)
-    width = int(places.max()) + 1 if places.numel() else 1
-    summed = votes.new_zeros(len(ids), width).scatter_add_(1, places, votes)
-    distinct = ids.new_full((len(ids), width), -1).scatter_(1, places, ids)
-    return distinct, summed
 
 
 @compiled

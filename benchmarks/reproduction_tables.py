@@ -169,20 +169,21 @@ def quality() -> list[str]:
 
 
 def quality_cells() -> list[str]:
-    """Where one Evenhand model, mean of its seeds, is above the peers that have what it has."""
-    heads = ["data", "above both peers", "short of the better peer in (by)"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * 3 + "|"]
+    """Where one Evenhand model, mean of its seeds, is above both peers, and where it is short."""
+    lines = ["| data | peers | above both | short of the better one in (by) |", "|---" * 4 + "|"]
     for name, report in _quality_reports():
         rows = _quality_rows(report)
         ours = _mean_recall(rows["Evenhand"])
-        peers = [_mean_recall(runs) for system, runs in rows.items() if "votes" in system]
-        short = {cell: max(peer[cell] for peer in peers) - ours[cell] for cell in ours}
-        told = [
-            f"{group.replace('full', 'all')} at {cutoff} ({difference:.3f})"
-            for (cutoff, group), difference in short.items()
-            if difference > 0
-        ]
-        lines.append(f"| {name} | {16 - len(told)} of 16 | {', '.join(told) or 'none'} |")
+        for kind in ("tuned", "votes and handicap"):
+            peers = [_mean_recall(runs) for system, runs in rows.items() if kind in system]
+            short = {cell: max(peer[cell] for peer in peers) - ours[cell] for cell in ours}
+            told = [
+                f"{group.replace('full', 'all')} at {cutoff} ({difference:.3f})"
+                for (cutoff, group), difference in short.items()
+                if difference > 0
+            ]
+            words = [name, kind, f"{len(ours) - len(told)} of 16", ", ".join(told) or "none"]
+            lines.append(f"| {' | '.join(words)} |")
     return lines
 
 

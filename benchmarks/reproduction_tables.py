@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,14 @@ PARTS = ("tail", "head", "full")
 CUTOFFS = ("5", "10", "25", "50")
 GROUPS = ("head", "torso", "tail", "all")
 MULTILABEL = ("bibtex", "delicious", "debian-deps", "places")
+QUALITY = ("bibtex", "delicious", "debian-deps")
+PEERS = ("PECOS XR-Linear", "napkinXC")
+STAGES = {
+    "alone": "nothing added",
+    "votes": "votes",
+    "handicap": "votes, handicap",
+    "ranker": "votes, handicap, ranker",
+}
 POWERS = {1: "", 2: "-power2"}  # of table 3's loss: how the file of results ends
 MASKED = "-power2-masked"  # not run on places
 MNIST_RUNS = {  # how the file of results ends, and that of the tuning
@@ -35,8 +45,10 @@ def tables() -> dict[str, list[str]]:
         "table3 pairs": recalls(" over pairs"),
         "table3 best": best_of_both_powers(),
         "table3 labels": recalls(""),
-        "quality": quality("bibtex", "delicious", "debian-deps"),
-        "quality time": over_time("bibtex", "delicious", "debian-deps"),
+        "quality": quality(),
+        "quality cells": quality_cells(),
+        "quality parts": quality_parts(),
+        "quality times": quality_times(),
     }
 
 
@@ -141,38 +153,111 @@ def best_of_both_powers() -> list[str]:
     return lines
 
 
-def quality(*names: str) -> list[str]:
+def quality() -> list[str]:
     """A line for each system and data set: recall of head / torso / tail (over labels) / all."""
-    heads = ["P@1", *(f"recall@{cutoff}" for cutoff in CUTOFFS)]
-    lines = [f"| data | system | train s | ask s | {' | '.join(heads)} |", "|---" * 9 + "|"]
-    for name in names:
-        report = json.loads((RESULTS / f"quality-{name}.json").read_text("utf-8"))
-        for system, row in report["systems"].items():
-            groups = [row["recall"]["labels"][cutoff].values() for cutoff in CUTOFFS]
-            recalls = [" / ".join(f"{value:.3f}"[1:] for value in cell) for cell in groups]
-            seconds = [f"{row[kind]:.1f}" for kind in ("train_seconds", "ask_seconds")]
-            cells = [name, system, *seconds, f"{row['precision@1']:.3f}"]
-            lines.append(f"| {' | '.join(cells + recalls)} |")
-    return lines
-
-
-def over_time(*names: str) -> list[str]:
-    """Seconds of training and the mean of 16 cells on validation: peers' choice, our curve."""
-    lines = ["| data | system | train s: mean of 16 cells |", "|---" * 3 + "|"]
-    for name in names:
-        report = json.loads((RESULTS / f"quality-{name}.json").read_text("utf-8"))
-        for system, row in report["systems"].items():
-            points = row.get("curve") or [max(row["trials"], key=_mean_of_cells)]
-            told = [
-                f"{point['train_seconds']:.1f}: {_mean_of_cells(point):.3f}" for point in points
+    heads = ["P@1", "mean", *(f"recall@{cutoff}" for cutoff in CUTOFFS)]
+    lines = [f"| data | system | {' | '.join(heads)} |", "|---" * 8 + "|"]
+    for name, report in _quality_reports():
+        for system, runs in _quality_rows(report).items():
+            cells = _mean_recall(runs)
+            recalls = [
+                " / ".join(f"{cells[cutoff, group]:.3f}"[1:] for group in (*GROUPS[:3], "full"))
+                for cutoff in CUTOFFS
             ]
-            lines.append(f"| {name} | {system} | {'; '.join(told)} |")
+            means = [f"{_mean(run[kind] for run in runs):.3f}" for kind in ("precision@1", "mean")]
+            lines.append(f"| {' | '.join([name, system, *means, *recalls])} |")
     return lines
 
 
-def _mean_of_cells(row: dict[str, Any]) -> float:
-    cells = [value for cell in row["recall"]["labels"].values() for value in cell.values()]
-    return sum(cells) / len(cells)
+def quality_cells() -> list[str]:
+    """In how many cells one Evenhand model, mean of its seeds, is above the peers."""
+    heads = ["data", "peers", *(f"above {peer}" for peer in PEERS), "above both"]
+    lines = [f"| {' | '.join(heads)} | short of the better one in (by) |", "|---" * 6 + "|"]
+    for name, report in _quality_reports():
+        rows = _quality_rows(report)
+        ours = _mean_recall(rows["Evenhand"])
+        for kind in ("tuned", "votes and handicap"):
+            peers = [_mean_recall(rows[f"{peer}, {kind}"]) for peer in PEERS]
+            best = {cell: max(peer[cell] for peer in peers) for cell in ours}
+            counts = [sum(ours[cell] > peer[cell] for cell in ours) for peer in (*peers, best)]
+            short = [
+                f"{group.replace('full', 'all')} at {cutoff} ({value - ours[cutoff, group]:.3f})"
+                for (cutoff, group), value in best.items()
+                if value >= ours[cutoff, group]
+            ]
+            words = [name, kind, *map(str, counts), ", ".join(short) or "none"]
+            lines.append(f"| {' | '.join(words)} |")
+    return lines
+
+
+def quality_parts() -> list[str]:
+    """What each addition brings, for every system: means of 16 cells and P@1 over the seeds."""
+    heads = ["data", "system", "with", "validation mean", "test mean", "test P@1", "seeds"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, report in _quality_reports():
+        for system, found in report["systems"].items():
+            for stage, row in found["stages"].items():
+                figures = [
+                    _with_deviation([run[kind] for run in row[part]])
+                    for part, kind in (
+                        ("validation", "mean"),
+                        ("test", "mean"),
+                        ("test", "precision@1"),
+                    )
+                ]
+                cells = [name, system, STAGES[stage], *figures, str(len(row["test"]))]
+                lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def quality_times() -> list[str]:
+    """Seconds on an idle machine, from a run before the one of the other tables."""
+    lines = ["| data | system | train s | ask s |", "|---" * 4 + "|"]
+    for name in QUALITY:
+        report = json.loads((RESULTS / f"quality-idle-{name}.json").read_text("utf-8"))
+        for system, row in report["systems"].items():
+            seconds = [f"{row[kind]:.1f}" for kind in ("train_seconds", "ask_seconds")]
+            lines.append(f"| {name} | {system} | {' | '.join(seconds)} |")
+    return lines
+
+
+def _quality_reports() -> list[tuple[str, dict[str, Any]]]:
+    paths = {name: RESULTS / f"quality-{name}.json" for name in QUALITY}
+    return [(name, json.loads(path.read_text("utf-8"))) for name, path in paths.items()]
+
+
+def _quality_rows(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Figures on the test part, one for each seed, of every system that is compared."""
+    rows = {}
+    for system, found in report["systems"].items():
+        stages = found["stages"]
+        if not system.startswith("Evenhand"):
+            rows[f"{system}, tuned"] = stages["alone"]["test"]
+            rows[f"{system}, votes and handicap"] = stages["handicap"]["test"]
+    ours = list(report["systems"]["Evenhand"]["stages"].values())[-1]
+    rows["Evenhand"] = ours["test"]
+    if "mean of models" in ours:
+        rows["Evenhand, models averaged"] = [ours["mean of models"]]
+    return rows
+
+
+def _mean_recall(runs: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    """Recall in the 16 cells by (cutoff, group), averaged over runs."""
+    cells = {cutoff: runs[0]["recall"]["labels"][cutoff] for cutoff in CUTOFFS}
+    return {
+        (cutoff, group): _mean(run["recall"]["labels"][cutoff][group] for run in runs)
+        for cutoff, groups in cells.items()
+        for group in groups
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _with_deviation(values: list[float]) -> str:
+    words = f"{_mean(values):.4f}"
+    return f"{words} ± {statistics.stdev(values):.4f}" if len(values) > 1 else words
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -1,14 +1,14 @@
 """Trains one peer once and writes what it retrieves. Run in the peer's own environment.
 
-    PYTHON peer.py SYSTEM --fit FOLDER/PART --ask FOLDER/PART --out FILE.npy --settings JSON
+    PYTHON peer.py SYSTEM --fit FOLDER/PART --ask FOLDER/PART --out FILE.npz --settings JSON
 
-A part is two sparse matrices, PART.x.npz (features) and PART.y.npz (labels), written by
-`quality.py`. Rows of features are made to have length 1, which is what both systems do with
-text by themselves or ask their users to do. The file holds (Q, R) label ids, best first, -1 where
-fewer were found; the last line printed is a JSON object with the seconds taken.
+A part is two sparse matrices, PART.x.npz (features, rows of length 1) and PART.y.npz (labels),
+written by `quality.py`. The file holds `ids`, (Q, R) labels, best first, -1 where fewer were found,
+their `scores` (Q, R), and the seconds taken.
 """
 
 import argparse
+import importlib.metadata
 import json
 import sys
 import tempfile
@@ -17,44 +17,57 @@ import time
 import numpy as np
 import scipy.sparse
 
-NUM_RESULTS = 50
+PACKAGES = {"pecos": "libpecos", "napkinxc": "napkinxc"}
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("system", choices=tuple(SYSTEMS))
     parser.add_argument("--fit", required=True)
-    parser.add_argument("--ask", required=True, action="append")
-    parser.add_argument("--out", required=True, action="append")
+    parser.add_argument("--ask", required=True)
+    parser.add_argument("--out", required=True)
     parser.add_argument("--settings", default="{}")
+    parser.add_argument("--num-results", type=int, default=300)
     options = parser.parse_args()
     settings = json.loads(options.settings)
     fit_fn, ask_fn = SYSTEMS[options.system]
-    features, labels = unit_rows(read(options.fit, "x")), read(options.fit, "y")
+    features, labels, queries = (
+        read(options.fit, "x"),
+        read(options.fit, "y"),
+        read(options.ask, "x"),
+    )
+    num_results = min(options.num_results, labels.shape[1])
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         model = fit_fn(features, labels, settings, folder)
-        seconds = time.perf_counter() - began
-        asking = []
-        for part, out in zip(options.ask, options.out, strict=True):
-            queries = unit_rows(read(part, "x"))
-            began = time.perf_counter()
-            found = ask_fn(model, queries, settings)
-            asking.append(time.perf_counter() - began)
-            np.save(out, found)
-    print(json.dumps({"train_seconds": round(seconds, 2), "ask_seconds": asking}))
+        trained = time.perf_counter()
+        ids, scores = ask_fn(model, queries, num_results, settings)
+        asked = time.perf_counter()
+    np.savez(
+        options.out,
+        ids=ids,
+        scores=scores,
+        train_seconds=trained - began,
+        ask_seconds=asked - trained,
+        version=importlib.metadata.version(PACKAGES[options.system.split("-")[0]]),
+    )
 
 
 def read(part, kind):
-    return scipy.sparse.load_npz(f"{part}.{kind}.npz").astype(np.float32).tocsr()
+    matrix = scipy.sparse.load_npz(f"{part}.{kind}.npz").astype(np.float32).tocsr()
+    matrix.sort_indices()
+    return matrix
 
 
-def unit_rows(matrix):
-    lengths = np.sqrt(matrix.multiply(matrix).sum(axis=1)).A1
-    inverse = 1 / np.where(lengths > 0, lengths, 1)
-    rows = (scipy.sparse.diags(inverse.astype(np.float32)) @ matrix).tocsr().astype(np.float32)
-    rows.sort_indices()
-    return rows
+def best_first(rows, num_results):
+    """(ids, scores) of each query, any number of them, as (Q, R) arrays."""
+    ids = np.full((len(rows), num_results), -1, dtype=np.int32)
+    scores = np.full((len(rows), num_results), -np.inf, dtype=np.float32)
+    for number, (own_ids, own_scores) in enumerate(rows):
+        order = np.argsort(-np.asarray(own_scores), kind="stable")[:num_results]
+        ids[number, : len(order)] = np.asarray(own_ids, dtype=np.int32)[order]
+        scores[number, : len(order)] = np.asarray(own_scores, dtype=np.float32)[order]
+    return ids, scores
 
 
 # --- PECOS XR-Linear ------------------------------------------------------------------------------
@@ -71,18 +84,10 @@ def fit_pecos(features, labels, settings, folder):
     return XLinearModel.train(features, labels, C=chain, **training)
 
 
-def ask_pecos(model, queries, settings):
-    scores = model.predict(queries, only_topk=NUM_RESULTS, **settings.get("ask", {}))
-    return best_first(scores)
-
-
-def best_first(scores):
-    found = np.full((scores.shape[0], NUM_RESULTS), -1, dtype=np.int64)
-    for row in range(scores.shape[0]):
-        start, stop = scores.indptr[row], scores.indptr[row + 1]
-        order = np.argsort(-scores.data[start:stop], kind="stable")[:NUM_RESULTS]
-        found[row, : len(order)] = scores.indices[start:stop][order]
-    return found
+def ask_pecos(model, queries, num_results, settings):
+    found = model.predict(queries, only_topk=num_results, **settings.get("ask", {}))
+    spans = [slice(*found.indptr[row : row + 2]) for row in range(found.shape[0])]
+    return best_first([(found.indices[span], found.data[span]) for span in spans], num_results)
 
 
 # --- napkinXC -------------------------------------------------------------------------------------
@@ -99,12 +104,9 @@ def fit_napkin(kind):
     return fit
 
 
-def ask_napkin(model, queries, settings):
-    rows = model.predict(queries, top_k=NUM_RESULTS)
-    found = np.full((queries.shape[0], NUM_RESULTS), -1, dtype=np.int64)
-    for row, ids in enumerate(rows):
-        found[row, : len(ids)] = ids
-    return found
+def ask_napkin(model, queries, num_results, settings):
+    rows = model.predict_proba(queries, top_k=num_results)
+    return best_first([tuple(zip(*row, strict=True)) or ((), ()) for row in rows], num_results)
 
 
 SYSTEMS = {

@@ -15,15 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows, padded_rows, taken_rows
+from evenhand.data.dataset import IntArray, Rows, taken_rows
 from evenhand.kernels.compiled import compiled
 from evenhand.search.exact import ExactIndex, SearchResult
-
-ROWS_AT_ONCE = 512  # queries whose neighbours' labels are laid side by side
 
 
 class VotedQueries(NamedTuple):
@@ -79,20 +76,10 @@ class NeighbourIndex:
     @torch.no_grad()
     def asked(self, vectors: Tensor, features: Rows) -> VotedQueries:
         """The queries with their neighbours' votes: (Q, D) and (Q,) rows."""
-        row_ids = np.arange(len(features))
-        blocks = [
-            self._votes(taken_rows(features, row_ids[start : start + ROWS_AT_ONCE]))
-            for start in range(0, len(features), ROWS_AT_ONCE)
-        ]
-        width = max((ids.shape[1] for ids, _ in blocks), default=1)
-        ids = [F.pad(ids, (0, width - ids.shape[1]), value=-1) for ids, _ in blocks]
-        votes = [F.pad(votes, (0, width - votes.shape[1])) for _, votes in blocks]
-        device = vectors.device
-        if not blocks:
-            return VotedQueries(
-                vectors, vectors.new_empty(0, 1, dtype=torch.long), vectors.new_empty(0, 1)
-            )
-        return VotedQueries(vectors, torch.cat(ids).to(device), torch.cat(votes).to(device))
+        label_ids, votes = neighbour_votes(
+            *self.neighbours(features), self.positives, power=self.power
+        )
+        return VotedQueries(vectors, label_ids.to(vectors.device), votes.to(vectors.device))
 
     @torch.no_grad()
     def search(self, queries: VotedQueries, num_results: int) -> SearchResult:
@@ -101,7 +88,7 @@ class NeighbourIndex:
         scores = self.index.scores_of(queries.vectors, queries.label_ids)
         scores = scores + self.weight * queries.votes  # (Q, C), -inf where there is no label
         # A label that is in both lists counts once, with its votes.
-        is_voted = _looked_up(found.label_ids, queries.label_ids, torch.ones_like(queries.votes))
+        is_voted = lookup(found.label_ids, queries.label_ids, torch.ones_like(queries.votes))
         rest = found.scores.masked_fill(is_voted > 0, -torch.inf)
         ids = torch.cat([found.label_ids, queries.label_ids], dim=1)
         scores, order = torch.cat([rest, scores], dim=1).sort(dim=1, descending=True, stable=True)
@@ -112,19 +99,7 @@ class NeighbourIndex:
     def scores_of(self, queries: VotedQueries, label_ids: Tensor) -> Tensor:
         """Scores of chosen labels, votes included: (Q, P), -inf where the id is -1."""
         scores = self.index.scores_of(queries.vectors, label_ids)
-        return scores + self.weight * _looked_up(label_ids, queries.label_ids, queries.votes)
-
-    def _votes(self, features: Rows) -> tuple[Tensor, Tensor]:
-        """Distinct labels of each query's neighbours and their votes: (Q, C), (Q, C)."""
-        neighbours, similarities = self.neighbours(features)  # (Q, k)
-        shares = similarities.astype(np.float64) ** self.power
-        shares[similarities <= 0] = 0  # an empty slot, also where the power is 0
-        totals = shares.sum(axis=1, keepdims=True)
-        shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
-        labels = padded_rows(self.positives, neighbours.ravel())  # (Q * k, P)
-        ids = labels.reshape(len(neighbours), -1)  # (Q, k * P)
-        votes = np.repeat(shares, labels.shape[1], axis=1) * (ids >= 0)
-        return _summed(torch.from_numpy(ids), torch.from_numpy(votes.astype(np.float32)))
+        return scores + self.weight * lookup(label_ids, queries.label_ids, queries.votes)
 
     def neighbours(self, features: Rows) -> tuple[IntArray, NDArray[np.float32]]:
         """The most similar training queries and how similar they are: (Q, k), (Q, k)."""
@@ -137,6 +112,35 @@ class NeighbourIndex:
         return ids, similarities
 
 
+def neighbour_votes(
+    neighbours: IntArray, similarities: NDArray[np.float32], positives: Rows, *, power: float
+) -> tuple[Tensor, Tensor]:
+    """Distinct labels of each query's neighbours and their votes: (Q, C), (Q, C).
+
+    Args:
+        neighbours, similarities: (Q, k), as `NeighbourIndex.neighbours` returns them.
+        positives: (N,) labels of the training queries.
+    """
+    shares = similarities.astype(np.float64) ** power
+    shares[similarities <= 0] = 0  # an empty slot, also where the power is 0
+    totals = shares.sum(axis=1, keepdims=True)
+    shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
+    labels = taken_rows(positives, neighbours.ravel())  # (Q * k,) rows
+    lengths = labels.lengths()
+    queries = np.repeat(np.arange(neighbours.size) // max(1, neighbours.shape[1]), lengths)
+    num_labels = int(labels.ids.max(initial=0)) + 1
+    pairs, places = np.unique(queries * num_labels + labels.ids, return_inverse=True)
+    sums = np.bincount(places, weights=np.repeat(shares.ravel(), lengths), minlength=len(pairs))
+    rows, ids = np.divmod(pairs, num_labels)  # both in order
+    counts = np.bincount(rows, minlength=len(neighbours))
+    columns = np.arange(len(pairs)) - np.repeat(np.cumsum(counts) - counts, counts)
+    shape = len(neighbours), max(1, int(counts.max(initial=1)))
+    label_ids, votes = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    label_ids[rows, columns] = ids
+    votes[rows, columns] = sums
+    return torch.from_numpy(label_ids), torch.from_numpy(votes)
+
+
 def _by_feature(rows: Rows, num_features: int) -> Rows:
     """The same entries, listed by feature: which rows have it, and with what value."""
     assert rows.values is not None
@@ -147,26 +151,13 @@ def _by_feature(rows: Rows, num_features: int) -> Rows:
     return Rows(offsets, row_ids[order], np.ascontiguousarray(rows.values[order]))
 
 
-def _looked_up(wanted: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+def lookup(wanted: Tensor, ids: Tensor, values: Tensor) -> Tensor:
     """The value of each wanted id, 0 where a row does not hold it: (Q, R), (Q, C) -> (Q, R)."""
     last = torch.iinfo(ids.dtype).max  # no label has it
     ordered, order = ids.masked_fill(ids < 0, last).sort(dim=1)
     positions = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=ids.shape[1] - 1)
     found = values.gather(1, order).gather(1, positions)
     return found * (ordered.gather(1, positions) == wanted)
-
-
-def _summed(ids: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
-    """Votes of equal ids added up, each id once: (Q, W), (Q, W) -> (Q, C), (Q, C)."""
-    ids, order = ids.sort(dim=1)
-    votes = votes.gather(1, order)
-    is_new = torch.ones_like(ids, dtype=torch.bool)
-    is_new[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    places = is_new.cumsum(1) - 1  # (Q, W)
-    width = int(places.max()) + 1 if places.numel() else 1
-    summed = votes.new_zeros(len(ids), width).scatter_add_(1, places, votes)
-    distinct = ids.new_full((len(ids), width), -1).scatter_(1, places, ids)
-    return distinct, summed
 
 
 @compiled

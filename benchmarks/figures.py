@@ -263,8 +263,8 @@ def sweep_figure() -> Figure:
 
 
 SPEED_COLOURS = {  # by the first word that a name holds: one way, one colour in every panel
-    "evenhand": BLUE, "score product": GREY, "full softmax": RED, "SparseAdam": GREEN,
-    "sparse": ORANGE, "": PURPLE,
+    "evenhand": BLUE, "score product": GREY, "mined first": "black", "full softmax": RED,
+    "SparseAdam": GREEN, "sparse": ORANGE, "": PURPLE,
 }  # fmt: skip
 
 

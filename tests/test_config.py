@@ -240,7 +240,9 @@ def test_what_a_method_draws_and_mines(method):
     assert config.num_counting == counting.get(method, 512)
 
 
-@pytest.mark.parametrize(("fraction", "count"), [(0.25, 3), (0.3, 4), (1.0, 12), (0.01, 1)])
+@pytest.mark.parametrize(
+    ("fraction", "count"), [(0.25, 3), (0.3, 4), (1.0, 12), (0.01, 1), (0.1, 2), (1 / 12, 1)]
+)
 def test_a_fraction_of_the_batch_stands_for_the_number_of_hard_examples(fraction, count):
     config = MiningConfig(batch_size=12, tail_fraction=fraction, num_hard_examples=7)
     assert config.num_counting == count

@@ -1,1 +1,17 @@
-"""One training step in Triton: fixed shapes, no word to the host, the same bits on every run."""
+"""Kernels for CUDA, written in Triton.
+
+Their buffers have fixed sizes, because a recorded graph has fixed addresses. None can overflow:
+
+| buffer | size | why it suffices |
+|---|---|---|
+| columns of a step: ids, touched, gradients | M + B | a sampled label or an example's own has one each |
+| slots of an example's positives | P | it has no more positives |
+| kept labels of an example | k | `selection.kth_largest` selects no more, ties included |
+| survivors | B | the whole batch at most |
+| feature entries of the survivors | `bags.entry_capacity` | see there; were it too small, NaN shows it |
+| partial sums of long rows | entries / `entries.PIECE` | one a block |
+| statistics, rates, keys | number of steps | one a step |
+
+Places are counted in 32 bits where `training.recorded.MOST_ENTRIES` and `LARGEST_ROW` allow it, and
+in 64 bits where the size of a table or a data set is involved.
+"""

@@ -1,14 +1,14 @@
-"""Kernels for CUDA, written in Triton.
+"""One training step in Triton: fixed shapes, no word to the host, the same bits on every run.
 
-Their buffers have fixed sizes, because a recorded graph has fixed addresses. None can overflow:
+Buffers have fixed sizes, because a recorded graph has fixed addresses. None can overflow:
 
 | buffer | size | why it suffices |
 |---|---|---|
-| columns of a step: ids, touched, gradients | M + B | a sampled label or an example's own has one each |
+| columns of a step | M + B | one for a sampled label, one for an example's own |
 | slots of an example's positives | P | it has no more positives |
 | kept labels of an example | k | `selection.kth_largest` selects no more, ties included |
 | survivors | B | the whole batch at most |
-| feature entries of the survivors | `bags.entry_capacity` | see there; were it too small, NaN shows it |
+| features of the survivors | `bags.entry_capacity` | see there; if it did not, NaN would show it |
 | partial sums of long rows | entries / `entries.PIECE` | one a block |
 | statistics, rates, keys | number of steps | one a step |
 

@@ -8,7 +8,7 @@ from experiments.counter_random import uniform
 EDGE = 4  # points that a picture is moved by at most, each way
 
 
-def moved_and_mirrored(pixels: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
+def shift_and_mirror(pixels: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
     """(N, H, W, C), (S, B), (S,) -> (S, B, H, W, C): the pictures `ids`, changed by their keys.
 
     Each is moved by -4 to 4 points either way, black coming in from beyond the border, and half of

@@ -14,7 +14,7 @@ OFFSET = 0x3C6EF372  # zero would be mixed to zero
 FRACTION = 2**-24  # of the 24 upper bits, what float32 holds exactly
 
 
-def mixed(values: Tensor) -> Tensor:
+def mix_bits(values: Tensor) -> Tensor:
     """Spreads every bit of 32 over the word, one to one; int64 in and out."""
     for _ in range(2):
         values = ((values ^ (values >> 16)) * FACTOR) & WORD
@@ -23,12 +23,12 @@ def mixed(values: Tensor) -> Tensor:
 
 def keys(seeds: Tensor, step: Tensor, *, purpose: int) -> Tensor:
     """A key for each seed, of a step and of what it is drawn for: (M,), () -> (M,)."""
-    of_seed = mixed((seeds + OFFSET) & WORD)
-    return mixed(mixed(of_seed ^ (step & WORD)) ^ (purpose * OFFSET & WORD))
+    of_seed = mix_bits((seeds + OFFSET) & WORD)
+    return mix_bits(mix_bits(of_seed ^ (step & WORD)) ^ (purpose * OFFSET & WORD))
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
     """(M,) -> (M, count) float32 in [0, 1): `count` numbers of each key."""
-    places = mixed(torch.arange(count, device=keys.device) + OFFSET)
-    words = mixed(keys.unsqueeze(1) ^ places)  # (M, count)
+    places = mix_bits(torch.arange(count, device=keys.device) + OFFSET)
+    words = mix_bits(keys.unsqueeze(1) ^ places)  # (M, count)
     return (words >> 8).float() * FRACTION

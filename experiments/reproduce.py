@@ -32,10 +32,10 @@ from experiments.table2_rows import (
     TABLES,
     Row,
     TableRow,
-    checked_together,
+    check_together,
     table_rows,
 )
-from experiments.table3 import Protocol, open_any, printed_table3, run_table3
+from experiments.table3 import Protocol, format_table3, open_any, run_table3
 from experiments.table3 import fixture as documents
 
 EVALUATIONS = 5  # of a run, unless --every says otherwise
@@ -56,9 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = PipedConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
     if not console.is_terminal:  # a file or a pipe has no width of its own: tables stay whole
         console.width = 132
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(options.device or default)
-    return guarded(lambda: reproduce(options, device=device, console=console))
+
+    def run() -> int:
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(options.device or default)
+        return reproduce(options, device=device, console=console)
+
+    return guarded(run)
 
 
 def reproduce(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
@@ -206,7 +210,7 @@ def _run_table3(
         )
         result = {"table": run.table, **run_table3(protocol, dataset, run), **about(run)}
     write_json(folder / "result.json", result)
-    console.print(printed_table3(result))
+    console.print(format_table3(result))
     name = Path(options.json or "result.json").name
     if options.json and options.quick and options.table is None:
         name = f"{Path(name).stem}-table3{Path(name).suffix}"
@@ -239,7 +243,7 @@ def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow
     if options.no_controls:
         given["has_control"] = False
     changed = [dataclasses.replace(row, row=dataclasses.replace(row.row, **given)) for row in rows]
-    return checked_together(changed)
+    return check_together(changed)
 
 
 def _with_limit(should_stop_fn: Callable[[], bool], minutes: float | None) -> Callable[[], bool]:

@@ -58,7 +58,7 @@ def in_bags(law: Law, size: float) -> Law:
     return Law(-np.expm1(size * _log_misses(law)), law.multiplicities)
 
 
-def thinned(law: Law, share: float) -> Law:
+def thin(law: Law, share: float) -> Law:
     """A draw that counts only with this probability, and else is empty."""
     return Law(law.probabilities * share, law.multiplicities)
 

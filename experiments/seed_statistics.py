@@ -41,7 +41,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Int
     return Interval(mean, mean - float(half), mean + float(half), count)
 
 
-def with_summaries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_summaries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each row's per-seed figures with their mean, spread and difference to the SGD row."""
     sgd = next(row for row in rows if row["is_baseline"])
     for row in rows:
@@ -54,7 +54,7 @@ def with_summaries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def printed(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
+def format_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
     """Ours beside the paper's."""
     table = Table(title=title, title_justify="left")
     table.add_column("method")

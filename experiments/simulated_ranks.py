@@ -20,7 +20,7 @@ class Room:
         self.laid: list[Any] = [None] * num_ranks
         self.barrier = threading.Barrier(num_ranks, timeout=timeout)
 
-    def met(self, rank: int, thing: T, read_fn: Callable[[list[T]], Any]) -> Any:
+    def exchange(self, rank: int, thing: T, read_fn: Callable[[list[T]], Any]) -> Any:
         self.laid[rank] = thing
         self.barrier.wait()
         read = read_fn(list(self.laid))
@@ -39,7 +39,7 @@ class ThreadRanks:
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
     ) -> Callable[[], Tensor]:
         parts = torch.split(rows, list(sent))
-        others = self.room.met(
+        others = self.room.exchange(
             self.rank, parts, lambda laid: torch.cat([parts[self.rank] for parts in laid])
         )
         assert len(others) == sum(received)
@@ -50,12 +50,12 @@ class ThreadRanks:
     def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
         size = rows.shape[1:].numel() * rows.element_size()
         self.sent[what] += max(counts) * size * (self.num_ranks - 1)
-        everyone: Tensor = self.room.met(self.rank, rows, torch.cat)
+        everyone: Tensor = self.room.exchange(self.rank, rows, torch.cat)
         return everyone
 
     def summed_(self, values: Tensor, *, what: str) -> Tensor:
         self.sent[what] += reduction_bytes(values, self.num_ranks)
-        total = self.room.met(self.rank, values, lambda laid: torch.stack(laid).sum(dim=0))
+        total = self.room.exchange(self.rank, values, lambda laid: torch.stack(laid).sum(dim=0))
         return values.copy_(total)
 
 

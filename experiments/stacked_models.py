@@ -21,7 +21,7 @@ from torch import Tensor
 from evenhand.errors import UserError
 from evenhand.risk import top_weights
 from evenhand.training.checkpoint import Checkpoint
-from experiments.augmentation import moved_and_mirrored
+from experiments.augmentation import shift_and_mirror
 from experiments.counter_random import keys
 from experiments.image_models import Classifier, ResNet
 
@@ -206,7 +206,7 @@ class StackedTraining:
     def _pixels(self, ids: Tensor) -> Tensor:
         """(S, B) -> (S, B, H, W, C): what the seeds look at in this step."""
         if self.augments:
-            return moved_and_mirrored(self.pictures.pixels, ids, self._keys(AUGMENTATION))
+            return shift_and_mirror(self.pictures.pixels, ids, self._keys(AUGMENTATION))
         pixels = self.pictures.pixels.index_select(0, ids.flatten())
         return pixels.view(*ids.shape, *pixels.shape[1:])
 

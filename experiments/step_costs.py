@@ -14,7 +14,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from experiments.scaling_laws import Law, expected_distinct, thinned
+from experiments.scaling_laws import Law, expected_distinct, thin
 
 ID_BYTES = 8
 STATE_BYTES = 4  # optimisers keep float32 or better
@@ -101,13 +101,13 @@ def touched(shape: StepShape, *, num_examples: float | None = None) -> Touched:
     if shape.features is not None:
         queries = count / shape.pairs_a_query
         features = expected_distinct(shape.features, queries)
-        surviving_features = thinned(shape.features, shape.query_survival)
+        surviving_features = thin(shape.features, shape.query_survival)
         feature_gradients = expected_distinct(surviving_features, queries)
     sampled = float(shape.num_sampled_labels)
     if shape.draws_for_each:
         sampled = _hit(shape.num_labels, sampled / shape.num_labels, count)
     positives = expected_distinct(shape.positives, count)
-    surviving = expected_distinct(thinned(shape.positives, shape.survival), count)
+    surviving = expected_distinct(thin(shape.positives, shape.survival), count)
     return Touched(
         _union(sampled, positives, shape.num_labels),
         _union(kept_labels(shape, num_examples=count), surviving, shape.num_labels),

@@ -31,7 +31,7 @@ from evenhand.version import __version__
 from experiments.image_data import ImageData
 from experiments.image_models import Classifier, LeNet, ResNet
 from experiments.imbalanced_images import accuracies, held_out, pictures_of, training_rows
-from experiments.seed_statistics import printed, with_summaries
+from experiments.seed_statistics import add_summaries, format_table
 from experiments.stacked_models import Member, StackedTraining
 from experiments.table2_rows import Row, TableRow
 
@@ -214,7 +214,7 @@ def run_table(
                                  for seed in first.seeds]}
             for row in planned
         ]  # fmt: skip
-        result["rows"] = with_summaries(measured)
+        result["rows"] = add_summaries(measured)
         curve.append({"step": training.step, **{row["name"]: _means(row) for row in measured}})
         result.update(
             table=run.table,
@@ -245,7 +245,7 @@ def run_table(
         f"{run.table}, tail classes {', '.join(map(str, first.tail_classes))}, "
         f"{training.step:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"
     )
-    run.console.print(printed(result["rows"], title=title))
+    run.console.print(format_table(result["rows"], title=title))
     return result
 
 

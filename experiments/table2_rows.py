@@ -132,7 +132,7 @@ def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
     paths = (Path(__file__).parent / "presets").glob(f"{table}-k*.toml")
     texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
     rows = [read_row(text, name=name, assignments=assignments) for name, text in texts.items()]
-    return checked_together(sorted(rows, key=lambda row: row.row.num_hard_examples))
+    return check_together(sorted(rows, key=lambda row: row.row.num_hard_examples))
 
 
 def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableRow:
@@ -153,7 +153,7 @@ def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableR
         raise UserError(f"{name} lacks a setting: {error}") from error
 
 
-def checked_together(rows: list[TableRow]) -> list[TableRow]:
+def check_together(rows: list[TableRow]) -> list[TableRow]:
     """Rows are trained together and compared in pairs: only k', its rate and name may differ."""
     for field in dataclasses.fields(Row):
         values = {getattr(row.row, field.name) for row in rows}

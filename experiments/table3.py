@@ -325,7 +325,7 @@ def _cells(differences: dict[int, list[Difference]]) -> list[dict[str, Any]]:
     return list(cells.values())
 
 
-def printed_table3(result: dict[str, Any]) -> Table:
+def format_table3(result: dict[str, Any]) -> Table:
     """Recall by cut-off and group: SNM, and every k' with its difference and interval."""
     counts = [row["num_hard_examples"] for row in result["rows"] if row["method"] == "s2m"]
     seeds = len(result["protocol"]["seeds"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.augmentation import moved_and_mirrored
+from experiments.augmentation import shift_and_mirror
 from experiments.counter_random import keys, uniform
 from experiments.image_models import LeNet, ResNet
 from experiments.stacked_models import Member, Pictures, StackedTraining
@@ -36,7 +36,7 @@ def test_pictures_are_those_cropped_one_by_one(shape):
     pixels = pictures(shape=shape).pixels
     ids = torch.randint(0, 20, (2, 30), generator=torch.Generator().manual_seed(1))
     key = keys(SEEDS, torch.tensor(5), purpose=2)
-    found = moved_and_mirrored(pixels, ids, key)
+    found = shift_and_mirror(pixels, ids, key)
     draws = uniform(key, 90).view(2, 30, 3)
     for seed in range(2):
         for place in range(30):

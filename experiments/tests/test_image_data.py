@@ -6,7 +6,12 @@ import tarfile
 
 import numpy as np
 import pytest
-from image_files import (
+
+from evenhand.data.download import RemoteFile
+from evenhand.errors import UserError
+from experiments import image_data
+from experiments.image_data import load_cifar10, load_mnist, main
+from experiments.tests.image_files import (
     binary_batches,
     cifar_arrays,
     idx,
@@ -15,11 +20,6 @@ from image_files import (
     write_mnist,
     write_tar,
 )
-
-from evenhand.data.download import RemoteFile
-from evenhand.errors import UserError
-from experiments import image_data
-from experiments.image_data import load_cifar10, load_mnist, main
 from file_server import served
 
 NAME = "train-images-idx3-ubyte"

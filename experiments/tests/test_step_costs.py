@@ -12,7 +12,7 @@ from experiments.scaling_laws import (
     expected_distinct,
     in_bags,
     law_of_counts,
-    thinned,
+    thin,
     uniform_law,
     zipf_law,
 )
@@ -99,7 +99,7 @@ def test_bags_and_survivors_of_them_are_those_that_are_counted():
         len(set(group[alive].ravel()))
         for group, alive in zip(bags.reshape(-1, 8, 5), survives.reshape(-1, 8), strict=True)
     ]
-    assert expected_distinct(thinned(expected, 0.25), 8) == pytest.approx(np.mean(sizes), rel=0.02)
+    assert expected_distinct(thin(expected, 0.25), 8) == pytest.approx(np.mean(sizes), rel=0.02)
 
 
 # Touched rows.

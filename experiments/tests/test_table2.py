@@ -15,9 +15,9 @@ from experiments import reproduce
 from experiments.imbalanced_images import accuracies, fixture, held_out, training_rows
 from experiments.output_folder import claim, digest_of
 from experiments.reproduce import main
-from experiments.seed_statistics import paired_difference, printed, summary, with_summaries
+from experiments.seed_statistics import add_summaries, format_table, paired_difference, summary
 from experiments.table2 import Run, _chosen, _planned, balanced, classifier_of, run_table
-from experiments.table2_rows import TABLES, checked_together, read_row, table_rows
+from experiments.table2_rows import TABLES, check_together, read_row, table_rows
 
 LABELS = np.repeat(np.arange(10), 300)
 ODD = "row.tail_classes=[1,3,5,7,9]"
@@ -151,11 +151,11 @@ def test_the_printed_table_names_what_diverged():
         ]
         return {"name": name, "learning_rate": 0.1, "per_seed": seeds, "paper": None, **more}
 
-    rows = with_summaries(
+    rows = add_summaries(
         [row("top-1", [math.nan, 0.5], is_baseline=False), row("SGD", [0.4, 0.4], is_baseline=True)]
     )
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(printed(rows, title="a table"))
+    console.print(format_table(rows, title="a table"))
     text = console.export_text()
     assert "top-1 (1 of 2 diverged)" in text
     assert "+0.1000" in text
@@ -256,7 +256,7 @@ def test_a_bad_row_is_one_sentence():
     with pytest.raises(UserError, match=r"has no section \[row\]"):
         read_row("", name="row.toml")
     with pytest.raises(UserError, match="agree on num_steps"):
-        checked_together([small_rows()[0], small_rows(num_steps=11)[1]])
+        check_together([small_rows()[0], small_rows(num_steps=11)[1]])
 
 
 # What is refused

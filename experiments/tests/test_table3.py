@@ -19,9 +19,9 @@ from experiments.table3 import (
     Trial,
     config_of,
     fixture,
+    format_table3,
     mean_recall,
     open_any,
-    printed_table3,
     run_table3,
 )
 
@@ -98,7 +98,7 @@ def test_settings_are_chosen_on_validation_with_equal_trials_and_the_test_part_i
         "all", "head", "torso", "tail", "head over pairs", "torso over pairs", "tail over pairs",
     }  # fmt: skip
     assert len(result["cells"]) == 4 * 7
-    assert printed_table3(result).row_count == 4 * 7
+    assert format_table3(result).row_count == 4 * 7
 
 
 def test_the_same_command_continues_without_training_again(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ TOOLS := $(VENV)/tools
 DRAWING := $(VENV)/drawing
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test nightly check coverage format bench figures fuzz clean
+.PHONY: demo test nightly check coverage format bench reproduce figures fuzz clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,17 @@ format: $(TOOLS)
 
 bench: $(READY)  ## time and memory of a step beside the other ways to write it
 	$(BIN)/python benchmarks/cpu.py
+
+reproduce: $(READY)  ## the paper's tables, hours on a GPU; QUICK=1: generated data, in seconds
+ifdef QUICK
+	$(BIN)/python -m experiments.reproduce --quick
+else
+	$(BIN)/python -m experiments.image_data mnist cifar10
+	$(BIN)/python -m experiments.reproduce table2-mnist --data downloads
+	$(BIN)/python -m experiments.reproduce table2-mnist-odd --data downloads
+	$(BIN)/python -m experiments.reproduce table2-cifar10 --steps 24000 --set row.stem=small --data downloads
+	$(BIN)/python -m experiments.reproduce table3 --data places
+endif
 
 $(DRAWING): $(READY)
 	$(INSTALL) '.[places,docs]'

@@ -9,9 +9,9 @@ import torch
 from evenhand.distributed.exchange import RowExchange, places_among, sorted_distinct_ids
 from evenhand.distributed.processes import Pulse, late_message, num_launched, num_restarts
 from evenhand.distributed.shards import Shards, share_of, share_sizes
-from evenhand.distributed.simulated import run_ranks
 from evenhand.models.encoders import RowGradients
 from evenhand.train_command import _without
+from experiments.simulated_ranks import run_ranks
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 7, 100])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evenhand.cli import _parser
+from experiments import reproduce
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -75,6 +76,14 @@ def test_every_command_is_one_the_parser_knows(page):
         assert not isinstance(parse(words), SystemExit), f"{place}: evenhand {shlex.join(words)}"
 
 
+@every_page
+def test_every_experiment_is_one_its_parser_knows(page):
+    for command in re.findall(
+        r"^python -m experiments\.reproduce (.*)", page.read_text("utf-8"), re.M
+    ):
+        assert reproduce._parser().parse_args(shlex.split(command, comments=True))
+
+
 def flags_by_command():
     """'data table' -> every flag that it takes, and so for all commands."""
     found = {}
@@ -87,6 +96,7 @@ def flags_by_command():
                     walk(inner, f"{name} {verb}".strip())
 
     walk(_parser(), "")
+    walk(reproduce._parser(), "python -m experiments.reproduce")
     return found
 
 
@@ -103,6 +113,7 @@ def named_flags(text, commands):
         for name in names
         if name and f"{words.strip()} ".startswith(f"{name} ")
     }
+    named |= {name for name in names if name.startswith("python") and name in text}
     for span in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
         words = span.split()
         if words[0] == "evenhand":

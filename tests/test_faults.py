@@ -269,7 +269,6 @@ READERS = {
     "slices": ["slices", "runs/a", "--permutations", "19"],
     "report": ["report", "runs/a"],
     "search": ["search", "runs/a", "wel"],
-    "reproduce": ["reproduce", "table3", "--quick"],
 }
 
 
@@ -306,9 +305,8 @@ WRITERS = {
     "evaluate": ["evaluate", "{}/a"],
     "slices": ["slices", "{}/a", "--permutations", "19"],
     "report": ["report", "{}/a"],
-    "reproduce": ["reproduce", "table3", "--data", "data", "--out", "{}/made", "--steps", "9"],
     "demo": ["demo", "--run", "{}/made"],
-    "fetch": ["data", "fetch", "mnist", "--folder", "{}/made"],
+    "fetch": ["data", "fetch", "eurlex-4k", "--folder", "{}/made"],
 }
 
 

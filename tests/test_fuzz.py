@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 
 from evenhand.building import check_all_ids
 from evenhand.config import build_config, read_settings, with_assignments
-from evenhand.data import images
 from evenhand.data.dataset import open_dataset
 from evenhand.data.extreme import _group_values
 from evenhand.data.folders import _members
-from evenhand.data.pickled import plain_values
 from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalized
 from evenhand.errors import UserError
 from evenhand.evaluation import load_outcome
@@ -180,36 +178,6 @@ def test_a_featurizer_of_a_data_set_is_checked():
     for change in changes:
         with pytest.raises(UserError, match="featurizer"):
             featurizer_from(whole | change)
-
-
-def doubled(times):
-    """A tuple of twice the same tuple of twice the same ..."""
-    return b"K\x01q\x01" + b"h\x01h\x01\x86q\x01" * times
-
-
-ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n\x85R(K\x01"
-CONTENT = b"cnumpy\ndtype\nU\x02u1\x85R\x89B\x00\x00\x00\x00tb."
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        b"\x80\x04" + doubled(60) + b"U\x01a\x93.",  # hashed for ever
-        b"\x80\x04" + doubled(60) + b")R.",
-        b"\x80\x02" + ARRAY + b"(" + b"J\xff\xff\xff\x7f" * 100_000 + b"t" + CONTENT,
-        b"\x80\x02" + ARRAY + doubled(60) + CONTENT,
-        b"\x80\x02U\x05numpyU\x07ndarray\x86\x85R.",  # a tuple that looks like a name
-    ],
-)
-def test_a_pickle_that_would_take_for_ever_is_refused_at_once(program):
-    with pytest.raises(UserError, match="nothing of it was executed"):
-        plain_values(program, source="p")
-
-
-def test_an_idx_file_of_nothing_times_very_much_is_refused(tmp_path):
-    data = b"\x00\x00\x08\x03" + b"\x00\x00\x00\x00" + b"\xff" * 8
-    with pytest.raises(UserError, match="promises"):
-        images._idx_array(written(tmp_path, "i", data), images.IMAGE_MAGIC)
 
 
 @pytest.mark.parametrize("change", [(b"?\x03?\x00", b"?\x03\xff\x00"), (b"train", b"tra\x80n")])

@@ -106,7 +106,6 @@ WITH_NAME = [
     ("data", "show", NO_UTF8), ("data", "check", NO_UTF8), ("data", "table", f"{NO_UTF8}.csv"),
     ("data", "extreme", "--train", NO_UTF8, "--test", NO_UTF8),
     ("data", "stream", "--train", NO_UTF8), ("data", "verify", "--folder", NO_UTF8),
-    ("reproduce", "table3", "--data", NO_UTF8),
 ]  # fmt: skip
 
 

@@ -6,8 +6,8 @@ import torch
 
 from evenhand.data.dataset import Rows
 from evenhand.errors import UserError
-from evenhand.reproduce.table3 import fixture
 from evenhand.search import ExactIndex, NeighbourIndex
+from experiments.table3 import fixture
 
 
 def rows_of(dense):

@@ -5,7 +5,6 @@ import gzip
 import re
 import zipfile
 
-import numpy as np
 import pytest
 
 import small
@@ -13,19 +12,16 @@ from evenhand.data import (
     PUBLIC_DATA,
     load_extreme,
     load_public_extreme,
-    load_public_images,
     open_dataset,
     public_data,
     read_extreme,
 )
-from evenhand.data.catalog import KNOWN_MD5, known_checksum
 from evenhand.data.download import RemoteFile
 from evenhand.data.folders import present_files
 from evenhand.errors import UserError
 from file_server import served
-from image_files import binary_batches, mnist_arrays, write_mnist, write_tar
 
-EXTREME = [data.name for data in PUBLIC_DATA.values() if data.extreme]
+EXTREME = list(PUBLIC_DATA)
 IN_TWO = [name for name in EXTREME if PUBLIC_DATA[name].extreme.whole is None]
 IN_ONE = [name for name in EXTREME if PUBLIC_DATA[name].extreme.whole]
 TRAIN = "4 5 3\n0,2 1:0.5 4:1\n1 0:1\n 2:2\n2 3:0.25\n"
@@ -73,8 +69,8 @@ def opened(name, folder):
 
 def test_the_promised_data_sets_are_known():
     assert list(PUBLIC_DATA) == [
-        "mnist", "cifar10", "amazoncat-13k", "eurlex-4k", "wiki10-31k", "delicious", "bibtex",
-        "amazon-670k", "wikilshtc-325k",
+        "amazoncat-13k", "eurlex-4k", "wiki10-31k", "delicious", "bibtex", "amazon-670k",
+        "wikilshtc-325k",
     ]  # fmt: skip
 
 
@@ -92,8 +88,8 @@ def test_every_entry_is_whole(data):
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("MNIST", "mnist"), ("cifar-10", "cifar10"), (" EURLex-4K ", "eurlex-4k"),
-     ("WikiLSHTC", "wikilshtc-325k"), ("AmazonCat", "amazoncat-13k")],
+    [("Bibtex", "bibtex"), (" EURLex-4K ", "eurlex-4k"), ("WikiLSHTC", "wikilshtc-325k"),
+     ("AmazonCat", "amazoncat-13k")],
 )  # fmt: skip
 def test_names_are_found_however_they_are_written(name, found):
     assert public_data(name).name == found
@@ -102,15 +98,8 @@ def test_names_are_found_however_they_are_written(name, found):
 def test_a_name_that_is_not_known():
     with pytest.raises(UserError, match="no public data set 'eurlex4'; did you mean 'eurlex-4k'"):
         public_data("eurlex4")
-    with pytest.raises(UserError, match="no public data set 'x'; known: mnist, cifar10, amazoncat"):
+    with pytest.raises(UserError, match="no public data set 'x'; known: amazoncat-13k, eurlex-4k"):
         public_data("x")
-
-
-def test_checksums_are_md5s_and_no_two_are_the_same():
-    assert len(set(KNOWN_MD5.values())) == len(KNOWN_MD5) == 8 + 2 + 12
-    assert all(re.fullmatch("[0-9a-f]{32}", digest) for digest in KNOWN_MD5.values())
-    assert known_checksum("train-images.idx3-ubyte") == known_checksum("train-images-idx3-ubyte")
-    assert known_checksum("train.txt") is None
 
 
 # --- a folder -------------------------------------------------------------------------------------
@@ -156,10 +145,6 @@ def test_an_absent_set_says_what_to_get_and_where(tmp_path):
         opened("AmazonCat-13K", tmp_path)
     with pytest.raises(UserError, match=r"Bibtex_data\.txt.*XMLRepository.* save it as .*bibtex\."):
         opened("Bibtex", tmp_path)
-    with pytest.raises(UserError, match="MNIST is not of the Extreme Classification Repository"):
-        opened("mnist", tmp_path)
-    with pytest.raises(UserError, match="Bibtex holds no images"):
-        load_public_images("bibtex", tmp_path)
 
 
 def test_an_archive_that_is_damaged(tmp_path):
@@ -301,15 +286,15 @@ def serve(monkeypatch, name, url):
 
 
 def test_list_shows_what_is_known_and_what_is_here(user, tmp_path):
-    write_mnist(tmp_path / "downloads/mnist")
-    (tmp_path / "downloads/cifar10").mkdir()
-    (tmp_path / "downloads/cifar10/cifar-10-binary.tar.gz.part").touch()
+    write_zip(tmp_path / "downloads/delicious/Delicious.zip", texts_of("delicious"), "Delicious/")
+    (tmp_path / "downloads/eurlex-4k").mkdir()
+    (tmp_path / "downloads/eurlex-4k/eurlex-4k.zip.part").touch()
     answer = user("data", "list")
     assert (answer.code, answer.err) == (0, "")
     for data in PUBLIC_DATA.values():
         assert data.title in answer.out
-    assert re.search(r"MNIST .*12 MB.* downloads/mnist", answer.out)
-    assert re.search(r"CIFAR-10 .*170 MB.* not complete", answer.out)
+    assert re.search(r"Delicious .*by hand.* downloads/delicious", answer.out)
+    assert re.search(r"EURLex-4K .*yes.* not complete", answer.out)
     assert re.search(r"Bibtex .*by hand.* - ", answer.out)
 
 
@@ -355,35 +340,17 @@ def test_a_failed_fetch_tells_the_way_by_hand(user, tmp_path, monkeypatch):
     assert list((tmp_path / "downloads/eurlex-4k").iterdir()) == []
 
 
-def test_fetch_of_all_files_of_mnist(user, tmp_path, monkeypatch):
-    """Four files; those that are there already are not asked for."""
-    write_mnist(tmp_path / "source", is_zipped=True)
-    names = [file.name for file in PUBLIC_DATA["mnist"].files]
-    with served((tmp_path / "source" / names[0]).read_bytes()) as (url, server):
-        files = tuple(RemoteFile(name, (url,)) for name in names)
-        changed = dataclasses.replace(PUBLIC_DATA["mnist"], files=files)
-        monkeypatch.setitem(PUBLIC_DATA, "mnist", changed)
-        monkeypatch.setattr("evenhand.data.folders.known_checksum", lambda name: None)
-        (tmp_path / "d/mnist").mkdir(parents=True)
-        for name in names[1:]:
-            (tmp_path / "d/mnist" / name).write_bytes((tmp_path / "source" / name).read_bytes())
-        answer = user("data", "fetch", "mnist", "--folder", "d")
-        assert (answer.code, answer.err) == (0, "")
-        assert len(server.requests) == 1
-    assert "MNIST: 7 / 3 images" in answer.out
-    images = load_public_images("mnist", tmp_path / "d")
-    np.testing.assert_array_equal(images.train_images, mnist_arrays()[0])
-
-
 def test_verify_says_what_is_wrong_and_goes_on(user, tmp_path):
     assert "downloads holds no public data set" in user("data", "verify").err
-    write_mnist(tmp_path / "downloads/mnist")
+    damaged = tmp_path / "downloads/amazoncat-13k/AmazonCat.zip"
+    write_zip(damaged, texts_of("amazoncat-13k"), "AmazonCat/")
+    changed = bytearray(damaged.read_bytes())
+    changed[60] ^= 255
+    damaged.write_bytes(changed)
     write_zip(tmp_path / "downloads/bibtex/Bibtex.zip", texts_of("bibtex"), "Bibtex/")
     answer = user("data", "verify")
-    assert answer.code == 2  # of tiny files the md5 is not that of MNIST's
-    assert re.search(
-        r"train-images-idx3-ubyte has the md5 \w+, but 6bbc\w+ is published", answer.err
-    )
+    assert answer.code == 2
+    assert re.search(r"AmazonCat\.zip.*(is damaged|cannot be read)", answer.err)
     assert "Bibtex.zip: no checksum is published; its sha256 was written to" in answer.out
     assert user("data", "verify", "bibtex").code == 0
     data = bytearray((tmp_path / "downloads/bibtex/Bibtex.zip").read_bytes())
@@ -407,13 +374,6 @@ def test_verify_in_a_folder_that_is_only_read(user, tmp_path, monkeypatch):
     assert "could not be kept" in answer.out
 
 
-def test_verify_of_cifar_in_its_archive(user, tmp_path, monkeypatch):
-    write_tar(tmp_path / "downloads/cifar10/cifar-10-binary.tar.gz", binary_batches())
-    assert "but c32a1d4ab5d03f1284b67883e8d87530 is published" in user("data", "verify").err
-    monkeypatch.setattr("evenhand.data.folders.known_checksum", lambda name: None)
-    assert "CIFAR-10: 20 / 4 images" in user("data", "verify", "cifar10").out
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -421,7 +381,7 @@ def test_verify_of_cifar_in_its_archive(user, tmp_path, monkeypatch):
         (["--train", "a"], "or --train and --test"),
         (["bibtex", "--train", "a"], "give the name alone, or files alone"),
         (["bibtx"], "did you mean 'bibtex'?"),
-        (["mnist"], "but images"),
+        (["mnist"], "no public data set 'mnist'"),
     ],
 )
 def test_extreme_wants_a_name_or_files(user, words, said):

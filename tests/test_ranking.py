@@ -18,10 +18,10 @@ from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.pipeline import evaluate_model, evaluate_run
 from evenhand.ranking import fitted_ranker, load_ranker, ranker_path, save_ranker
-from evenhand.reproduce.table3 import fixture
 from evenhand.runs import load_result, read_about
 from evenhand.saved_models import load_model, weights_path
 from evenhand.training_run import begin_run, train_run
+from experiments.table3 import fixture
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 

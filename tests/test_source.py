@@ -58,8 +58,6 @@ ALLOWED = {
     ("training/checkpoint.py", "write_text"): (1, "the same"),
     ("training/checkpoint_files.py", "write_text"): (1, "the same"),
     ("training/checkpoint_files.py", "os.replace"): (3, "the same, and out of its way"),
-    ("reproduce/table3.py", "mkdir"): (1, "a folder that means nothing before seconds.json"),
-    ("reproduce/command.py", "TemporaryDirectory"): (2, "a quick look, removed at the end"),
     ("doctor/usable.py", "TemporaryDirectory"): (1, "to try a disk, removed at the end"),
     ("doctor/speed.py", "open"): (1, "the same"),
 }  # fmt: skip
@@ -155,12 +153,10 @@ MAY_READ = {
     "doctor/usable.py": "files of the system",
     "evaluation/outcome.py": "from what open_input opened",
     "report/page.py": "files of the package",
-    "reproduce/rows.py": "the same",
     "config.py": "the same",
     "demo.py": "the same",
     "data/npy.py": "after open_input of the same file",
-    "data/images.py": "after check_is_file",
-    "data/files.py": "the same",
+    "data/files.py": "after check_is_file",
     "data/folders.py": "archives that are files",
     "data/download.py": "the network",
     "data/spool.py": "shards of our own",
@@ -217,7 +213,6 @@ def test_raw_reads_are_found(code, found):
 # Modules whose readers run what they read, or whose use is a command line from a string.
 NEVER_IMPORTED = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve",
                   "marshal", "yaml", "xml", "commands", "telnetlib", "ftplib"}  # fmt: skip
-# evenhand/data/pickled.py reads pickles by pickletools, which names opcodes and runs none.
 NEVER_CALLED = {
     "eval", "exec", "compile", "__import__", "execfile", "input", "os.system", "os.popen",
     "tempfile.mktemp", "pickle.load", "pickle.loads", "yaml.load", "marshal.loads",

@@ -5,8 +5,8 @@ import torch
 
 from evenhand.distributed.search import SplitIndex
 from evenhand.distributed.shards import Shards
-from evenhand.distributed.simulated import run_ranks
 from evenhand.search import ExactIndex
+from experiments.simulated_ranks import run_ranks
 
 NUM_RANKS = [1, 2, 3, 7]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from evenhand.distributed.simulated import run_ranks
 from evenhand.training.loop import pace_at, train_step
+from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, tagged_dataset, text_dataset
 from split import joined, split_training, tables_of, trained, whole_training
 

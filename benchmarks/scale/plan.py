@@ -3,7 +3,7 @@
     python benchmarks/scale/plan.py
     python benchmarks/scale/plan.py --ranks 64 --batch-size 131072 --gigabits 200
 
-Bytes and memory are those of `evenhand.distributed.costs`. Time is the sum of three parts, none of
+Bytes and memory are those of `experiments.step_costs`. Time is the sum of three parts, none of
 them overlapped: computing, at the measured time of a step on one H200 (benchmarks/results/
 speed-gpu.json, and docs/speed.md for plain torch) times the examples of a rank over those of the
 measured step; sending, at the share of the link that is assumed to be used; and waiting, once for
@@ -13,6 +13,7 @@ every message. The last two are assumptions: NCCL over several GPUs has not been
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from evenhand.distributed.costs import StepShape, bytes_sent, flops, memory_held, touched
-from evenhand.distributed.laws import in_bags, zipf_law
+sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
+from experiments.scaling_laws import in_bags, zipf_law
+from experiments.step_costs import StepShape, bytes_sent, flops, memory_held, touched
 
 RESULTS = Path(__file__).parents[1] / "results"
 NUM_LABELS, NUM_EXAMPLES = 10**9, 10**10

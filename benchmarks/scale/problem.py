@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Part, Rows
-from evenhand.distributed.costs import StepShape
-from evenhand.distributed.laws import Law, in_bags, uniform_law, zipf_law
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.kernels.permutation import permuted
@@ -39,6 +37,10 @@ from evenhand.training.loop import (
 )
 from evenhand.training.optimizers import RowAdagrad
 from evenhand.training.split_step import SplitStep
+
+sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
+from experiments.scaling_laws import Law, in_bags, uniform_law, zipf_law
+from experiments.step_costs import StepShape
 
 SCALE = 20.0
 LEARNING_RATE = 1e-4  # labels here are random: trained, all queries would only come to be alike

@@ -24,6 +24,7 @@ import resource
 import socket
 import statistics
 import struct
+import sys
 import tempfile
 import time
 import tomllib
@@ -46,14 +47,16 @@ from torch import Tensor
 from evenhand.building import build_training
 from evenhand.config import Config, build_config
 from evenhand.data.dataset import Dataset, Rows
-from evenhand.distributed.costs import StepShape, bytes_sent, kept_label_bounds, memory_held
-from evenhand.distributed.laws import law_of_counts
 from evenhand.distributed.ranks import ProcessRanks, Ranks
-from evenhand.distributed.simulated import run_ranks
 from evenhand.files import read_json, write_json
 from evenhand.pipeline import open_data
 from evenhand.training import split_step as split_step_module
 from evenhand.training.split_step import SplitStep
+
+sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
+from experiments.scaling_laws import law_of_counts
+from experiments.simulated_ranks import run_ranks
+from experiments.step_costs import StepShape, bytes_sent, kept_label_bounds, memory_held
 
 RESULTS = Path(__file__).parents[1] / "results" / "scaling-ranks.json"
 LABELS = (10**4, 10**5, 10**6, 10**7)

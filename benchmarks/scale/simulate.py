@@ -17,6 +17,7 @@ are asked for.
 
 import argparse
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,16 +40,18 @@ from rich.console import Console
 from torch import Tensor
 
 from evenhand.data.dataset import Part
-from evenhand.distributed.costs import StepShape, bytes_sent, owed_rows, touched
 from evenhand.distributed.exchange import RowExchange, sorted_distinct_ids
-from evenhand.distributed.laws import zipf_law
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards, share_of
-from evenhand.distributed.simulated import run_ranks
 from evenhand.files import read_json, write_json
 from evenhand.models.encoders import BagEncoder, RowGradients
 from evenhand.models.retriever import Retriever
 from evenhand.sampling import UniformSampler
+
+sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
+from experiments.scaling_laws import zipf_law
+from experiments.simulated_ranks import run_ranks
+from experiments.step_costs import StepShape, bytes_sent, owed_rows, touched
 
 RANKS = (8, 32, 128, 512)
 FIXED_BATCH, SHARE = 4096, 256

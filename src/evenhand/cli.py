@@ -75,7 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_tune(verbs)
     _add_readers(verbs)
     _add_data(verbs)
-    _add_reproduce(verbs)
     demo = _verb(verbs, "demo", "SNM and S2M on places, side by side, in minutes")
     demo.add_argument("--run", default="runs/demo", help="folder to write to (%(default)s)")
     _finish(demo, "demo_command")
@@ -322,7 +321,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
 def _add_public(kinds: Any) -> None:
     listed = _verb(kinds, "list", "the public data sets that are known, and which are here")
     fetch = _verb(kinds, "fetch", "public data sets over the network, continued and checked")
-    fetch.add_argument("names", nargs="+", metavar="name", help="such as mnist, cifar10, EURLex-4K")
+    fetch.add_argument("names", nargs="+", metavar="name", help="such as EURLex-4K, Wiki10-31K")
     verify = _verb(kinds, "verify", "check the files of public data sets in a folder")
     verify.add_argument("name", nargs="?", help="(all that are there)")
     for parser, command in (
@@ -338,58 +337,6 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", default="downloads", help="of public data sets, or of one (%(default)s)"
     )
-
-
-def _add_reproduce(verbs: Any) -> None:
-    parser = _verb(verbs, "reproduce", "run a table of the paper, beside the paper's figures")
-    parser.add_argument(
-        "table", nargs="?", help="table2-mnist, table2-mnist-odd, table2-cifar10 or table3"
-    )
-    parser.add_argument(
-        "--data",
-        help="folder with the files of MNIST or CIFAR-10; for table3: 'places', a folder made by "
-        "`evenhand data`, or one with train.txt and test.txt",
-    )
-    parser.add_argument("--out", help="folder to write, and to continue from (runs/<table>)")
-    parser.add_argument("--json", help="file to write the figures to as well")
-    parser.add_argument("--quick", action="store_true", help="on generated data, in seconds")
-    parser.add_argument(
-        "--tune", action="store_true", help="choose each row's learning rate on validation first"
-    )
-    parser.add_argument("--tune-only", action="store_true", help="with --tune: only choose")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        nargs="+",
-        help="training steps (the paper's; of table3: what is tried)",
-    )
-    parser.add_argument("--power", type=float, help="of table3's loss: 1 (the default) or 2")
-    parser.add_argument(
-        "--learning-rates", type=float, nargs="+", help="what table3 tries for every k'"
-    )
-    parser.add_argument("--tuning-steps", type=int, help="steps of a trial of --tune")
-    parser.add_argument("--seeds", type=int, nargs="+", help="seeds of the table")
-    parser.add_argument("--tuning-seeds", type=int, nargs="+", help="other seeds, for --tune")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="ROW.KEY=VALUE",
-        help="any setting of table 2's rows, such as row.tail_classes=[1,3,5,7,9]",
-    )
-    parser.add_argument("--every", type=int, help="steps between evaluations (a fifth of all)")
-    parser.add_argument("--minutes", type=float, help="stop after so many, to be continued")
-    parser.add_argument(
-        "--no-controls", action="store_true", help="without SGD at the larger learning rates"
-    )
-    parser.add_argument(
-        "--mask-all-positives",
-        action="store_true",
-        help="table3 with every positive of a query kept out of its negatives",
-    )
-    parser.add_argument("--no-compile", action="store_true", help="do not try compiled code")
-    parser.add_argument("--no-checkpoints", action="store_true", help="nothing to continue from")
-    _finish(parser, "reproduce_command")
 
 
 def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:

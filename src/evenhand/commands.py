@@ -49,7 +49,6 @@ from evenhand.pipeline import evaluate_run, label_index, open_run_data
 from evenhand.progress import PipedConsole, count_bar, file_bar
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
-from evenhand.reproduce.command import reproduce
 from evenhand.runs import RunResult, check_trained_on, load_result
 from evenhand.saved_models import load_model, run_config
 from evenhand.stream_command import data_check, data_stream
@@ -86,10 +85,6 @@ def train_command(options: argparse.Namespace) -> int:
 def tune_command(options: argparse.Namespace) -> int:
     config = None if options.resume else _config(options)
     return tune(options, config, device=_device(options), console=console)
-
-
-def reproduce_command(options: argparse.Namespace) -> int:
-    return reproduce(options, device=_device(options), console=console)
 
 
 def average_command(options: argparse.Namespace) -> int:

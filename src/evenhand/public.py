@@ -20,8 +20,7 @@ def list_public(folder: Path, console: Console) -> None:
     """The catalogue, and what of it is in the folder."""
     table = Table("name", "what it is", "to fetch", f"in {folder}")
     for data in PUBLIC_DATA.values():
-        size = data.num_bytes()
-        told = "by hand" if not data.files[0].urls else f"{size / 1e6:,.0f} MB" if size else "yes"
+        told = "yes" if data.files[0].urls else "by hand"
         table.add_row(data.title, data.about, told, Text(_presence(data, folder)))
     console.print(table)
     console.print(
@@ -50,8 +49,7 @@ def fetch_public(names: list[str], folder: Path, console: Console) -> None:
         told = verified(data, folder)
         console.print("\n".join(told))
         console.print(f"{data.licence} Cite: {data.citation}")
-        if data.extreme is not None:
-            console.print(f"open it with: evenhand data extreme {data.name} --folder {folder}")
+        console.print(f"open it with: evenhand data extreme {data.name} --folder {folder}")
 
 
 def verify_public(name: str | None, folder: Path, console: Console) -> None:

@@ -8,8 +8,6 @@ import math
 from evenhand.config import build_config
 from evenhand.files import read_json
 from evenhand.report import curves, page
-from evenhand.reproduce.belonging import claim
-from evenhand.reproduce.table2 import chosen_rates, earlier_result
 from evenhand.runs import _read_scores, check_trained_on, read_about, read_metrics
 from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
@@ -162,33 +160,6 @@ SEARCH = Target(
 )
 
 
-def _read_reproduction(data: bytes) -> Exception | None:
-    """The three records of a folder of `reproduce`, each from the same bytes."""
-    path = in_memory("reproduce/settings.json", data)
-    rates, refusal = answer(lambda: chosen_rates(path, ["a", "b"]))
-    if refusal is None:
-        require(set(rates) >= {"a", "b"}, f"rates of {list(rates)}")
-        require(all(0 < rate < math.inf for rate in rates.values()), f"{rates}")
-    result, refused = answer(lambda: earlier_result(path))
-    if refused is None:
-        require(math.isfinite(result["seconds"] + 1) and result["curve"] is not None, "result")
-    answer(lambda: claim(path.parent, {"steps": 3}))
-    return refusal
-
-
-REPRODUCTION = Target(
-    "reproduce-json",
-    _read_reproduction,
-    (
-        _json({"chosen": [{"name": n, "learning_rate": 0.1} for n in "ab"], "steps": 3}),
-        _json(
-            {"seconds": 3, "curve": [], "chosen": [{"name": n, "learning_rate": 1} for n in "ab"]}
-        ),
-    ),
-    (*JSON_WORDS, b'"chosen"', b'"learning_rate": 0'),
-)
-
-
 def _read_any_json(data: bytes) -> Exception | None:
     path = in_memory("any.json", data)
     value, refusal = answer(lambda: read_json(path))
@@ -206,4 +177,4 @@ ANY_JSON = Target(
     "json", _read_any_json, (_json(ABOUT), _json(TUNING), b"[1, 2.5e3, null]"), JSON_WORDS
 )
 
-TARGETS = (RUN, METRICS, SCORES, SEARCH, REPRODUCTION, ANY_JSON)
+TARGETS = (RUN, METRICS, SCORES, SEARCH, ANY_JSON)

@@ -11,12 +11,12 @@ from evenhand.config import build_config
 from evenhand.data.journal import JOURNAL, Journal, Sizes, Source, open_journal, write_journal
 from evenhand.data.manifest import MANIFEST as DATA_MANIFEST
 from evenhand.data.manifest import check_manifest, write_manifest
-from evenhand.distributed.simulated import run_ranks
 from evenhand.distributed.weights import index_path, save_split
 from evenhand.models.initial import RowRange
 from evenhand.saved_models import fill_model
 from evenhand.training.checkpoint import Checkpoint, save_checkpoint
 from evenhand.training.checkpoint_files import MANIFEST, Table, problem_of
+from experiments.simulated_ranks import run_ranks
 
 from .record_targets import JSON_WORDS
 from .target import Target, answer, require, scratch

@@ -1,7 +1,6 @@
 """Targets that read settings: TOML, --set, --search, command lines, names of scores and groups."""
 
 import contextlib
-import dataclasses
 import io
 import os
 
@@ -12,7 +11,6 @@ from evenhand.config import build_config, read_settings, to_toml, with_assignmen
 from evenhand.data.dataset import Dataset, Groups, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score
-from evenhand.reproduce.rows import read_row
 from evenhand.tuning.shares import group_share, num_hard_examples_for
 from evenhand.tuning.space import default_space, parsed_space, setting_of, with_settings
 
@@ -126,9 +124,9 @@ VERBS = (
     b"--hard-examples", b"--smallest-share", b"--smallest-group", b"--trials", b"--max-drop",
     b"data",
     b"--search", b"--average", b"--criterion", b"places", b"extreme", b"table", b"--min-population",
-    b"--validation-fraction", b"--validation-block", b"--group", b"reproduce", b"--seeds",
+    b"--validation-fraction", b"--validation-block", b"--group",
     b"search",
-    b"--results", b"--learning-rates", b"--minutes", b"--power", b"--every", b"slices", b"--top",
+    b"--results", b"slices", b"--top",
     b"--conditions", b"evaluate", b"--part", b"--device", b"--", b"-", b"--version", b"-h",
     b"--s=1",
 )  # fmt: skip
@@ -166,41 +164,9 @@ ARGUMENTS = Target(
         b"tune\n--trials\n4\n--search\nloss.margin=0.1,0.2\n--smallest-share\n0.02\n--seed\n1",
         b"train\nconfig.toml\n--set\nloss.name=softmax\n--hard-examples\n7\n--data\nd",
         b"data\nextreme\n--train\na\n--test\nb\n--validation-fraction\n.1",
-        b"reproduce\ntable3\n--seeds\n1\n2\n--learning-rates\n.1\n1e-3\n--minutes\n3",
     ),
     tuple(b"\n" + verb + b"\n" for verb in VERBS),
 )
-
-ROW = b"""[row]
-name = "S2M, k' = 8"
-data = "mnist"
-model = "lenet"
-num_hard_examples = 8
-learning_rate = 0.01
-learning_rates = [0.01, 0.02]
-num_steps = 100
-tuning_steps = 10
-seeds = [1, 2]
-tuning_seeds = [3]
-[paper]
-head = 0.9
-tail = 0.5
-full = 0.7
-"""
-
-
-def _read_row(data: bytes) -> Exception | None:
-    text = data.decode("utf-8", "replace")
-    row, refusal = answer(lambda: read_row(text, name="row.toml"))
-    if refusal is None:
-        for field in dataclasses.fields(row.row):
-            value = getattr(row.row, field.name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            require(not is_number or abs(value) < float("inf"), f"{field.name} = {value}")
-    return refusal
-
-
-ROWS = Target("table-rows", _read_row, (ROW,), (*SETTINGS, b"tail_classes = [1]", b"widths = []"))
 
 SCORES = [
     Score("recall@10", column, group, value, value, value, 40, is_judged=True)
@@ -247,4 +213,4 @@ def _share(data: bytes) -> Exception | None:
 
 SHARES = Target("group-shares", _share, (b"script=THAI", b" script = THAI "), (b"LATIN", b"="))
 
-TARGETS = (CONFIG, ASSIGNMENTS, SPACE, ARGUMENTS, ROWS, SELECTORS, SHARES)
+TARGETS = (CONFIG, ASSIGNMENTS, SPACE, ARGUMENTS, SELECTORS, SHARES)

@@ -1,7 +1,6 @@
 """Slow, obvious parsers, written from the formats and not from the code. None: refused."""
 
 import re
-import struct
 
 import numpy as np
 
@@ -182,24 +181,6 @@ def _line_end(text: str, place: int) -> int | None:
     while text[place] == "\r":
         place += 1
     return place + 1 if text[place] == "\n" else None
-
-
-# --- images ---------------------------------------------------------------------------------------
-
-
-def idx(data: bytes, magic: int) -> tuple | None:
-    """(shape, bytes)"""
-    num_dimensions = magic % 256
-    start = 4 + 4 * num_dimensions
-    if len(data) < start or struct.unpack(">I", data[:4])[0] != magic:
-        return None
-    shape = struct.unpack(f">{num_dimensions}I", data[4:start])
-    size = 1
-    for length in shape:
-        if length > 2**28:
-            return None
-        size *= length
-    return (shape, data[start:]) if size == len(data) - start else None
 
 
 # --- text -----------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@
     dataset = save_dataset(dataset, Path("datasets/pairs"))
 
 `load_places` is the default data set, `load_table` reads one's own pairs of texts, `load_extreme`
-the Extreme Classification format; `load_public_extreme` and `load_public_images` open public data
-sets by name from a folder. All but the last return a `Dataset`: parts (train, validation, test) of
-queries with features, positives and groups.
+the Extreme Classification format, `load_public_extreme` opens a public data set by name from a
+folder. All return a `Dataset`: parts (train, validation, test) of queries with features, positives
+and groups.
 """
 
 from evenhand.data.catalog import PUBLIC_DATA, PublicData, public_data
@@ -26,9 +26,8 @@ from evenhand.data.dataset import (
     taken_rows,
 )
 from evenhand.data.extreme import ExtremeFile, load_extreme, load_extreme_split, read_extreme
-from evenhand.data.folders import load_public_extreme, load_public_images
+from evenhand.data.folders import load_public_extreme
 from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups_by_pairs
-from evenhand.data.images import ImageData, load_cifar10, load_mnist
 from evenhand.data.places import load_places
 from evenhand.data.table import load_table
 from evenhand.data.text import NgramFeaturizer, featurizer_from, normalized, script_of
@@ -38,7 +37,6 @@ __all__ = [
     "Dataset",
     "ExtremeFile",
     "Groups",
-    "ImageData",
     "NgramFeaturizer",
     "Pairs",
     "Part",
@@ -49,13 +47,10 @@ __all__ = [
     "featurizer_from",
     "frequency_groups_by_labels",
     "frequency_groups_by_pairs",
-    "load_cifar10",
     "load_extreme",
     "load_extreme_split",
-    "load_mnist",
     "load_places",
     "load_public_extreme",
-    "load_public_images",
     "load_table",
     "memberships",
     "normalized",

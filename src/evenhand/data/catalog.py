@@ -8,8 +8,7 @@ import dataclasses
 import difflib
 from typing import NamedTuple
 
-from evenhand.data.download import Checksum, RemoteFile
-from evenhand.data.images import CIFAR_BATCHES
+from evenhand.data.download import RemoteFile
 from evenhand.errors import UserError
 
 
@@ -40,13 +39,9 @@ class PublicData:
     page: str  # where a person finds it
     licence: str
     citation: str
+    extreme: ExtremeNames
+    counts: ExtremeCounts
     aliases: tuple[str, ...] = ()
-    extreme: ExtremeNames | None = None  # None: images
-    counts: ExtremeCounts | None = None
-
-    def num_bytes(self) -> int | None:
-        sizes = [file.num_bytes for file in self.files]
-        return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def public_data(name: str) -> PublicData:
@@ -59,80 +54,6 @@ def public_data(name: str) -> PublicData:
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PUBLIC_DATA)}"
     raise UserError(f"there is no public data set {name!r}; {hint}")
 
-
-def known_checksum(name: str) -> Checksum | None:
-    """What a file of this name must come to, where that is published."""
-    digest = KNOWN_MD5.get(name) or KNOWN_MD5.get(name.replace(".idx", "-idx"))
-    return Checksum("md5", digest) if digest else None
-
-
-# --- checksums ------------------------------------------------------------------------------------
-
-MNIST_GZ = {
-    "train-images-idx3-ubyte.gz": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
-    "train-labels-idx1-ubyte.gz": ("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
-    "t10k-images-idx3-ubyte.gz": ("9fb629c4189551a2d022fa330f9573f3", 1_648_877),
-    "t10k-labels-idx1-ubyte.gz": ("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
-}
-CIFAR_BINARY_MD5 = (
-    "5dd7e06a14cb22eb9f671a540d1b7c25", "5ea93a67294ea407fff1d09f752e9692",
-    "942cd6a4bcdd0dd3c604fbe906cb4421", "ae636b3ba5c66a11e91e8cb52e771fcb",
-    "53f37980c15c3d472c316c40844f3f0d", "803d5f7f4d78ea53de84dbe85f74fb6d",
-)  # fmt: skip
-CIFAR_PYTHON_MD5 = (
-    "c99cafc152244af753f735de768cd75f", "d4bba439e000b95fd0a9bffe97cbabec",
-    "54ebc095f3ab1f0389bbae665268c751", "634d18415352ddfa80567beed471001a",
-    "482c414d41f54cd18b22e5b47cb7c3cb", "40351d587109b95175f43aff81a1287e",
-)  # fmt: skip
-KNOWN_MD5 = {
-    **{name: digest for name, (digest, _) in MNIST_GZ.items()},
-    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-    "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
-    "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
-    **{f"{name}.bin": md5 for name, md5 in zip(CIFAR_BATCHES, CIFAR_BINARY_MD5, strict=True)},
-    **dict(zip(CIFAR_BATCHES, CIFAR_PYTHON_MD5, strict=True)),
-}
-
-# --- images ---------------------------------------------------------------------------------------
-
-MNIST_MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "http://yann.lecun.com/exdb/mnist/",
-)
-MNIST = PublicData(
-    name="mnist",
-    title="MNIST",
-    about="60,000 / 10,000 handwritten digits, 28 x 28 grey points, 10 classes",
-    files=tuple(
-        RemoteFile(name, tuple(mirror + name for mirror in MNIST_MIRRORS), known_checksum(name), n)
-        for name, (_, n) in MNIST_GZ.items()
-    ),
-    page="http://yann.lecun.com/exdb/mnist/",
-    licence="Copyright of Yann LeCun and Corinna Cortes, CC BY-SA 3.0.",
-    citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document "
-    "recognition, Proceedings of the IEEE 86(11), 1998.",
-)
-CIFAR10 = PublicData(
-    name="cifar10",
-    title="CIFAR-10",
-    about="50,000 / 10,000 photographs, 32 x 32 coloured points, 10 classes",
-    files=(
-        RemoteFile(
-            "cifar-10-binary.tar.gz",
-            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-            known_checksum("cifar-10-binary.tar.gz"),
-            170_052_171,
-        ),
-    ),
-    page="https://www.cs.toronto.edu/~kriz/cifar.html",
-    licence="No licence is stated.",
-    citation="Krizhevsky: Learning multiple layers of features from tiny images, 2009.",
-    aliases=("cifar-10",),
-)
 
 # --- the Extreme Classification Repository --------------------------------------------------------
 
@@ -225,4 +146,4 @@ EXTREME_DATA = (
     ),
 )
 
-PUBLIC_DATA = {data.name: data for data in (MNIST, CIFAR10, *EXTREME_DATA)}
+PUBLIC_DATA = {data.name: data for data in EXTREME_DATA}

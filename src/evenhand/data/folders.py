@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from evenhand.data.catalog import ExtremeNames, PublicData, known_checksum, public_data
+from evenhand.data.catalog import ExtremeNames, PublicData, public_data
 from evenhand.data.dataset import Dataset
 from evenhand.data.download import ProgressFn, check_file
 from evenhand.data.extreme import ProgressFn as RowsFn
 from evenhand.data.extreme import load_extreme, load_extreme_split, read_header
 from evenhand.data.files import OPENERS
-from evenhand.data.images import ImageData, cifar_paths, load_cifar10, load_mnist, mnist_paths
 from evenhand.errors import UserError
 
 GENERAL_NAMES = ("train.txt", "test.txt")  # of newer archives; they tell nothing by themselves
@@ -32,16 +31,6 @@ class ExtremeFiles(NamedTuple):
     train: Path
     test: Path
     whole: Path | None = None  # then the other two are lists of its rows
-
-
-def load_public_images(name: str, folder: Path) -> ImageData:
-    """MNIST or CIFAR-10 from a folder."""
-    data = public_data(name)
-    if data.name == "mnist":
-        return load_mnist(folder)
-    if data.name == "cifar10":
-        return load_cifar10(folder)
-    raise UserError(f"{data.title} holds no images; open it with: evenhand data extreme {name}")
 
 
 def load_public_extreme(
@@ -71,8 +60,6 @@ def load_public_extreme(
 
 def present_files(data: PublicData, folder: Path) -> list[Path]:
     """The files on the disk that make the data set, or a `UserError` that says what is missing."""
-    if data.extreme is None:
-        return mnist_paths(folder) if data.name == "mnist" else cifar_paths(folder)
     files = [path for path in extreme_files(data, folder) if path is not None]
     on_disk = [next(place for place in (path, *path.parents) if place.exists()) for path in files]
     return list(dict.fromkeys(on_disk))  # an archive once
@@ -82,23 +69,16 @@ def verified(data: PublicData, folder: Path, *, progress_fn: ProgressFn | None =
     """Sentences on what was found right; what is wrong is a `UserError`."""
     told = []
     for path in present_files(data, folder):
-        held_to = check_file(path, known_checksum(path.name), progress_fn=progress_fn)
+        held_to = check_file(path, None, progress_fn=progress_fn)
         if path.suffix == ".zip":
             _check_archive(path)
             held_to += ", every member is whole"
         told.append(f"{path}: {held_to}")
-    if data.extreme is None:
-        images = load_public_images(data.name, folder)
-        told.append(
-            f"{data.title}: {len(images.train_images):,} / {len(images.test_images):,} images"
-        )
-        return told
     return [*told, _counted(data, extreme_files(data, folder))]
 
 
 def _counted(data: PublicData, files: ExtremeFiles) -> str:
     """What the headers say, beside what is published."""
-    assert data.counts is not None
     published = data.counts
     if files.whole is not None:
         header = read_header(files.whole)
@@ -123,11 +103,6 @@ def _counted(data: PublicData, files: ExtremeFiles) -> str:
 
 def extreme_files(data: PublicData, folder: Path) -> ExtremeFiles:
     """Where train, test and, for the small sets, the file of all documents are."""
-    if data.extreme is None:
-        raise UserError(
-            f"{data.title} is not of the Extreme Classification Repository but images; read it "
-            f"with evenhand.data.load_{data.name}"
-        )
     for place in _places(data, folder):
         if (files := _in_place(place, data.extreme)) is not None:
             return files
@@ -154,7 +129,6 @@ GENERAL = ExtremeNames((), *GENERAL_NAMES)
 
 
 def _own_places(data: PublicData, folder: Path) -> Iterator[Path]:
-    assert data.extreme is not None
     for base in (folder / data.name, folder / data.title, folder):
         if base != folder:
             yield base
@@ -189,7 +163,6 @@ def _files(found: dict[str, Path], names: ExtremeNames) -> ExtremeFiles | None:
 
 
 def _archives(data: PublicData, folder: Path) -> Iterator[Path]:
-    assert data.extreme is not None
     stems = (data.name, data.title, f"{data.title}.bow", *data.extreme.folders)
     for base in (folder / data.name, folder / data.title, folder):
         for stem in dict.fromkeys(stems):

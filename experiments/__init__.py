@@ -1,0 +1,1 @@
+"""The paper's tables, the comparison with other systems, and what scaling costs."""

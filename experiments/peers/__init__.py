@@ -1,0 +1,1 @@
+"""Evenhand beside PECOS XR-Linear and napkinXC, on the same files and features."""

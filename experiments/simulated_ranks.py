@@ -1,0 +1,92 @@
+"""Ranks that are threads of one process: the same code, its bytes counted and not sent."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from evenhand.distributed.ranks import Ranks, reduction_bytes
+
+T = TypeVar("T")
+
+
+class Room:
+    """Where the threads meet: each lays something down, and all see all of it."""
+
+    def __init__(self, num_ranks: int, *, timeout: float) -> None:
+        self.laid: list[Any] = [None] * num_ranks
+        self.barrier = threading.Barrier(num_ranks, timeout=timeout)
+
+    def exchange(self, rank: int, thing: T, read_fn: Callable[[list[T]], Any]) -> Any:
+        self.laid[rank] = thing
+        self.barrier.wait()
+        read = read_fn(list(self.laid))
+        self.barrier.wait()  # nobody lays down the next thing before all have read
+        return read
+
+
+class ThreadRanks:
+    """One of the ranks in a room."""
+
+    def __init__(self, rank: int, num_ranks: int, room: Room) -> None:
+        self.rank, self.num_ranks, self.room = rank, num_ranks, room
+        self.sent: Counter[str] = Counter()
+
+    def exchanging(
+        self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
+    ) -> Callable[[], Tensor]:
+        parts = torch.split(rows, list(sent))
+        others = self.room.exchange(
+            self.rank, parts, lambda laid: torch.cat([parts[self.rank] for parts in laid])
+        )
+        assert len(others) == sum(received)
+        size = rows.shape[1:].numel() * rows.element_size()
+        self.sent[what] += (sum(sent) - sent[self.rank]) * size
+        return lambda: others
+
+    def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+        size = rows.shape[1:].numel() * rows.element_size()
+        self.sent[what] += max(counts) * size * (self.num_ranks - 1)
+        everyone: Tensor = self.room.exchange(self.rank, rows, torch.cat)
+        return everyone
+
+    def summed_(self, values: Tensor, *, what: str) -> Tensor:
+        self.sent[what] += reduction_bytes(values, self.num_ranks)
+        total = self.room.exchange(self.rank, values, lambda laid: torch.stack(laid).sum(dim=0))
+        return values.copy_(total)
+
+
+def run_ranks(num_ranks: int, rank_fn: Callable[[Ranks], T], *, timeout: float = 60.0) -> list[T]:
+    """Runs `rank_fn` once for each rank, all at the same time; what each returned, by rank.
+
+    Example:
+        >>> def total(ranks):
+        ...     return ranks.summed_(torch.tensor([float(ranks.rank)]), what="sum").item()
+        >>> run_ranks(3, total)
+        [3.0, 3.0, 3.0]
+    """
+    room = Room(num_ranks, timeout=timeout)
+    results: list[Any] = [None] * num_ranks
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = rank_fn(ThreadRanks(rank, num_ranks, room))
+        except BaseException as error:
+            if not isinstance(error, threading.BrokenBarrierError):
+                errors.append(error)
+            room.barrier.abort()  # the others would wait for this one
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    if room.barrier.broken:
+        raise TimeoutError(f"the {num_ranks} ranks did not meet within {timeout} s")
+    return results

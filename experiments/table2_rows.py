@@ -1,0 +1,166 @@
+"""The rows of a table of the paper, each a TOML file in experiments/presets."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenhand.config import build, with_assignments
+from evenhand.errors import UserError
+from evenhand.settings import check_choice, check_positive, parsed_toml
+from experiments.image_models import STEMS
+
+TABLES = {
+    "table2-mnist": "LeNet on MNIST, the tail classes cut 100 : 1",
+    "table2-mnist-odd": "the same with odd digits as the tail",
+    "table2-cifar10": "ResNet-50 on CIFAR-10, the tail classes cut 100 : 1",
+}
+MODELS = ("lenet", "resnet50")
+SCHEDULES = ("constant", "cosine")
+NUM_CLASSES = 10  # of both
+DATA = ("mnist", "cifar10")
+PRECISIONS = ("float32", "bfloat16")  # of products on a GPU; float32 is TF32 there
+OWN_OF_A_ROW = ("name", "num_hard_examples", "learning_rate", "learning_rates", "has_control")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of table 2: what is trained, how, and how often."""
+
+    name: str
+    data: str
+    model: str
+    num_hard_examples: int  # k'; the batch size is SGD
+    learning_rate: float  # constant; see the comment in the file for where it comes from
+    learning_rates: tuple[float, ...]  # what --tune tries
+    has_control: bool = False  # SGD at this row's learning rate x batch size / k' as well
+    batch_size: int = 64
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    widths: tuple[int, ...] = ()  # of LeNet: two convolutions and the hidden layer; () is 20-50-500
+    padding: int = 0  # of LeNet's convolutions; 2 keeps a picture's size
+    stem: str = "cifar"  # of ResNet
+    augments: bool = False  # pictures moved by up to 4 points and mirrored, in training
+    schedule: str = "constant"  # of the learning rate; or "cosine", to 0 at the last step
+    dropout: float = 0.0  # share of LeNet's hidden layer that a training step leaves out
+    num_steps: int
+    tuning_steps: int
+    seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]  # none of the seeds
+    tail_classes: tuple[int, ...] = (5, 6, 7, 8, 9)
+    tail_share: float = 0.01  # of the tail classes' training pictures that are kept
+    validation_share: float = 0.2  # of every class, held out while tuning
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_choice("row.data", self.data, DATA)
+        check_choice("row.model", self.model, MODELS)
+        check_choice("row.precision", self.precision, PRECISIONS)
+        check_choice("row.stem", self.stem, list(STEMS))
+        check_choice("row.schedule", self.schedule, SCHEDULES)
+        check_positive(
+            "row", batch_size=self.batch_size, learning_rate=self.learning_rate,
+            num_steps=self.num_steps, tuning_steps=self.tuning_steps,
+        )  # fmt: skip
+        if not 1 <= self.num_hard_examples <= self.batch_size:
+            raise UserError(
+                f"row.num_hard_examples must be between 1 and the batch size {self.batch_size}, "
+                f"got {self.num_hard_examples}"
+            )
+        self._check_model()
+        for name in ("tail_share", "validation_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise UserError(f"row.{name} must be between 0 and 1, got {getattr(self, name)}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"row.seeds must be one or more different numbers, got {self.seeds}")
+        if set(self.seeds) & set(self.tuning_seeds):
+            raise UserError(
+                f"row.tuning_seeds must be other seeds than row.seeds {self.seeds}, got "
+                f"{self.tuning_seeds}"
+            )
+
+    def _check_model(self) -> None:
+        if self.widths and (len(self.widths) != 3 or min(self.widths) < 1):
+            raise UserError(
+                f"row.widths must be two numbers of channels and the hidden layer's width, such as "
+                f"[20, 50, 500], got {list(self.widths)}"
+            )
+        if self.padding not in (0, 2):
+            raise UserError(f"row.padding must be 0 or 2, got {self.padding}")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"row.dropout must be at least 0 and below 1, got {self.dropout}")
+        if not self.weight_decay >= 0:
+            raise UserError(f"row.weight_decay must be at least 0, got {self.weight_decay}")
+        if self.model != "lenet" and (self.widths or self.padding or self.dropout):
+            raise UserError(
+                f'row.widths, padding and dropout are for row.model = "lenet", got "{self.model}"'
+            )
+        if not 0 < len(set(self.tail_classes)) < NUM_CLASSES or not (
+            set(self.tail_classes) <= set(range(NUM_CLASSES))
+        ):
+            raise UserError(
+                f"row.tail_classes must be some of 0 to {NUM_CLASSES - 1}, but not all, got "
+                f"{list(self.tail_classes)}"
+            )
+
+    @property
+    def is_sgd(self) -> bool:
+        return self.num_hard_examples == self.batch_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Paper:
+    """What the paper's table says of the row: accuracy on the test part."""
+
+    head: float
+    tail: float
+    full: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableRow:
+    row: Row
+    paper: Paper
+
+
+def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
+    """The rows of a table, the smallest k' first and SGD last.
+
+    Args:
+        assignments: changes of every row, such as row.tail_classes=[1,3,5,7,9].
+    """
+    check_choice("the table", table, list(TABLES))
+    paths = (Path(__file__).parent / "presets").glob(f"{table}-k*.toml")
+    texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    rows = [read_row(text, name=name, assignments=assignments) for name, text in texts.items()]
+    return check_together(sorted(rows, key=lambda row: row.row.num_hard_examples))
+
+
+def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableRow:
+    try:
+        sections = with_assignments(parsed_toml(text), assignments)
+        for section in sections:
+            if section not in ("row", "paper"):
+                raise UserError(f"there is no section [{section}] in {name}; known: row, paper")
+        return TableRow(
+            row=build(Row, sections["row"], section="row"),
+            paper=build(Paper, sections["paper"], section="paper"),
+        )
+    except ValueError as error:  # TOMLDecodeError is one
+        raise UserError(f"{name} is not TOML: {error}") from error
+    except KeyError as error:
+        raise UserError(f"{name} has no section [{error.args[0]}]") from error
+    except TypeError as error:
+        raise UserError(f"{name} lacks a setting: {error}") from error
+
+
+def check_together(rows: list[TableRow]) -> list[TableRow]:
+    """Rows are trained together and compared in pairs: only k', its rate and name may differ."""
+    for field in dataclasses.fields(Row):
+        values = {getattr(row.row, field.name) for row in rows}
+        if field.name not in OWN_OF_A_ROW and len(values) > 1:
+            raise UserError(f"rows of one table must agree on {field.name}, got {values}")
+    if (count := sum(row.row.is_sgd for row in rows)) != 1:
+        raise UserError(
+            f"one row of the table must be SGD, with k' = the batch size, and {count} are"
+        )
+    return rows

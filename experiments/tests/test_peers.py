@@ -1,0 +1,107 @@
+"""The comparison with PECOS and napkinXC: the same trials for all, and our own sum of scores."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import evenhand
+from evenhand.data.dataset import Dataset, Part, Rows
+from evenhand.search import ExactIndex, NeighbourIndex, RankedIndex
+from evenhand.search.ranker import fit_ranker
+from experiments.peers import compare, score_mixtures
+
+
+def test_every_system_has_as_many_settings_to_try():
+    for grid, count in ((compare.FEW, 8), (compare.MANY, 3)):
+        assert {len(settings) for settings in grid.values()} == {count}
+        for settings in grid.values():
+            assert len({json.dumps(setting) for setting in settings}) == count
+
+
+def test_our_settings_have_nothing_of_the_presets_mixture():
+    for name in ("delicious", "debian-deps"):
+        folder = Path(evenhand.__file__).parent / "presets"
+        preset = compare.read_settings(folder / f"{name}.toml")
+        settings = compare.our_settings(preset, 1.5, 2)
+        config, before = compare.build_config(settings), compare.build_config(preset)
+        assert config.training.num_steps == 1.5 * before.training.num_steps
+        assert config.ranker.negative_cost == 2 * before.ranker.negative_cost
+        assert (config.search.num_neighbours, config.search.frequency_discount) == (0, 0)
+        assert config.ranker.weight == 1
+
+
+def sparse_dataset():
+    """Few rows of features and labels at random: train, and test."""
+    generator = np.random.default_rng(0)
+
+    def rows(count, width, share):
+        dense = generator.random((count, width)) * (generator.random((count, width)) < share)
+        dense[:, 0] += 0.1  # no row is empty
+        offsets = np.concatenate([[0], np.cumsum((dense > 0).sum(1))])
+        return Rows(offsets, np.nonzero(dense)[1].astype(np.int32), dense[dense > 0].astype("f4"))
+
+    parts = {
+        name: Part(rows(count, 9, 0.4), Rows(*rows(count, 30, 0.1)[:2]))
+        for name, count in (("train", 120), ("test", 25))
+    }
+    return Dataset("random", 9, 30, parts)
+
+
+def test_a_mixture_is_what_the_search_of_a_model_finds(monkeypatch):
+    monkeypatch.setattr(score_mixtures, "CUTOFFS", (5, 10))
+    dataset, generator = sparse_dataset(), torch.Generator().manual_seed(0)
+    train, part = dataset.parts["train"], dataset.parts["test"]
+    vectors, table = (torch.randn(count, 4, generator=generator) for count in (25, 30))
+    every = np.tile(np.arange(30, dtype=np.int32), (120, 1))
+    ranker = fit_ranker(train.features, train.positives, every, num_features=9, num_labels=30)
+    mixture = score_mixtures.Mixture(20, 2.0, 3.0, 0.4, 1.5)
+    discounts = 0.4 * torch.log1p(torch.from_numpy(dataset.label_counts()).float())
+    voted = NeighbourIndex(
+        ExactIndex(table, label_bias=-discounts), train.features, train.positives,
+        num_features=9, num_neighbours=20, weight=3.0, power=2.0,
+    )  # fmt: skip
+    index = RankedIndex(voted, ranker, weight=1.5, num_candidates=12)
+    wanted = index.search(index.asked(vectors, part.features), 10)
+
+    judge = score_mixtures.Judge(dataset, "test")
+    exact = ExactIndex(table)
+    ids = score_mixtures.with_labels(exact.search(vectors, 7).label_ids, judge.most_voted())
+    ranker_scores = torch.from_numpy(ranker.scores(part.features, ids.numpy()))
+    scored = score_mixtures.Scored(ids, exact.scores_of(vectors, ids), ranker_scores, 12)
+    found = score_mixtures.Mixer(scored, judge).found(mixture)
+    assert (found == wanted.label_ids).float().mean() > 0.9  # 7 candidates of 30 are few
+    whole = score_mixtures.with_labels(exact.search(vectors, 30).label_ids, judge.most_voted())
+    ranker_scores = torch.from_numpy(ranker.scores(part.features, whole.numpy()))
+    scored = score_mixtures.Scored(whole, exact.scores_of(vectors, whole), ranker_scores, 12)
+    assert score_mixtures.Mixer(scored, judge).found(mixture).tolist() == wanted.label_ids.tolist()
+
+
+def test_labels_that_a_peer_left_out_count_as_its_worst():
+    ids, scores = torch.tensor([[3, 1, -1]]), torch.tensor([[0.9, 0.2, -torch.inf]])
+    found = score_mixtures.with_worst_scores(ids, scores, torch.tensor([[1, 5, -1]]))
+    assert found.label_ids.tolist() == [[3, 1, -1, -1, 5, -1]]
+    torch.testing.assert_close(found.scores[0, [0, 1, 4]], torch.tensor([0.9, 0.2, 0.2]))
+    assert found.scores[0, [2, 3, 5]].isneginf().all()
+
+
+def test_every_system_and_stage_has_the_same_draws():
+    class Recorder(score_mixtures.Mixer):
+        def figures(self, mixture):
+            tried.append(mixture)
+            return {"mean": mixture.neighbour_weight}
+
+    dataset = sparse_dataset()
+    judge = score_mixtures.Judge(dataset, "test")
+    scores = torch.rand(25, 30)
+    found = []
+    for factor in (1.0, 7.0):
+        tried = []
+        scored = score_mixtures.Scored(torch.arange(30).expand(25, -1), factor * scores)
+        Recorder(scored, judge).best(("neighbour_weight",), may_take_logs=False)
+        assert len(tried) == score_mixtures.NUM_WIDE + score_mixtures.NUM_NEAR
+        assert all(mixture.frequency_discount == 0 for mixture in tried)
+        found.append([mixture.neighbour_weight / factor for mixture in tried])
+    assert found[0] == pytest.approx(found[1], rel=0.02)  # weights are rounded

@@ -1,0 +1,325 @@
+"""Table 2: which rows a seed trains on, what is chosen and reported, and the command as a whole."""
+
+import dataclasses
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from evenhand.errors import UserError
+from experiments import reproduce
+from experiments.imbalanced_images import accuracies, fixture, held_out, training_rows
+from experiments.output_folder import claim, digest_of
+from experiments.reproduce import main
+from experiments.seed_statistics import add_summaries, format_table, paired_difference, summary
+from experiments.table2 import Run, _chosen, _planned, balanced, classifier_of, run_table
+from experiments.table2_rows import TABLES, check_together, read_row, table_rows
+
+LABELS = np.repeat(np.arange(10), 300)
+ODD = "row.tail_classes=[1,3,5,7,9]"
+ROW = table_rows("table2-mnist")[1].row
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_rows_are_those_of_the_paper(table):
+    rows = table_rows(table)
+    assert [row.row.num_hard_examples for row in rows] == [1, 16, 32, 64]
+    assert [row.row.is_sgd for row in rows] == [False, False, False, True]
+    for row in rows:
+        assert row.row.batch_size == 64
+        assert row.row.learning_rate > 0
+        mean = (row.paper.head + row.paper.tail) / 2
+        assert row.paper.full == pytest.approx(mean, abs=0.006)  # the classes are about as large
+    assert len({len(row.row.learning_rates) for row in rows}) == 1  # as many trials for each
+
+
+def test_a_seed_keeps_the_head_and_its_own_hundredth_of_the_tail():
+    first, second = (training_rows(LABELS, ROW, seed) for seed in (1, 2))
+    counts = np.bincount(LABELS[first])
+    assert counts.tolist() == [300] * 5 + [3] * 5
+    assert len(np.unique(first)) == len(first)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, training_rows(LABELS, ROW, 1))
+
+
+def test_validation_comes_out_of_training_and_never_from_what_was_cut():
+    rows = training_rows(LABELS, ROW, 7)
+    train, validation = held_out(LABELS, rows, ROW, 7)
+    assert not set(train) & set(validation)
+    assert set(train) | set(validation) == set(rows)
+    assert np.bincount(LABELS[validation]).tolist() == [60] * 5 + [1] * 5
+
+
+def test_head_and_tail_accuracy_are_over_their_classes():
+    labels = np.array([0, 1, 5, 5, 9, 4])
+    found = accuracies(np.array([0, 1, 5, 0, 0, 0]), labels, ROW)
+    assert found == {"head": pytest.approx(2 / 3), "tail": pytest.approx(1 / 3), "full": 0.5}
+    assert balanced(found) == pytest.approx(0.5)
+
+
+def test_the_chosen_rate_is_the_best_mean_and_one_that_diverged_has_lost():
+    values = {0.0003: (0.5, 0.6), 0.001: (0.9, math.nan), 0.003: (0.7, 0.6), 0.01: (0.6, 0.6),
+              0.03: (math.nan, math.nan)}  # fmt: skip
+    figures = [
+        {"num_hard_examples": 16, "learning_rate": rate, "balanced": value}
+        for rate, pair in values.items()
+        for value in pair
+    ]
+    figures.append({"num_hard_examples": 64, "learning_rate": 0.01, "balanced": 1.0})
+    chosen = _chosen(ROW, figures)
+    assert chosen["learning_rate"] == 0.003
+    assert not chosen["is_at_edge"]
+
+
+def test_controls_are_sgd_at_the_rate_that_a_small_k_amounts_to():
+    planned = _planned(table_rows("table2-mnist"))
+    controls = [row for row in planned if row["paper"] is None]
+    assert [row["num_hard_examples"] for row in controls] == [64] * 3
+    rates = {row.row.num_hard_examples: row.row.learning_rate for row in table_rows("table2-mnist")}
+    expected = [rates[count] * 64 / count for count in (1, 16, 32)]
+    assert [row["learning_rate"] for row in controls] == expected
+
+
+def test_odd_digits_may_be_the_tail():
+    row = table_rows("table2-mnist-odd")[1].row
+    assert row.tail_classes == table_rows("table2-mnist", [ODD])[1].row.tail_classes
+    rows = training_rows(LABELS, row, 1)
+    assert np.bincount(LABELS[rows]).tolist() == [300, 3] * 5
+    _, validation = held_out(LABELS, rows, row, 1)
+    assert np.bincount(LABELS[validation]).tolist() == [60, 1] * 5
+    found = accuracies(np.array([0, 2, 1, 0]), np.array([0, 4, 1, 3]), row)
+    assert found == {"head": 0.5, "tail": 0.5, "full": 0.5}
+
+
+def test_a_table_may_be_changed_in_every_row():
+    words = ["row.widths=[32, 64, 1024]", "row.padding=2", "row.dropout=0.5"]
+    rows = table_rows("table2-mnist", words)
+    assert {row.row.dropout for row in rows} == {0.5}
+    model = classifier_of(rows[0].row)
+    assert (model.channels, model.hidden, model.padding, model.dropout) == ((32, 64), 1024, 2, 0.5)
+    assert classifier_of(ROW).channels == (20, 50)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("row.tail_classes=[5, 10]", "some of 0 to 9"),
+        ("row.tail_classes=[0,1,2,3,4,5,6,7,8,9]", "but not all"),
+        ("row.tail_classes=[]", "some of 0 to 9"),
+        ("row.widths=[20, 50]", "two numbers of channels"),
+        ("row.padding=1", "must be 0 or 2, got 1"),
+        ("row.dropout=1", "below 1, got 1"),
+        ("row.weight_decay=-1", "at least 0"),
+        ("row.tail=1", "has no setting 'tail'"),
+        ("dropout=0.5", "section.key=value"),
+        ("rows.dropout=0.5", r"no section \[rows\]"),
+        ("row.seeds=[1, 1]", "different numbers"),
+    ],
+)
+def test_a_bad_change_is_one_sentence(word, message):
+    with pytest.raises(UserError, match=message):
+        table_rows("table2-mnist", [word])
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_the_paired_interval_is_students():
+    # Differences 1, 2, 3: mean 2, sd 1, t(2) = 4.3027.
+    found = paired_difference([2.0, 4.0, 6.0, math.nan], [1.0, 2.0, 3.0, 9.0])
+    assert found.mean == pytest.approx(2)
+    assert found.high - found.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert found.seeds == 3
+
+
+def test_too_few_seeds_have_no_interval():
+    assert math.isnan(paired_difference([1.0], [0.5]).low)
+    assert math.isnan(paired_difference([math.nan], [0.5]).mean)
+    assert math.isnan(summary([math.nan])["mean"])
+    assert math.isnan(summary([0.5])["sd"])
+
+
+def test_the_printed_table_names_what_diverged():
+    def row(name, values, **more):
+        seeds = [
+            {"seed": 1, "head": value, "tail": value, "full": value, "diverged": math.isnan(value)}
+            for value in values
+        ]
+        return {"name": name, "learning_rate": 0.1, "per_seed": seeds, "paper": None, **more}
+
+    rows = add_summaries(
+        [row("top-1", [math.nan, 0.5], is_baseline=False), row("SGD", [0.4, 0.4], is_baseline=True)]
+    )
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(format_table(rows, title="a table"))
+    text = console.export_text()
+    assert "top-1 (1 of 2 diverged)" in text
+    assert "+0.1000" in text
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_quick_look_runs_every_table(tmp_path, capsys):
+    assert main(["--quick", "--device", "cpu", "--json", str(tmp_path / "q.json")]) == 0
+    assert "table2-cifar10" in capsys.readouterr().out
+    for table in TABLES:
+        result = json.loads((tmp_path / f"q-{table}.json").read_text())
+        assert result["num_steps"] == 12
+        assert [row["name"] for row in result["rows"]] == ["top-1", "SGD"]
+        assert all(len(row["per_seed"]) == 2 for row in result["rows"])
+        assert {"machine", "versions", "command"} <= result.keys()
+
+
+def small_run(folder, should_stop_fn=lambda: False):
+    console = Console(file=io.StringIO())
+    return Run(
+        table="small", folder=folder, command="", device=torch.device("cpu"), console=console,
+        every=4, should_stop_fn=should_stop_fn,
+    )  # fmt: skip
+
+
+def small_rows(**changes):
+    numbers = {"num_steps": 10, "batch_size": 16, "seeds": (1, 2), "tail_share": 0.1, **changes}
+    return [
+        dataclasses.replace(
+            row,
+            row=dataclasses.replace(
+                row.row,
+                **numbers,
+                num_hard_examples=min(16, row.row.num_hard_examples * 4),
+                has_control=False,
+            ),
+        )
+        for row in (table_rows("table2-mnist")[0], table_rows("table2-mnist")[3])
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dropout": 0.5}, {"data": "cifar10", "model": "resnet50"}],
+    ids=["lenet", "dropout", "resnet"],
+)
+def test_a_stopped_table_continues_to_the_same_figures(changes, tmp_path):
+    rows = small_rows(schedule="cosine", augments=True, **changes)
+    data, classifier = fixture(rows[0].row), classifier_of(rows[0].row, is_small=True)
+    whole = run_table(rows, data, classifier, small_run(tmp_path / "whole"))
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) > 3
+
+    part = run_table(rows, data, classifier, small_run(tmp_path / "parts", stop))
+    assert 0 < part["num_steps"] < 10
+    assert not part["is_complete"]
+    again = run_table(rows, data, classifier, small_run(tmp_path / "parts"))
+    assert again["is_complete"]
+    assert [row["per_seed"] for row in again["rows"]] == [row["per_seed"] for row in whole["rows"]]
+    assert [point["step"] for point in whole["curve"]] == [4, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name a table"),
+        (["table9"], "there is no table 'table9'"),
+        (["table2-mnist"], "--data is missing"),
+        (["table2-mnist", "--data", "nowhere"], "nowhere has no train-images"),
+        (["table2-mnist", "--data", ".", "--seeds", "1", "1"], "different numbers"),
+        (["table2-mnist", "--data", ".", "--seeds", "101"], "other seeds"),
+        (["table2-mnist", "--data", ".", "--steps", "0"], "must be above 0, got 0"),
+        (["table3", "--set", "row.dropout=0.5"], "--set is for the rows of one table"),
+        (
+            ["table3", "--set", "row.dropout=0.5"],
+            "got ['row.dropout=0.5'] with table3",
+        ),
+        (["table2-mnist", "--steps", "5", "9"], "for table3 alone, got [5, 9]"),
+        (["table2-mnist", "--power", "0"], "--power is for table3, got 0.0 with"),
+        (["--quick", "--mask-all-positives"], "is for table3, got True with no table"),
+        (["table2-mnist", "--learning-rates", "1"], "for table3, got [1.0] with"),
+        (["table3", "--data", ".", "--power", "0"], "power must be at least 1, got 0"),
+    ],
+)
+def test_bad_words_are_one_sentence(words, message, capsys):
+    assert main([*words, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_bad_row_is_one_sentence():
+    with pytest.raises(UserError, match="is not TOML"):
+        read_row("row =", name="row.toml")
+    with pytest.raises(UserError, match=r"has no section \[row\]"):
+        read_row("", name="row.toml")
+    with pytest.raises(UserError, match="agree on num_steps"):
+        check_together([small_rows()[0], small_rows(num_steps=11)[1]])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("flag", ["--steps", "--tuning-steps", "--every", "--minutes"])
+@pytest.mark.parametrize("value", ["0", "-5"])
+@pytest.mark.parametrize("table", ["table2-mnist", "table3"])
+def test_a_number_that_would_never_end_is_refused(table, flag, value, capsys):
+    assert main([table, "--data", "nowhere", flag, value]) == 2
+    assert f"{flag} must be above 0, got {value}" in capsys.readouterr().err
+
+
+def test_a_folder_of_other_settings_is_not_continued(tmp_path):
+    claim(tmp_path / "run", {"seeds": (1, 2), "data": "a"})
+    claim(tmp_path / "run", {"seeds": (1, 2), "data": "a"})
+    kept = (tmp_path / "run" / "settings.json").read_bytes()
+    with pytest.raises(UserError, match=r"begun with seeds = \[1, 2\], and now seeds = \[1, 3\]"):
+        claim(tmp_path / "run", {"seeds": (1, 3), "data": "a"})
+    with pytest.raises(UserError, match=r"begun with data = a, and now data = b; .*--out"):
+        claim(tmp_path / "run", {"seeds": (1, 2), "data": "b"})
+    assert (tmp_path / "run" / "settings.json").read_bytes() == kept
+
+
+def test_more_steps_continue_a_constant_rate_and_not_one_that_falls():
+    constant, falling = (
+        table_rows("table2-mnist", words) for words in ([], ["row.schedule=cosine"])
+    )
+    assert "num_steps" not in reproduce._fixed(constant)
+    assert reproduce._fixed(falling)["num_steps"] == 100_000
+    assert {"dropout", "widths", "stem", "augments", "tail_classes"} <= reproduce._fixed(
+        constant
+    ).keys()
+
+
+def test_a_digest_tells_values_shapes_and_types_apart():
+    array = np.arange(6, dtype=np.int32)
+    others = [array + 1, array.reshape(2, 3), array.astype(np.uint32), array[::-1]]
+    digests = {digest_of([each]) for each in (array, *others)}
+    assert len(digests) == 5
+    assert digest_of([array]) == digest_of([array.copy()])
+
+
+def test_tuning_of_other_steps_is_not_taken_for_this_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "load_images", lambda row, folder: fixture(row, per_class=12))
+    monkeypatch.setattr(reproduce, "classifier_of", lambda row: classifier_of(row, is_small=True))
+    words = ["table2-mnist", "--data", "any", "--out", str(tmp_path / "run")]
+    words += ["--tune", "--tune-only", "--tuning-seeds", "101", "--device", "cpu"]
+    monkeypatch.setattr(reproduce, "table_rows", lambda table, words: _small_rows())
+    assert main([*words, "--tuning-steps", "2"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--tuning-steps", "3"]) == 2
+    assert "begun with tuning_steps = 2, and now tuning_steps = 3" in capsys.readouterr().err
+
+
+def _small_rows():
+    return [
+        dataclasses.replace(
+            row,
+            row=dataclasses.replace(
+                row.row, batch_size=16, num_hard_examples=count, tail_share=0.5,
+                learning_rates=(0.01, 0.02),
+            ),
+        )
+        for row, count in zip(table_rows("table2-mnist")[2:], (4, 16), strict=True)
+    ]  # fmt: skip

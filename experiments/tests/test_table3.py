@@ -1,0 +1,168 @@
+"""Table 3's protocol: the paper's numbers, the choice on validation, the command as a whole."""
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from evenhand.data import save_dataset
+from evenhand.errors import UserError
+from experiments import table3
+from experiments.reproduce import QUICK_3, main
+from experiments.table2 import Run
+from experiments.table3 import (
+    Protocol,
+    Trial,
+    config_of,
+    fixture,
+    format_table3,
+    mean_recall,
+    open_any,
+    run_table3,
+)
+
+TINY = dataclasses.replace(QUICK_3, steps=(2,), seeds=(1, 2))
+
+
+def console():
+    return Console(file=io.StringIO(), width=200)
+
+
+def run_in(folder):
+    return Run(
+        table="table3",
+        folder=folder,
+        command="",
+        device=torch.device("cpu"),
+        console=console(),
+        every=1,
+    )
+
+
+def wide(num_labels):
+    dataset = fixture(num_rows=3000)
+    return dataclasses.replace(dataset, num_labels=num_labels)
+
+
+def test_the_settings_are_those_of_the_paper():
+    config = config_of(Protocol(), wide(10_000), Trial(512, 0.01, 500, 1))
+    mining = config.mining
+    assert (mining.batch_size, mining.num_sampled_labels, mining.num_hard_labels) == (
+        2048,
+        4096,
+        64,
+    )
+    assert (mining.method, mining.num_hard_examples, mining.sampler) == ("s2m", 512, "uniform")
+    assert mining.masks_all_positives is False
+    model = config.model
+    assert (model.embedding_dim, model.similarity, model.hidden_widths) == (512, "cosine", ())
+    assert config.loss.name == "contrastive"
+
+
+@pytest.mark.parametrize(("power", "masks"), [(1.0, False), (2.0, True)])
+def test_power_and_mask_reach_the_training(power, masks):
+    protocol = Protocol(power=power, masks_all_positives=masks)
+    config = config_of(protocol, wide(60), Trial(512, 0.01, 500, 1))
+    assert (config.loss.power, config.mining.masks_all_positives) == (power, masks)
+
+
+def test_the_whole_batch_is_snm_and_few_labels_are_all_but_one():
+    config = config_of(Protocol(), wide(60), Trial(2048, 0.01, 500, 1))
+    assert config.mining.method == "snm"
+    assert (config.mining.num_sampled_labels, config.mining.num_hard_labels) == (59, 59)
+
+
+def test_settings_are_chosen_on_validation_with_equal_trials_and_the_test_part_is_seen_once(
+    tmp_path, monkeypatch
+):
+    asked = []
+    inner = table3.evaluate_model
+
+    def watched(model, dataset, part_name, config, **rest):
+        asked.append((part_name, config.mining.num_counting, config.training.learning_rate))
+        return inner(model, dataset, part_name, config, **rest)
+
+    monkeypatch.setattr(table3, "evaluate_model", watched)
+    result = run_table3(TINY, fixture(), run_in(tmp_path))
+    of_test = [place for place, name in enumerate(asked) if name[0] == "test"]
+    assert of_test == [4, 5, 6, 7]  # two trials for each of two k', then two seeds
+    for row in result["rows"]:
+        own = [t for t in result["trials"] if t["num_hard_examples"] == row["num_hard_examples"]]
+        assert len(own) == 2
+        assert row["learning_rate"] == max(own, key=lambda t: t["mean_recall"])["learning_rate"]
+    assert {cell["group"] for cell in result["cells"]} == {
+        "all", "head", "torso", "tail", "head over pairs", "torso over pairs", "tail over pairs",
+    }  # fmt: skip
+    assert len(result["cells"]) == 4 * 7
+    assert format_table3(result).row_count == 4 * 7
+
+
+def test_the_same_command_continues_without_training_again(tmp_path, monkeypatch):
+    first = run_table3(TINY, fixture(), run_in(tmp_path))
+    monkeypatch.setattr(table3, "train", None)
+    assert run_table3(TINY, fixture(), run_in(tmp_path)) == first
+
+
+def test_a_folder_of_other_data_or_another_model_is_not_continued(tmp_path):
+    run_table3(TINY, fixture(), run_in(tmp_path))
+    with pytest.raises(UserError, match="begun with data = "):
+        run_table3(TINY, fixture(seed=1), run_in(tmp_path))
+    with pytest.raises(UserError, match="begun with embedding_dim = "):
+        run_table3(dataclasses.replace(TINY, embedding_dim=7), fixture(), run_in(tmp_path))
+
+
+@pytest.mark.parametrize("seeds", [(), (1, 1)])
+def test_seeds_that_are_none_or_repeated_are_refused(seeds):
+    with pytest.raises(UserError, match="seeds must be one or more different numbers, got"):
+        dataclasses.replace(TINY, seeds=seeds)
+
+
+def test_mean_recall_is_over_pairs_and_cutoffs():
+    outcome = type("Outcome", (), {"ranks": np.array([1, 6, 0, 30])})()
+    assert mean_recall(outcome) == pytest.approx((1 / 4 + 2 / 4 + 2 / 4 + 3 / 4) / 4)
+
+
+def test_text_files_and_prepared_folders_are_opened(tmp_path):
+    lines = ["6 4 3", *["0,1 0:1 1:0.5", "2 2:1", "1 3:2"] * 2]
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    assert open_any(str(tmp_path), console()).num_labels == 3
+    save_dataset(fixture(), tmp_path / "made")
+    assert open_any(str(tmp_path / "made"), console()).num_labels == 60
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: {**data.parts, "validation": None}, "no validation part"),
+        (lambda data: data.parts, "too small for this table"),
+    ],
+)
+def test_what_the_table_cannot_be_made_of_is_refused(change, message, tmp_path):
+    data = fixture()
+    parts = {name: part for name, part in change(data).items() if part is not None}
+    protocol = dataclasses.replace(TINY, hard_examples=(1000,)) if len(parts) == 3 else TINY
+    with pytest.raises(UserError, match=message):
+        run_table3(protocol, dataclasses.replace(data, parts=parts), run_in(tmp_path))
+
+
+def test_the_command_needs_data_and_says_what_it_may_be(capsys, tmp_path):
+    assert main(["table3"]) == 2
+    assert "--data is missing" in capsys.readouterr().err
+    assert main(["table3", "--data", str(tmp_path)]) == 2
+    assert "neither a dataset.json nor train.txt" in capsys.readouterr().err
+
+
+def test_the_quick_look_writes_figures_with_their_circumstances(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.reproduce.QUICK_3", TINY)
+    path = tmp_path / "quick.json"
+    assert main(["table3", "--quick", "--json", str(path)]) == 0
+    result = json.loads(path.read_text())
+    assert result["table"] == "table3"
+    assert result["command"] == "python -m experiments.reproduce table3 --quick"
+    assert result["versions"]["torch"] == torch.__version__
+    assert result["machine"]

@@ -686,6 +686,6 @@ MUTANTS += [
         "poch((num_examples - 1) // 2 + 1",
         "half_of_what",
     ),
-    Mutant("locking.py", "    if not is_current:\n        raise _Gone\n", "", "between_opening"),
+    Mutant("locking.py", "timeout=RETRY_SECONDS", "timeout=0", "between_opening"),
     Mutant("progress.py", "step % max(1, total // LINES)", "step % (total // LINES)", "ten_lines"),
 ]

@@ -13,6 +13,7 @@ from evenhand.version import __version__
 LEAST_PYTHON = (3, 11)
 NEEDED = {  # as pyproject.toml has them
     "torch": "2.11",
+    "filelock": "3.30",
     "numba": "0.60",
     "numpy": "1.26",
     "rich": "13",

@@ -58,8 +58,6 @@ ALLOWED = {
     ("training/checkpoint_files.py", "os.replace"): (3, "the same, and out of its way"),
     ("reproduce/table3.py", "mkdir"): (1, "a folder that means nothing before seconds.json"),
     ("reproduce/command.py", "TemporaryDirectory"): (2, "a quick look, removed at the end"),
-    ("doctor/usable.py", "TemporaryDirectory"): (1, "to try a disk, removed at the end"),
-    ("doctor/speed.py", "open"): (1, "the same"),
 }  # fmt: skip
 
 
@@ -150,7 +148,7 @@ READS_BY_FULL_NAME = {"open", "np.load", "gzip.open", "tarfile.open"}
 MAY_READ = {
     "files.py": "open_input itself",
     "locking.py": "checked there; evenhand.files needs it",
-    "doctor/usable.py": "files of the system",
+    "doctor.py": "files of the system",
     "evaluation/outcome.py": "from what open_input opened",
     "report/page.py": "files of the package",
     "reproduce/rows.py": "the same",

@@ -69,7 +69,7 @@ TESTED_BY = {
     "exporting.py": "test_export.py",
     "commands.py": "test_cli.py",
     "cli.py": "test_cli.py",
-    "doctor/usable.py": "test_doctor.py",
+    "doctor.py": "test_doctor.py",
     "theory/bounds.py": "test_theory_bounds.py",
     "theory/rademacher.py": "test_theory_rademacher.py",
     "locking.py": "test_locking.py",
@@ -673,7 +673,7 @@ MUTANTS += [
         "later_run",
     ),
     Mutant("cli.py", 'default="test",', 'default="validation",', "evaluating_again"),
-    Mutant("doctor/usable.py", "int(quota) / int(period)", "int(period) / int(quota)", "quota"),
+    Mutant("doctor.py", "int(quota) / int(period)", "int(period) / int(quota)", "quota"),
     Mutant(
         "theory/bounds.py",
         "math.log(len(sizes) / failure_probability)",

@@ -17,7 +17,7 @@ LAYERS = {
     "app": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "averaging", "building", "building_risks", "cli", "commands", "config", "demo", "doctor",
-        "exporting", "faults", "memory", "methods", "pipeline", "progress", "public", "ranking",
+        "exporting", "faults", "methods", "pipeline", "progress", "public", "ranking",
         "report", "reproduce", "runs", "saved_models", "search_config", "serving", "settings",
         "stream_command", "tables", "train_command", "training_run", "tuning",
     ],

@@ -219,6 +219,8 @@ def test_gpus_without_nccl_and_little_shared_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     assert "NCCL" in with_remedy(doctor.torchrun(GOOD), SLOW).remedy
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with_remedy(doctor.torchrun(Trial(False, "no such module")), MISSING)
 
 
 @pytest.mark.parametrize(("free", "state"), [(64 * 2**20, BROKEN), (2**30, SLOW), (2**40, OK)])

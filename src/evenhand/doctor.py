@@ -288,6 +288,8 @@ def gpu_kernels(trial: Trial) -> Finding:
 
 
 def torchrun(trial: Trial) -> Finding:
+    if not dist.is_available():
+        return Finding(MISSING, "torch.distributed is not built in", "one process still works")
     if not trial.is_good:
         remedy = "see that localhost has a name and ports are free; one process still works"
         if trial.is_late:

@@ -18,8 +18,14 @@ import torch
 import small
 from evenhand.data import save_dataset
 from evenhand.errors import StoppedError, UserError
-from evenhand.faults import gibibytes, guarded, is_out_of_memory, out_of_memory
-from evenhand.memory import large_parts, naming_the_largest
+from evenhand.faults import (
+    explain_out_of_memory,
+    gibibytes,
+    guarded,
+    is_out_of_memory,
+    large_parts,
+    out_of_memory,
+)
 from evenhand.progress import stop_requested
 
 COMMAND = [sys.executable, "-m", "evenhand"]
@@ -96,11 +102,11 @@ def test_the_largest_parts_of_a_run_and_the_settings_that_make_them_so():
 def test_only_memory_is_renamed():
     config, dataset = small.config("data"), small.text_dataset()
     for error in (RuntimeError("a bug"), OSError(errno.EIO, "x"), UserError("x")):
-        with pytest.raises(type(error)) as caught, naming_the_largest(config, dataset):
+        with pytest.raises(type(error)) as caught, explain_out_of_memory(config, dataset):
             raise error
         assert caught.value is error
     sentence = r"the feature vectors \(512 x 8, 32\.0 kiB, with the optimiser's\)"
-    with pytest.raises(UserError, match=sentence), naming_the_largest(config, dataset):
+    with pytest.raises(UserError, match=sentence), explain_out_of_memory(config, dataset):
         raise MemoryError
 
 

@@ -22,7 +22,7 @@ from evenhand.data.folders import _members
 from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalized
 from evenhand.errors import UserError
 from evenhand.evaluation import load_outcome
-from evenhand.files import parsed_json, read_json
+from evenhand.files import parse_json, read_json
 from evenhand.ranking import load_ranker
 from evenhand.runs import _read_scores, read_about, read_metrics
 from evenhand.tuning.space import parsed_space
@@ -101,7 +101,7 @@ def test_json_that_no_program_writes_is_refused(tmp_path, text):
 
 
 def test_json_in_other_scripts_is_read():
-    assert parsed_json('{"a": ["\\ud83d\\ude00", "é", null]}') == {"a": ["😀", "é", None]}
+    assert parse_json('{"a": ["\\ud83d\\ude00", "é", null]}') == {"a": ["😀", "é", None]}
 
 
 def test_a_line_of_metrics_is_ended_by_a_newline_alone(tmp_path):

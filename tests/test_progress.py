@@ -1,14 +1,16 @@
 """Bars say what goes on; a first signal asks to stop, a second one insists."""
 
+import errno
 import io
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from evenhand.progress import count_bar, file_bar, step_bar, stop_requested
+from evenhand.progress import PipedConsole, count_bar, file_bar, step_bar, stop_requested
 
 
 @pytest.fixture
@@ -59,6 +61,41 @@ def test_the_bar_of_files_has_a_line_for_each(screen):
     assert "10/10" in text
     assert "reading test.txt" in text
     assert "7/7" in text
+
+
+class Closed(io.StringIO):
+    """A terminal, or a file, that can no longer be written."""
+
+    is_terminal = True
+
+    def isatty(self):
+        return self.is_terminal
+
+    def write(self, text):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_closed_terminal_is_no_error_and_a_broken_disk_is_one():
+    PipedConsole(file=Closed()).print("a")
+    Closed.is_terminal = False
+    with pytest.raises(OSError, match="Input/output"):
+        PipedConsole(file=Closed()).print("a")
+
+
+def test_a_bar_and_prints_to_standard_output_do_not_call_each_other_for_ever(capsys):
+    console = PipedConsole(force_terminal=True, width=80, color_system=None)
+    with count_bar(console, "counting\x1b]0;title\x07") as advance:
+        advance(1, 2)
+        print("printed")
+    shown = capsys.readouterr().out
+    assert "printed" in shown
+    assert "1/2" in shown
+    assert "\x1b]" not in shown
+
+
+def test_without_standard_output_nothing_is_printed(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    PipedConsole().print("a")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

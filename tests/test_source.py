@@ -30,9 +30,7 @@ ALLOWED = {
     ("files.py", "rename"): (1, "atomic_folder itself"),
     ("files.py", "mkdir"): (2, "the folder of a file, and atomic_folder's temporary one"),
     ("files.py", "os.open"): (1, "for fsync, to read"),
-    ("locking.py", "os.open"): (1, "a lock says who holds it; half of that is nobody's loss"),
-    ("locking.py", "os.write"): (1, "the same"),
-    ("locking.py", "ftruncate"): (1, "the same"),
+    ("locking.py", "write_text"): (1, "who holds a lock; half of that is nobody's loss"),
     ("locking.py", "mkdir"): (1, "a folder that is locked before anything is in it"),
     ("faults.py", "os.open"): (1, "/dev/null"),
     ("data/dataset.py", "open"): (2, "called within atomic_folder, which syncs all"),
@@ -58,8 +56,6 @@ ALLOWED = {
     ("training/checkpoint.py", "write_text"): (1, "the same"),
     ("training/checkpoint_files.py", "write_text"): (1, "the same"),
     ("training/checkpoint_files.py", "os.replace"): (3, "the same, and out of its way"),
-    ("doctor/usable.py", "TemporaryDirectory"): (1, "to try a disk, removed at the end"),
-    ("doctor/speed.py", "open"): (1, "the same"),
 }  # fmt: skip
 
 
@@ -150,7 +146,7 @@ READS_BY_FULL_NAME = {"open", "np.load", "gzip.open", "tarfile.open"}
 MAY_READ = {
     "files.py": "open_input itself",
     "locking.py": "checked there; evenhand.files needs it",
-    "doctor/usable.py": "files of the system",
+    "doctor.py": "files of the system",
     "evaluation/outcome.py": "from what open_input opened",
     "report/page.py": "files of the package",
     "config.py": "the same",

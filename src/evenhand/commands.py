@@ -32,7 +32,7 @@ from evenhand.data import (
     save_dataset,
 )
 from evenhand.demo import run_demo
-from evenhand.doctor.command import doctor
+from evenhand.doctor import doctor
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,

@@ -12,9 +12,9 @@ from rich.console import Console
 from evenhand.config import Config, build_config
 from evenhand.errors import StoppedError
 from evenhand.evaluation import Score
+from evenhand.faults import explain_out_of_memory
 from evenhand.files import write_json
 from evenhand.locking import locked
-from evenhand.memory import naming_the_largest
 from evenhand.pipeline import evaluate_run, open_data
 from evenhand.progress import stop_requested
 from evenhand.report import write_report
@@ -54,7 +54,7 @@ def _run_demo(
             resumable_config(run, config, dataset)
         else:
             begin_run(run, config, dataset, device=device)
-        with naming_the_largest(config, dataset):
+        with explain_out_of_memory(config, dataset):
             is_complete = train_run(
                 run, config, dataset,
                 device=device, console=console, title=f"training {method}",

@@ -1,9 +1,9 @@
-"""What a user can mend - a file, a setting, a command - and what a user asked for: to stop."""
+"""Errors that a user can fix, and the end of work that a user has stopped."""
 
 
 class UserError(Exception):
-    """Says where, what is wrong and what to do. The command line prints it and exits with 2."""
+    """States where, what is wrong and what to do; the command line prints it and exits with 2."""
 
 
 class StoppedError(Exception):
-    """Work ended early because it was asked to; says how to go on, and the exit code is 130."""
+    """Work was stopped by the user; states how to continue, and the exit code is 130."""

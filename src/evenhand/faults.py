@@ -1,10 +1,10 @@
-"""What the command says, and which exit code it has, when the world around it fails.
+"""What a command prints, and its exit code, when the world around it fails.
 
-0    it did what was asked
-1    `evenhand doctor` found something broken; or a mistake in Evenhand itself, with a traceback
-2    something a user can mend: a file, a setting, a full disk, too little memory
-130  it was asked to stop (Ctrl-C, SIGTERM, SIGHUP); a run has written a checkpoint before
-141  whoever read its output went away, as in `evenhand ... | head`
+0    success
+1    `evenhand doctor` found something broken; or a bug in Evenhand, with a traceback
+2    something a user can fix: a file, a setting, a full disk, too little memory
+130  stopped by Ctrl-C, SIGTERM or SIGHUP; a run has written a checkpoint before
+141  the reader of its output went away, as in `evenhand ... | head`
 """
 
 import contextlib
@@ -14,26 +14,34 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from evenhand.errors import StoppedError, UserError
 
-MENDABLE, STOPPED, NO_READER = 2, 130, 141
+if TYPE_CHECKING:
+    from evenhand.config import Config
+    from evenhand.data import Dataset
+
+FIXABLE, STOPPED, NO_READER = 2, 130, 141
+NUM_NAMED = 2  # how many of the largest are named
+FLOAT = 4  # bytes
+LEAST_SHARE = 0.1  # of the largest, to be named beside it
 DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
 
-# All but tab and end of line; and bytes of file names that are no UTF-8, which none can show.
+# All but tab and newline; and surrogates, which stand for bytes of file names that are no UTF-8.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# What those say that have no exception of their own for it.
+# Messages of libraries that have no exception of their own for it.
 _NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|cannot allocate memory|std::bad_alloc"
     r"|storage size calculation overflowed|CUBLAS_STATUS_ALLOC_FAILED|CUDA out of memory"
     r"|can't start new thread",
     re.IGNORECASE,
 )
-_ASKED = re.compile(
+_REQUEST = re.compile(
     r"allocate (?:(?P<bytes>\d+) bytes|(?P<size>[\d.]+ [KMGT]i?B)(?: for an array with shape "
     r"(?P<shape>\([\d, ]*\)))?)",
     re.IGNORECASE,
@@ -41,8 +49,8 @@ _ASKED = re.compile(
 
 
 def guarded(command_fn: Callable[[], int]) -> int:
-    """Runs a command; what it could not help is one sentence and an exit code."""
-    for stream in (sys.stdout, sys.stderr):  # a character that a terminal does not have is no fault
+    """Runs a command; failures of the world around it become one sentence and an exit code."""
+    for stream in (sys.stdout, sys.stderr):  # print what a terminal cannot show as '?'
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
     try:
@@ -50,14 +58,14 @@ def guarded(command_fn: Callable[[], int]) -> int:
             return _guarded(command_fn)
         finally:  # after `--help` too, which ends by SystemExit
             with contextlib.suppress(ValueError, AttributeError):  # one closed on purpose
-                sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
+                sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
     except BrokenPipeError:
         silence(sys.stdout)
         return NO_READER
     except OSError as error:
         silence(sys.stdout)
         say(f"the output could not be written ({error.strerror})")
-        return MENDABLE
+        return FIXABLE
 
 
 def _guarded(command_fn: Callable[[], int]) -> int:
@@ -65,7 +73,7 @@ def _guarded(command_fn: Callable[[], int]) -> int:
         return command_fn()
     except UserError as error:
         say(str(error))
-        return MENDABLE
+        return FIXABLE
     except StoppedError as error:
         say(str(error))
         return STOPPED
@@ -86,29 +94,29 @@ def _guarded(command_fn: Callable[[], int]) -> int:
         else:
             raise
         say(sentence)
-        return MENDABLE
+        return FIXABLE
 
 
 def say(sentence: str) -> None:
-    """One line for people, where there still are any."""
+    """Prints one line to stderr, if that is still open."""
     lines = map(str.strip, without_controls(sentence).splitlines())
     with contextlib.suppress(OSError):
         print("evenhand:", *lines, file=sys.stderr, flush=True)
 
 
 def without_controls(text: str) -> str:
-    """The text without what would move a cursor or change a terminal: names come from data."""
+    """Replaces control characters: names come from data and must not command the terminal."""
     return _CONTROLS.sub("\ufffd", text)
 
 
 def insist() -> None:
-    """From now on a Ctrl-C ends the process at once: it was asked for before."""
+    """Makes the next Ctrl-C end the process at once."""
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(STOPPED))
 
 
 def silence(stream: object) -> None:
-    """Lets a stream that nobody reads, or that cannot be written, end in nothing."""
+    """Redirects a stream that nobody reads, or that cannot be written, to the null device."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         handle = stream.fileno()  # type: ignore[attr-defined]
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -120,15 +128,15 @@ def silence(stream: object) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or _is_of_gpu(error):
+    if isinstance(error, MemoryError) or _is_on_gpu(error):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
 
 
-def _is_of_gpu(error: BaseException) -> bool:
-    return type(error).__name__ == "OutOfMemoryError"  # torch's; to import it takes seconds
+def _is_on_gpu(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError"  # torch's, which takes seconds to import
 
 
 def out_of_memory(
@@ -138,15 +146,15 @@ def out_of_memory(
     remedy: str = "lower mining.batch_size, model.embedding_dim or mining.num_sampled_labels, or "
     "take a machine with more; what was complete before is untouched",
 ) -> str:
-    """The sentence: what was asked for, what is large, what to do."""
-    match = _ASKED.search(str(error))
-    asked = ""
+    """The error message: how much was requested, what is large, what to do."""
+    match = _REQUEST.search(str(error))
+    request = ""
     if match is not None:
         amount = gibibytes(int(match["bytes"])) if match["bytes"] else match["size"]
-        asked = f": {amount} more were asked for and could not be had"
-        asked += f" (an array of shape {match['shape']})" if match["shape"] else ""
-    where = "on the GPU " if _is_of_gpu(error) else ""
-    return f"out of memory {where}".rstrip() + asked + f"; {largest and largest + '; '}{remedy}"
+        request = f": {amount} more were asked for and could not be had"
+        request += f" (an array of shape {match['shape']})" if match["shape"] else ""
+    where = "on the GPU " if _is_on_gpu(error) else ""
+    return f"out of memory {where}".rstrip() + request + f"; {largest and largest + '; '}{remedy}"
 
 
 def gibibytes(num_bytes: float) -> str:
@@ -155,3 +163,63 @@ def gibibytes(num_bytes: float) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:,.1f} {unit}"
     return f"{num_bytes / 2**10:,.1f} kiB"
+
+
+class Large(NamedTuple):
+    """One large allocation and the settings that shrink it."""
+
+    what: str
+    rows: int
+    columns: int
+    copies: int  # 2 where the optimiser keeps a number for each
+    remedy: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.columns * self.copies * FLOAT
+
+    def __str__(self) -> str:
+        more = ", with the optimiser's" if self.copies > 1 else ""
+        return f"{self.what} ({self.rows:,} x {self.columns:,}, {gibibytes(self.num_bytes)}{more})"
+
+
+def large_parts(config: "Config", dataset: "Dataset") -> list[Large]:
+    """Estimates the largest allocations of a run, the largest first."""
+    from evenhand.data import Rows
+
+    width, mining = config.model.embedding_dim, config.mining
+    copies = 2 if config.training.optimizer == "row-adam" else 1  # Adagrad keeps one number per row
+    width_setting = "model.embedding_dim"
+    parts = [Large("the label vectors", dataset.num_labels, width, copies, width_setting)]
+    if isinstance(dataset.parts["train"].features, Rows):
+        parts.append(
+            Large("the feature vectors", dataset.num_features, width, copies, width_setting)
+        )
+    columns, remedy = dataset.num_labels, "mining.batch_size (or take a method that samples labels)"
+    if mining.draws_labels:
+        columns, remedy = mining.num_sampled_labels, "mining.batch_size, mining.num_sampled_labels"
+    parts.append(Large("the scores of a step", mining.batch_size, columns, 1, remedy))
+    if mining.draws_labels and mining.for_each_example:
+        columns *= width
+        remedy = "mining.batch_size, mining.num_sampled_labels, mining.for_each_example"
+        parts.append(Large("the vectors of all samples", mining.batch_size, columns, 1, remedy))
+    return sorted(parts, key=lambda part: part.num_bytes, reverse=True)
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(config: "Config", dataset: "Dataset") -> Iterator[None]:
+    """Names the largest tables, and the settings behind them, when the block runs out of memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        parts = large_parts(config, dataset)[:NUM_NAMED]
+        parts = [part for part in parts if part.num_bytes > LEAST_SHARE * parts[0].num_bytes]
+        largest = f"the largest of this run: {', '.join(map(str, parts))}"
+        remedies = ", ".join(dict.fromkeys(part.remedy for part in parts))
+        remedy = (
+            f"a new run with a lower {remedies} needs less; any checkpoint is kept, and --resume "
+            f"continues from it where there is more"
+        )
+        raise UserError(out_of_memory(error, largest=largest, remedy=remedy)) from error

@@ -1,4 +1,4 @@
-"""Reading regular files alone; writing so that a crash leaves the old one or the new one."""
+"""Reads regular files only, and writes so that a crash leaves the old file or the new one."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from evenhand.errors import UserError
 from evenhand.locking import locked_file
 
 MAX_DEPTH = 50  # of lists and objects in each other
-MAX_TEXT_BYTES = 2**30  # of a text that is read whole; none of ours is near it
+MAX_TEXT_BYTES = 2**30  # of a text file, which is read whole; ours are far smaller
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -26,9 +26,9 @@ KINDS = {
 
 
 def check_is_file(path: Path) -> None:
-    """Refuses what is there and is no regular file; what is not there, its reader will miss.
+    """Refuses anything that is not a regular file; a missing file is left to whoever opens it.
 
-    To open a pipe waits for somebody to write to it, perhaps for ever; a device has no end.
+    Opening a pipe may wait for a writer for ever, and a device has no end.
     """
     try:
         mode = path.stat().st_mode
@@ -40,7 +40,7 @@ def check_is_file(path: Path) -> None:
 
 
 def open_input(path: Path) -> IO[bytes]:
-    """Opens a regular file to read; every file that others may have made is opened by this."""
+    """Opens a regular file for reading; use it for every file that others may have made."""
     check_is_file(path)
     return open(path, "rb")
 
@@ -62,8 +62,8 @@ def read_text(path: Path) -> str:
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well.
 
-    Its name tells the process, so that two that write the same file do not write into one another;
-    the last one to finish wins. What killed processes left is removed.
+    Its name holds the process number, so two writers of one file do not share a temporary file; the
+    last to finish wins. Temporary files left by writers that have died are removed.
     """
     staging = _staging(path)
     try:
@@ -85,9 +85,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, which must not exist, that becomes it, whole, at the end.
+    """A temporary folder that becomes `folder`, which must not exist, when the block ends well.
 
-    Another process that is just making the same folder is named, and this one refused.
+    A `UserError` names the process if another one is writing the same folder.
     """
     staging = _staging(folder)
     try:
@@ -114,7 +114,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # which says of a file there that it exists
+    except FileExistsError as error:  # a file in its place
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
 
 
@@ -123,8 +123,10 @@ def _staging(path: Path) -> Path:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Removes what writers of `path` left that are no more; those of other machines may be meant
-    too, and then find their file gone and say so: a wrong file there never is."""
+    """Removes temporary files of `path` left by writers that have died.
+
+    A writer on another machine may lose its file too; it then fails, and never writes a wrong one.
+    """
     pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d{{1,10}})\.partial")
     with os.scandir(path.parent) as entries:
         leftovers = [(entry.path, pattern.fullmatch(entry.name)) for entry in entries]
@@ -139,7 +141,7 @@ def _clear_leftovers(path: Path) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether another process has this number; our own leftovers are those of an earlier one."""
+    """Whether another process has this number; files with our own are of an earlier process."""
     if pid == os.getpid():
         return False
     try:
@@ -153,7 +155,7 @@ def _is_running(pid: int) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     with atomic_path(path) as staging:
-        # Of names that are no UTF-8, as that of a working folder may be, something must be shown.
+        # The text may hold file names that are no UTF-8.
         staging.write_text(text, encoding="utf-8", errors="replace")
 
 
@@ -164,20 +166,20 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return parsed_json(read_text(path))
+        return parse_json(read_text(path))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{path} is damaged ({error})") from error
 
 
-def parsed_json(text: str) -> Any:
-    """What a JSON text says; one that is wrong, or no sane program writes, is a `ValueError`."""
+def parse_json(text: str) -> Any:
+    """Parses JSON; a text that is wrong, or that no sane program writes, is a `ValueError`."""
     try:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if "\\u" in text:  # half a surrogate pair can be neither shown nor written again
+    if "\\u" in text:  # half a surrogate pair can be neither printed nor written
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     inner = [value]
     for _ in range(MAX_DEPTH):
@@ -194,7 +196,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def sync(path: Path) -> None:
-    """Asks the disk to hold what was written to a file or a folder."""
+    """Flushes a file or a folder to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -203,7 +205,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """`sync` of every file and folder within, and of the folder itself last."""
+    """Syncs every file and folder within, and the folder itself last."""
     for place, _, names in os.walk(folder, topdown=False):
         for name in names:
             sync(Path(place, name))

@@ -1,15 +1,16 @@
-"""Progress bars: what is going on, how fast, how long it will take; and the wish to stop it."""
+"""Progress bars, the console that draws them, and the signals that stop a run."""
 
 import contextlib
 import errno
+import io
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -29,11 +30,11 @@ from rich.text import Text
 
 from evenhand.faults import insist, silence, without_controls
 
-LINES = 10  # of progress, where the output is a file and a bar cannot move
+LINES = 10  # of progress, where the output is a file
 
 
 class SpeedColumn(ProgressColumn):
-    """Steps a second."""
+    """Steps per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -64,7 +65,7 @@ def step_bar(
 
 @contextlib.contextmanager
 def count_bar(console: Console, title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work that is counted: call it with what is done and how much there is."""
+    """A bar for counted work: call it with the number done and the number in all."""
     with _bar(console) as progress:
         task = progress.add_task(title, total=None, figures="")
         yield lambda done, total: progress.update(task, completed=done, total=total)
@@ -72,21 +73,21 @@ def count_bar(console: Console, title: str) -> Iterator[Callable[[int, int], Non
 
 @contextlib.contextmanager
 def file_bar(console: Console) -> Iterator[Callable[[Path, int, int], None]]:
-    """A bar for reading files: call it with the file, the rows read and the rows there are."""
+    """A bar per file that is read: call it with the file, the rows read and the rows in all."""
     with _bar(console) as progress:
-        tasks: dict[Path, int] = {}
+        tasks: dict[Path, TaskID] = {}
 
         def advance(path: Path, done: int, total: int) -> None:
             if path not in tasks:
                 tasks[path] = progress.add_task(f"reading {path.name}", figures="")
-            progress.update(tasks[path], completed=done, total=total)  # type: ignore[arg-type]
+            progress.update(tasks[path], completed=done, total=total)
 
         yield advance
 
 
 @contextlib.contextmanager
 def download_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar a file: call it with the name, the bytes there are and, if known, the bytes in all."""
+    """A bar per file: call it with its name, the bytes received and, if known, the bytes in all."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -122,63 +123,88 @@ def _bar(console: Console) -> Progress:
 
 
 class PipedConsole(Console):
-    """A console whose reader may go away, as in `evenhand ... | head`: that ends the command."""
+    """A console for `evenhand ... | head`, closed terminals and text from data.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._was_terminal = self.is_terminal  # once closed, it does not say so any more
+    A reader that goes away ends the command; control characters of data are not printed.
+    """
+
+    def __init__(self, *, file: IO[str] | None = None, **options: Any) -> None:
+        super().__init__(file=cast(IO[str], _Output(file)), **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
         silence(self.file)
         raise BrokenPipeError
 
-    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        """What is printed may come from data: only the console itself commands the terminal."""
-        return super()._render_buffer(
-            part if part.control else part._replace(text=without_controls(part.text))
-            for part in buffer
-        )
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=without_controls(part.text))
 
-    def _check_buffer(self) -> None:
-        """A terminal that was closed is no reason to fail: SIGHUP comes with it, and is obeyed."""
+
+class _Output:
+    """A file, or else standard output, where the error of a closed terminal (EIO) is ignored.
+
+    SIGHUP comes with it and stops the run.
+    """
+
+    def __init__(self, file: IO[str] | None) -> None:
+        self._file = file
+        self._was_terminal = self._stream().isatty()  # a closed terminal no longer says so
+
+    def _stream(self) -> IO[str]:
+        if self._file is not None:
+            return self._file
+        # A moving bar replaces sys.stdout by a proxy that prints to the console, that is, to us.
+        stream: IO[str] | None = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+        return io.StringIO() if stream is None else stream  # None: closed before the start
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream(), name)
+
+    def write(self, text: str) -> None:
+        self._call("write", text)
+
+    def flush(self) -> None:
+        self._call("flush")
+
+    def _call(self, name: str, *arguments: str) -> None:
         try:
-            super()._check_buffer()
+            getattr(self._stream(), name)(*arguments)
         except OSError as error:
             if error.errno != errno.EIO or not self._was_terminal:
                 raise
-            self.quiet = True
-            silence(self.file)
+            silence(self._stream())
 
 
 @contextlib.contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C, SIGTERM or SIGHUP ends training after the step, with a checkpoint.
 
-    A second one interrupts at once, and a third would not even wait for that. A signal that is
-    ignored stays so: under `nohup` a closed terminal ends nothing.
+    The second interrupts at once, and a third exits without any clean-up. Ignored signals stay
+    ignored: under `nohup` a closed terminal ends nothing.
     """
-    asked: list[int] = []
+    received: list[int] = []
     terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if number == getattr(signal, "SIGHUP", None):  # the terminal is gone: no one can be told
+    def request_stop(number: int, frame: FrameType | None) -> None:
+        if number == getattr(signal, "SIGHUP", None):  # the terminal is gone
             for stream in terminals:
                 silence(stream)
-        if asked:
+        if received:
             insist()
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
 
     known = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
-    numbers = [number for number in known if number is not None]
     previous = {
-        number: signal.signal(number, ask)
-        for number in numbers
-        if signal.getsignal(number) is not signal.SIG_IGN
+        number: signal.signal(number, request_stop)
+        for number in known
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -27,7 +27,7 @@ from evenhand.config import Config
 from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
-from evenhand.files import parsed_json, read_json, read_text, write_json
+from evenhand.files import parse_json, read_json, read_text, write_json
 from evenhand.version import __version__
 
 SECONDS = ("training_seconds", "ranker_seconds")
@@ -87,7 +87,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     *lines, _ = _read_text(path).split("\n")  # other ends of lines may be part of a text
     for number, line in enumerate(lines, start=1):
         try:
-            row = parsed_json(line)
+            row = parse_json(line)
         except ValueError as error:
             raise UserError(f"{path}, line {number}: is damaged ({error})") from error
         if not isinstance(row, dict) or type(row.get("step")) is not int:

@@ -22,8 +22,8 @@ from evenhand.distributed.processes import (
 )
 from evenhand.distributed.ranks import ProcessRanks, wait_for_all
 from evenhand.errors import UserError
+from evenhand.faults import explain_out_of_memory
 from evenhand.locking import locked
-from evenhand.memory import naming_the_largest
 from evenhand.pipeline import evaluate_run, open_data, open_run_data
 from evenhand.progress import stop_requested
 from evenhand.tables import results_table, unseen_notes
@@ -80,7 +80,7 @@ def _train(
     for note in unseen_notes(dataset):
         console.print(note)
     lock = locked(folder) if is_first else contextlib.nullcontext()
-    with lock, naming_the_largest(config, dataset), stop_requested() as should_stop_fn:
+    with lock, explain_out_of_memory(config, dataset), stop_requested() as should_stop_fn:
         is_complete = train_run(
             folder,
             config,

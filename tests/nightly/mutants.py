@@ -65,7 +65,7 @@ TESTED_BY = {
     "exporting.py": "test_export.py",
     "commands.py": "test_cli.py",
     "cli.py": "test_cli.py",
-    "doctor/usable.py": "test_doctor.py",
+    "doctor.py": "test_doctor.py",
     "theory/bounds.py": "test_theory_bounds.py",
     "theory/rademacher.py": "test_theory_rademacher.py",
     "locking.py": "test_locking.py",
@@ -644,7 +644,7 @@ MUTANTS += [
         "later_run",
     ),
     Mutant("cli.py", 'default="test",', 'default="validation",', "evaluating_again"),
-    Mutant("doctor/usable.py", "int(quota) / int(period)", "int(period) / int(quota)", "quota"),
+    Mutant("doctor.py", "int(quota) / int(period)", "int(period) / int(quota)", "quota"),
     Mutant(
         "theory/bounds.py",
         "math.log(len(sizes) / failure_probability)",
@@ -657,6 +657,6 @@ MUTANTS += [
         "poch((num_examples - 1) // 2 + 1",
         "half_of_what",
     ),
-    Mutant("locking.py", "    if not is_current:\n        raise _Gone\n", "", "between_opening"),
+    Mutant("locking.py", "timeout=RETRY_SECONDS", "timeout=0", "between_opening"),
     Mutant("progress.py", "step % max(1, total // LINES)", "step % (total // LINES)", "ten_lines"),
 ]

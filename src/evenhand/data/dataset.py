@@ -21,7 +21,7 @@ from evenhand.data.checks import check_arrays, check_ids
 from evenhand.data.npy import open_npy
 from evenhand.data.scans import counted, pieces
 from evenhand.errors import UserError
-from evenhand.files import atomic_folder, parsed_json, read_text
+from evenhand.files import atomic_folder, parse_json, read_text
 from evenhand.kernels.compiled import compiled
 
 IntArray = NDArray[np.integer[Any]]
@@ -406,7 +406,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"{folder} is not an Evenhand data set: it holds no dataset.json")
     try:
-        about = parsed_json(read_text(path))
+        about = parse_json(read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); make the data set again") from error
     if not isinstance(about, dict) or about.get("format") != "evenhand data set":

@@ -29,7 +29,7 @@ from evenhand.errors import UserError
 from evenhand.files import (
     check_is_file,
     open_input,
-    parsed_json,
+    parse_json,
     read_text,
     sync,
     write_json,
@@ -181,7 +181,7 @@ class _Transfer:
         """How many bytes of this version there are, and what the server calls the version."""
         about: Any = None
         with contextlib.suppress(OSError, ValueError):
-            about = parsed_json(read_text(self.about))
+            about = parse_json(read_text(self.about))
         check_is_file(self.part)
         size = self.part.stat().st_size if self.part.exists() else 0
         if not isinstance(about, dict):

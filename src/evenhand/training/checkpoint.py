@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from evenhand.errors import UserError
-from evenhand.files import parsed_json, read_text, sync
+from evenhand.files import parse_json, read_text, sync
 from evenhand.training.checkpoint_files import (
     STATE,
     TABLES,
@@ -312,7 +312,7 @@ def _read(
     from evenhand.training.checkpoint_tables import read_tables, read_whole_tables
 
     try:
-        state = parsed_json(read_text(path / STATE))
+        state = parse_json(read_text(path / STATE))
         if check_fn is not None:
             check_fn(state)
         tensors = safetensors.torch.load_file(path / TENSORS)

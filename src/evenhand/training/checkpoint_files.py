@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evenhand.errors import UserError
-from evenhand.files import check_is_file, open_input, parsed_json, read_text, sync
+from evenhand.files import check_is_file, open_input, parse_json, read_text, sync
 
 FORMAT = 1
 MANIFEST, STATE, TENSORS, TABLES = "manifest.json", "state.json", "tensors.safetensors", "tables"
@@ -103,7 +103,7 @@ def problem_of(folder: Path, *, part: int = 0, num_parts: int = 1) -> str:
         part, num_parts: of the files, the digests of one part alone are checked.
     """
     try:
-        manifest = parsed_json(read_text(folder / MANIFEST))
+        manifest = parse_json(read_text(folder / MANIFEST))
     except FileNotFoundError:
         return f"{MANIFEST} is missing, or it was written by an earlier version of Evenhand"
     except (OSError, ValueError, UserError) as error:

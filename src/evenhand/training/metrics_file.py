@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenhand.errors import UserError
-from evenhand.files import open_input, parsed_json, read_text, write_text
+from evenhand.files import open_input, parse_json, read_text, write_text
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ def rewind_metrics(path: Path, *, step: int) -> None:
         return
     try:
         *lines, _ = read_text(path).split("\n")
-        kept = [f"{line}\n" for line in lines if parsed_json(line)["step"] <= step]
+        kept = [f"{line}\n" for line in lines if parse_json(line)["step"] <= step]
     except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
         raise UserError(
             f"{path} is damaged ({error}); restore it, or remove it: --resume then writes the "
@@ -42,7 +42,7 @@ def last_logged_step(path: Path) -> int:
     with open_input(path) as file:
         for line in file:
             try:
-                last = max(last, int(parsed_json(line.decode())["step"]))
+                last = max(last, int(parse_json(line.decode())["step"]))
             except (ValueError, KeyError, TypeError):
                 continue
     return last

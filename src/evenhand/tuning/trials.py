@@ -19,9 +19,9 @@ from evenhand.config import to_toml
 from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score, selected_value
+from evenhand.faults import explain_out_of_memory
 from evenhand.files import write_text
 from evenhand.locking import locked
-from evenhand.memory import naming_the_largest
 from evenhand.pipeline import evaluate_run
 from evenhand.report.tradeoff import write_tradeoff
 from evenhand.runs import load_result, read_about
@@ -91,7 +91,7 @@ def _run_trial(
         else:
             begin_run(run, config, dataset, device=device)
         try:
-            with locked(run), naming_the_largest(config, dataset):
+            with locked(run), explain_out_of_memory(config, dataset):
                 is_complete = train_run(
                     run, config, dataset,
                     device=device, console=console, title=title, should_stop_fn=should_stop_fn,

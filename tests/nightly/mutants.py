@@ -252,8 +252,8 @@ MUTANTS = [
     ),
     Mutant(
         "kernels/cpu_classifiers.py",
-        "_mixed(np.uint64(labels[place]))",
-        "_mixed(np.uint64(place))",
+        "jit_mix64(np.uint64(labels[place]))",
+        "jit_mix64(np.uint64(place))",
         "tasks",
     ),
     Mutant("kernels/cpu_classifiers.py", "if label != current:", "if current < 0:", "products"),
@@ -550,7 +550,7 @@ MUTANTS += [
         "mlp_matches",
     ),
     Mutant(
-        "models/initial.py", "(seed + block * _SEED_STRIDE) % 2**32", "seed", "blocks_and_tables"
+        "models/initial.py", "(seed + block * GOLDEN32) % 2**32", "seed", "blocks_and_tables"
     ),
     Mutant("training/schedules.py", "(step + 1) / warmup_steps", "step / warmup_steps", "warm_up"),
     Mutant("training/metrics_file.py", '["step"] <= step', '["step"] < step', "rewinding"),

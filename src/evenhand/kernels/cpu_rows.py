@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.kernels.compiled import compiled, compiled_sums
+from evenhand.kernels.jit import jit, jit_sums
 from evenhand.kernels.prefetch import fetch_later_row
 from evenhand.kernels.threads import in_parts
 
@@ -18,12 +18,12 @@ Ids = NDArray[np.int64]
 HUGE = 1e15  # the length of a row from which products with it may overflow
 
 
-@compiled
+@jit
 def unit_rows(num_threads: int, table: Floats, ids: Ids, smallest: float, units: Floats) -> None:
     in_parts(_unit_rows, len(ids), num_threads, (table, ids, smallest, units))
 
 
-@compiled_sums
+@jit_sums
 def _unit_rows(
     first: int, last: int, table: Floats, ids: Ids, smallest: float, units: Floats
 ) -> None:
@@ -40,14 +40,14 @@ def _unit_rows(
                 result[column] = factor * row[column]
 
 
-@compiled
+@jit
 def through_unit_rows(
     num_threads: int, gradients: Floats, table: Floats, ids: Ids, smallest: float, results: Floats
 ) -> None:
     in_parts(_through_unit_rows, len(ids), num_threads, (gradients, table, ids, smallest, results))
 
 
-@compiled_sums
+@jit_sums
 def _through_unit_rows(
     first: int,
     last: int,
@@ -67,7 +67,7 @@ def _through_unit_rows(
             result[column] = factor * (gradient[column] - along * row[column])
 
 
-@compiled
+@jit
 def score_rows(
     num_threads: int,
     queries: Floats,
@@ -82,7 +82,7 @@ def score_rows(
     in_parts(_score_rows, len(ids), num_threads, arguments)
 
 
-@compiled_sums
+@jit_sums
 def _score_rows(
     first: int,
     last: int,
@@ -105,7 +105,7 @@ def _score_rows(
             scores[example, place] = product / norm
 
 
-@compiled
+@jit
 def adagrad(
     num_threads: int,
     table: Floats,
@@ -119,7 +119,7 @@ def adagrad(
     in_parts(_adagrad, len(ids), num_threads, arguments)
 
 
-@compiled_sums
+@jit_sums
 def _adagrad(
     first: int,
     last: int,
@@ -140,7 +140,7 @@ def _adagrad(
             row[column] -= factor * gradient[column]
 
 
-@compiled
+@jit
 def adam(
     num_threads: int,
     table: Floats,
@@ -154,7 +154,7 @@ def adam(
     in_parts(_adam, len(ids), num_threads, arguments)
 
 
-@compiled_sums
+@jit_sums
 def _adam(
     first: int,
     last: int,
@@ -180,7 +180,7 @@ def _adam(
             row[column] -= factor * pace[column]
 
 
-@compiled_sums
+@jit_sums
 def _norm(row: Floats, smallest: float) -> float:
     """The length of a row; infinite for a zero row, so that what is divided by it is 0."""
     square = float(_dot(row, row))
@@ -190,7 +190,7 @@ def _norm(row: Floats, smallest: float) -> float:
     return math.inf if norm <= smallest else norm  # NaN stays NaN
 
 
-@compiled_sums
+@jit_sums
 def _dot(row: Floats, other: Floats) -> np.float32:
     total = np.float32(0)
     for column in range(len(row)):
@@ -198,7 +198,7 @@ def _dot(row: Floats, other: Floats) -> np.float32:
     return total
 
 
-@compiled_sums
+@jit_sums
 def _wide_dot(row: Floats, other: Floats) -> float:
     """As `_dot`, where float32 would overflow."""
     total = 0.0

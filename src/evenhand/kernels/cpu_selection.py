@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 from evenhand.kernels.threads import in_parts
 
 _INFINITY, _HIGHEST, _LOWEST = np.int32(0x7F800000), np.int32(2**31 - 1), np.int32(-(2**31))
@@ -25,7 +25,7 @@ def fold_of(width: int, count: int) -> int:
     return max(fold for fold in (1, 2, 4) if fold == 1 or 4 * count * fold**2 <= width)
 
 
-@compiled
+@jit
 def select_rows(
     num_threads: int,
     scores: NDArray[np.int32],
@@ -37,7 +37,7 @@ def select_rows(
     in_parts(_select_rows, len(scores), num_threads, (scores, fold, positions, values))
 
 
-@compiled
+@jit
 def _select_rows(
     first: int,
     last: int,
@@ -94,7 +94,7 @@ def _select_rows(
             values[row, place] = line[found[place]]
 
 
-@compiled
+@jit
 def _fold(keys: NDArray[np.int32], maxima: NDArray[np.int32]) -> None:
     """maxima[i] of keys[i], keys[i + n], keys[i + 2 n], ..., n the number of maxima."""
     for column in range(len(maxima)):
@@ -105,13 +105,13 @@ def _fold(keys: NDArray[np.int32], maxima: NDArray[np.int32]) -> None:
             maxima[column] = max(maxima[column], part[column])
 
 
-@compiled
+@jit
 def _key(bits: np.int32) -> np.int32:
     key = np.int32(bits ^ ((bits >> np.int32(31)) & _HIGHEST))
     return _HIGHEST if np.int32(bits & _HIGHEST) > _INFINITY else key
 
 
-@compiled
+@jit
 def _reached(keys: NDArray[np.int32], count: int, most: int) -> Any:
     """A key that `count` to `most` of the keys reach; or more, where ties leave no such key."""
     low, high = keys[0], keys[0]

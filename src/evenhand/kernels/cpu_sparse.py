@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
+from evenhand.kernels.mix import GOLDEN64
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Places = NDArray[np.int32]
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2 ** 64 over the golden ratio: Fibonacci hashing
 
 
-@compiled
+@jit
 def find_distinct(ids: Ids, distinct: Ids, places: Ids) -> int:
     """Fills `distinct` with the ids as they first occur, and where each id stands there."""
     table = _empty_table(len(ids))
@@ -32,7 +32,7 @@ def find_distinct(ids: Ids, distinct: Ids, places: Ids) -> int:
     return count
 
 
-@compiled
+@jit
 def find_entries(
     ids: Ids, coefficients: Floats, starts: Ids, distinct: Ids, columns: Ids, values: Floats
 ) -> int:
@@ -55,7 +55,7 @@ def find_entries(
     return count
 
 
-@compiled
+@jit
 def transpose(
     starts: Ids, columns: Ids, values: Floats, new_starts: Ids, new_columns: Ids, new_values: Floats
 ) -> None:
@@ -74,7 +74,7 @@ def transpose(
             new_starts[columns[entry] + 1] = place + 1
 
 
-@compiled
+@jit
 def entries_of(starts: Ids, rows: Ids, new_starts: Ids) -> Ids:
     """Where the entries of chosen rows stand, one row after another; fills where each starts."""
     for place in range(len(rows)):
@@ -88,7 +88,7 @@ def entries_of(starts: Ids, rows: Ids, new_starts: Ids) -> Ids:
     return entries
 
 
-@compiled
+@jit
 def mask_shared(scores: Floats, sampled_ids: Ids, positive_ids: Ids) -> None:
     """-inf for slots (M,) that are empty, or that hold one of the positives (B, P) of the row."""
     table = _empty_table(len(sampled_ids))
@@ -109,7 +109,7 @@ def mask_shared(scores: Floats, sampled_ids: Ids, positive_ids: Ids) -> None:
                     slot = following[slot]
 
 
-@compiled
+@jit
 def _empty_table(num_ids: int) -> Places:
     size = 2
     while size < 2 * num_ids:
@@ -117,10 +117,10 @@ def _empty_table(num_ids: int) -> Places:
     return np.full(size, -1, np.int32)
 
 
-@compiled
+@jit
 def _place_of(key: int, table: Places, ids: Ids) -> Any:
     """Where the table holds the index of this id among `ids`, or -1 and room for it."""
-    place = np.int64((np.uint64(key) * _GOLDEN) >> np.uint64(32)) & (len(table) - 1)
+    place = np.int64((np.uint64(key) * GOLDEN64) >> np.uint64(32)) & (len(table) - 1)
     while table[place] >= 0 and ids[table[place]] != key:
         place = (place + 1) & (len(table) - 1)
     return place

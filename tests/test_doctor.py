@@ -298,7 +298,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_machine_code_that_is_not_kept(monkeypatch, tmp_path):
     kernel = types.SimpleNamespace(_cache=types.SimpleNamespace(cache_path=str(tmp_path)))
-    monkeypatch.setattr(speed.cpu_rows, "unit_rows", kernel)
+    monkeypatch.setattr(speed.rows, "_unit_rows_compiled", kernel)
     with_remedy(speed.kept_code(), OK)
     kernel._cache.cache_path = str(tmp_path / "gone")
     assert "NUMBA_CACHE_DIR" in with_remedy(speed.kept_code(), SLOW).remedy

@@ -10,7 +10,7 @@ import torch
 
 from evenhand.doctor.findings import BROKEN, OK, SLOW, Finding
 from evenhand.doctor.usable import own_folder, usable_cores
-from evenhand.kernels import cpu_rows
+from evenhand.kernels import rows
 
 # A step of the default settings, which the rates are told by.
 BATCH, SAMPLED, WIDTH = 2048, 4096, 256
@@ -23,7 +23,7 @@ MEASURED_SECONDS = 0.5
 
 def kept_code() -> Finding:
     """Whether numba's machine code is there for the next process."""
-    kernel: Any = cpu_rows.unit_rows
+    kernel: Any = rows._unit_rows_compiled
     path = getattr(getattr(kernel, "_cache", None), "cache_path", None)
     remedy = "set NUMBA_CACHE_DIR to a folder that can be written: every start compiles anew"
     if path is None:

@@ -34,7 +34,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
+from evenhand.kernels.mix import jit_mix64
 
 NUM_LABELS, NUM_FEATURES = 100_000, 200_000
 ROWS_AT_ONCE = 20_000
@@ -134,15 +135,15 @@ def _header(rows: int) -> bytes:
     return f"{rows:012d} {NUM_FEATURES} {NUM_LABELS}\n".encode()
 
 
-@compiled
+@jit
 def _rows(first_row: int, ends: NDArray[np.float64], text: NDArray[np.uint8]) -> int:
     """Rows from `first_row` on as text; how many bytes they are."""
     at = 0
     for row in range(first_row, first_row + ROWS_AT_ONCE):
-        state = _next(np.uint64(row) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1))
+        state = jit_mix64(np.uint64(row) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1))
         first_label = np.uint64(0)
         for number in range(1 + state % np.uint64(5)):
-            state = _next(state)
+            state = jit_mix64(state)
             share = (state >> np.uint64(11)) * 2.0**-53
             label = np.uint64(np.searchsorted(ends, share))
             if number == 0:
@@ -151,9 +152,9 @@ def _rows(first_row: int, ends: NDArray[np.float64], text: NDArray[np.uint8]) ->
                 text[at] = 44  # comma
                 at += 1
             at = _number(text, at, label)
-        state = _next(state)
+        state = jit_mix64(state)
         for number in range(40 + state % np.uint64(121)):
-            state = _next(state)
+            state = jit_mix64(state)
             feature = state >> np.uint64(20)
             if number % 2:
                 feature = first_label * np.uint64(31) + feature % np.uint64(100) * np.uint64(1999)
@@ -170,14 +171,7 @@ def _rows(first_row: int, ends: NDArray[np.float64], text: NDArray[np.uint8]) ->
     return at
 
 
-@compiled
-def _next(state: np.uint64) -> np.uint64:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
-
-
-@compiled
+@jit
 def _number(text: NDArray[np.uint8], at: int, number: np.uint64) -> int:
     divisor = np.uint64(1)
     while number // divisor >= np.uint64(10):

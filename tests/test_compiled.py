@@ -1,7 +1,7 @@
 import numba
 import pytest
 
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 
 
 def function_without_a_file():
@@ -14,6 +14,6 @@ def function_without_a_file():
 def test_a_function_that_cannot_be_kept_is_compiled_all_the_same():
     with pytest.raises(RuntimeError, match="cannot cache"):
         numba.njit(cache=True)(function_without_a_file())
-    function = compiled(function_without_a_file())
+    function = jit(function_without_a_file())
     assert function(2) == 3
     assert len(function.signatures) == 1

@@ -4,8 +4,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evenhand.kernels.cpu_permutation import walked
-from evenhand.kernels.permutation import num_bits, walked_in_torch
+from evenhand.kernels.permutation import apply_in_numpy, apply_in_torch, num_bits
 
 
 @given(
@@ -28,8 +27,10 @@ def test_the_numbers_are_those_of_the_torch_form(size, divisors, keys, width, ra
     bits = num_bits(max(sizes))
     columns = [torch.tensor(values).unsqueeze(1) for values in (keys, sizes)]  # (R, 1)
     for is_inverse in (False, True):
-        actual = walked(numbers, np.array(keys), np.array(sizes), bits, is_inverse)
-        expected = walked_in_torch(torch.tensor(numbers), *columns, bits, is_inverse=is_inverse)
+        actual = apply_in_numpy(
+            numbers, np.array(keys), np.array(sizes), bits, is_inverse=is_inverse
+        )
+        expected = apply_in_torch(torch.tensor(numbers), *columns, bits, is_inverse=is_inverse)
         assert actual.dtype == np.int64
         assert actual.tolist() == expected.tolist()
 
@@ -38,7 +39,7 @@ def test_the_numbers_are_those_of_the_torch_form(size, divisors, keys, width, ra
 def test_every_number_stands_at_one_place(size):
     numbers = np.arange(size)[None].repeat(3, axis=0)
     arrays = np.array([0, 1, 2**62 - 1]), np.array([size] * 3), num_bits(size)
-    values = walked(numbers, *arrays, False)
+    values = apply_in_numpy(numbers, *arrays, is_inverse=False)
     assert (np.sort(values, axis=1) == numbers).all()
-    assert (walked(values, *arrays, True) == numbers).all()
+    assert (apply_in_numpy(values, *arrays, is_inverse=True) == numbers).all()
     assert (numbers == np.arange(size)).all()  # what was given is not changed

@@ -250,10 +250,10 @@ def test_a_disk_that_is_slow_full_or_no_folder(no_processes, monkeypatch, tmp_pa
 
 
 def test_machine_code_that_is_not_kept(monkeypatch, tmp_path):
-    from evenhand.kernels import cpu_rows
+    from evenhand.kernels import rows
 
     kernel = types.SimpleNamespace(_cache=types.SimpleNamespace(cache_path=str(tmp_path)))
-    monkeypatch.setattr(cpu_rows, "unit_rows", kernel)
+    monkeypatch.setattr(rows, "_unit_rows_compiled", kernel)
     with_remedy(doctor.compile_cache(), OK)
     kernel._cache.cache_path = str(tmp_path / "gone")
     assert "NUMBA_CACHE_DIR" in with_remedy(doctor.compile_cache(), SLOW).remedy

@@ -12,7 +12,7 @@ import torch
 
 from evenhand.data.dataset import Part, Rows
 from evenhand.errors import UserError
-from evenhand.kernels.permutation import permuted
+from evenhand.kernels.permutation import permute
 from evenhand.models.encoders import Bags
 from evenhand.sampling import InBatchSampler
 from evenhand.training import feed as feed_module
@@ -196,7 +196,7 @@ def test_a_state_does_not_change_as_the_feed_goes_on():
 
 def order_of(feed, key):
     """Every pair of an epoch in its order."""
-    pair_ids = permuted(torch.arange(len(PAIRS)).view(1, -1), key, len(PAIRS))[0].numpy()
+    pair_ids = permute(torch.arange(len(PAIRS)).view(1, -1), key, len(PAIRS))[0].numpy()
     query_ids, label_ids = feed.pairs.pairs_at(pair_ids)
     return list(zip(query_ids.tolist(), label_ids.tolist(), strict=True))
 

@@ -312,7 +312,7 @@ def test_the_sample_is_the_first_places_of_the_keyed_order(device):
     pair = Pair(device)
     pair.run_kernels()
     key = pair.clock.keys[:1].cpu().unsqueeze(1)
-    expected = permutation.permuted(torch.arange(17).unsqueeze(0), key, 50)
+    expected = permutation.permute(torch.arange(17).unsqueeze(0), key, 50)
     assert pair.drawn().tolist() == expected[0].tolist()
     each = Pair(device, for_each=True, num_positives=3)
     each.run_kernels()
@@ -328,9 +328,9 @@ def test_the_order_is_that_of_the_other_forms(device):
     places = torch.arange(37).expand(4, 37)
     bits = permutation.num_bits(101)
     for numbers, is_inverse in ((places, False), (places.flip(1), True)):
-        expected = permutation.walked_in_torch(numbers, keys, sizes, bits, is_inverse=is_inverse)
+        expected = permutation.apply_in_torch(numbers, keys, sizes, bits, is_inverse=is_inverse)
         arguments = [x.to(device) for x in (numbers, keys, sizes)]
-        ours = gpu_permutation.walked(*arguments, bits, is_inverse=is_inverse)
+        ours = gpu_permutation.apply(*arguments, bits, is_inverse=is_inverse)
         assert ours.tolist() == expected.tolist()
     rows = permutation.row_keys(torch.tensor([[2**61 + 5]]), 6)[:, 0]
     assert len(set(rows.tolist())) == 6

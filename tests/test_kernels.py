@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import oracles
-from evenhand.kernels import scoring, selection
-from evenhand.kernels.cpu_selection import fold_of
-from evenhand.kernels.scoring import scores_of_each
-from evenhand.kernels.selection import largest, largest_of_blocks, mask_shared_
+from evenhand.kernels import rows as row_kernels
+from evenhand.kernels import selection
+from evenhand.kernels.rows import scores_of_each
+from evenhand.kernels.selection import fold_of, largest, largest_of_blocks, mask_shared_
 from evenhand.kernels.sparse import (
     Lists,
     distinct_ids,
@@ -210,8 +210,8 @@ def test_labels_of_a_large_set_are_told_apart():
 @pytest.mark.parametrize("at_once", [1, 40, 2**24], ids=["a row", "some rows", "all rows"])
 @pytest.mark.parametrize("num_labels", [5, 16, 17, 60], ids=["few", "limit", "beyond", "many"])
 def test_scores_of_each_match_the_loops(monkeypatch, dtype, is_cosine, at_once, num_labels):
-    monkeypatch.setattr(scoring, "GATHERED_NUMBERS", at_once)
-    monkeypatch.setattr(scoring, "num_threads_for", lambda work: at_once % 7)
+    monkeypatch.setattr(row_kernels, "GATHERED_NUMBERS", at_once)
+    monkeypatch.setattr(row_kernels, "num_threads_for", lambda work: at_once % 7)
     queries = torch.randn(7, 3, dtype=dtype)
     table = torch.randn(num_labels, 3, dtype=dtype)
     table[2] = 0

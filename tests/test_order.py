@@ -6,7 +6,7 @@ import torch
 
 from evenhand.data.dataset import Part, Rows, pairs_of
 from evenhand.data.pairs import PairIndex
-from evenhand.kernels.permutation import permuted
+from evenhand.kernels.permutation import permute
 from evenhand.training.feed import PairFeed
 from evenhand.training.order import Order, pairs_at
 
@@ -48,7 +48,7 @@ def test_a_pool_is_made_of_a_few_runs_of_consecutive_pairs(order):
 
 def test_without_blocks_the_order_is_the_keyed_permutation_of_before():
     key = key_of(1)
-    expected = permuted(torch.arange(5, 50).unsqueeze(0), key, 100)[0]
+    expected = permute(torch.arange(5, 50).unsqueeze(0), key, 100)[0]
     assert torch.equal(pairs_at(5, 50, key, Order(100)), expected)
 
 

@@ -10,12 +10,12 @@ from evenhand.kernels import rows, threads
 from evenhand.kernels.rows import (
     adagrad_,
     adam_,
+    scores_of_each,
     through_unit,
     through_unit_rows,
     unit,
     unit_rows,
 )
-from evenhand.kernels.scoring import scores_of_each
 
 DTYPES = {"compiled": torch.float32, "torch": torch.float64}
 every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

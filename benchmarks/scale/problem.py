@@ -21,7 +21,7 @@ from torch import Tensor
 from evenhand.data.dataset import IntArray, Part, Rows
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
-from evenhand.kernels.permutation import permuted
+from evenhand.kernels.permutation import permute
 from evenhand.losses import softmax_loss
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
@@ -125,7 +125,7 @@ def part_of(problem: Problem, *, shuffles_ids: bool = True, seed: int = 0) -> Pa
 def shuffled(ids: IntArray, num_ids: int) -> IntArray:
     """Each id's place in a fixed random order of all, in no memory."""
     places = torch.from_numpy(ids.astype(np.int64)).unsqueeze(0)
-    return permuted(places, torch.tensor([[7]]), num_ids)[0].numpy()
+    return permute(places, torch.tensor([[7]]), num_ids)[0].numpy()
 
 
 def model_of(problem: Problem, *, share: tuple[int, int] = (0, 1)) -> Retriever:

@@ -220,9 +220,9 @@ def disk(folder: Path) -> Finding:
 
 def compile_cache() -> Finding:
     """Whether numba keeps its machine code for the next process."""
-    from evenhand.kernels import cpu_rows
+    from evenhand.kernels import rows
 
-    kernel: Any = cpu_rows.unit_rows
+    kernel: Any = rows._unit_rows_compiled
     path = getattr(getattr(kernel, "_cache", None), "cache_path", None)
     if path is not None and os.access(path, os.W_OK):
         return Finding(OK, f"kept in {path}")

@@ -29,17 +29,17 @@ from torch.nn.functional import pad
 
 from evenhand.kernels.draws import (
     BEYOND,
-    drawn_ranks,
+    draw_ranks,
     inclusion,
     is_among,
     is_first_occurrence,
     log_draw_counts,
-    looked_up,
+    lookup,
     random_integers,
     sorted_distinct,
     without_repeats,
 )
-from evenhand.kernels.permutation import permuted, row_keys
+from evenhand.kernels.permutation import permute, row_keys
 
 _MOST_LABELS = 2**40  # a random integer modulo this is uniform to one part in 2**22
 
@@ -172,13 +172,13 @@ class UniformSampler:
         key = random_integers(1, 1, generator).to(request.positive_ids.device)
         slots = torch.arange(num_draws, device=key.device)
         if request.is_shared:
-            return permuted(slots.unsqueeze(0), row_keys(key, 1), self.num_labels)  # (1, M)
+            return permute(slots.unsqueeze(0), row_keys(key, 1), self.num_labels)  # (1, M)
         excluded, num_left = self._remaining(request)
         keys = row_keys(key, len(excluded))  # an order each
         is_empty = slots >= num_left  # (R, M): more were asked for than there are
         # The walk of the permutation ends only within its size, so no slot may lie outside.
         sizes = num_left.clamp(min=1)
-        places = permuted(slots % sizes, keys, self.num_labels, sizes=sizes)  # (R, M)
+        places = permute(slots % sizes, keys, self.num_labels, sizes=sizes)  # (R, M)
         # A label y that is not excluded is the (y - #{p_j < y})-th such label, counted from 0. Back
         # from its place u: y = u + #{j: p_j - j <= u}, for excluded p_0 < p_1 < ... A bijection, so
         # a uniform subset of places is a uniform subset of labels.
@@ -238,7 +238,7 @@ class FrequencySampler:
             raise ValueError(f"the sum of count ** power must be finite and above 0, power {power}")
 
     def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
-        return drawn_ranks(self, request.excluded_ids, request.num_sampled_labels, generator)
+        return draw_ranks(self, request.excluded_ids, request.num_sampled_labels, generator)
 
     def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
         return log_draw_counts(self, ids, request.excluded_ids, request.num_sampled_labels)
@@ -284,13 +284,13 @@ class LogUniformSampler:
         self.total = torch.tensor(math.log(num_labels + 1), dtype=torch.float64)
 
     def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
-        excluded = looked_up(self.label_ranks, request.excluded_ids)
-        ranks = drawn_ranks(self, excluded, request.num_sampled_labels, generator)
-        return looked_up(self.label_order, ranks)
+        excluded = lookup(self.label_ranks, request.excluded_ids)
+        ranks = draw_ranks(self, excluded, request.num_sampled_labels, generator)
+        return lookup(self.label_order, ranks)
 
     def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
-        ranks = looked_up(self.label_ranks, ids)
-        excluded = looked_up(self.label_ranks, request.excluded_ids)
+        ranks = lookup(self.label_ranks, ids)
+        excluded = lookup(self.label_ranks, request.excluded_ids)
         return log_draw_counts(self, ranks, excluded, request.num_sampled_labels)
 
     def spans(self, ranks: Tensor) -> tuple[Tensor, Tensor]:

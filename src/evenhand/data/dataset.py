@@ -22,7 +22,7 @@ from evenhand.data.npy import open_npy
 from evenhand.data.scans import counted, pieces
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, parse_json, read_text
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 
 IntArray = NDArray[np.integer[Any]]
 FloatArray = NDArray[np.float32]
@@ -222,7 +222,7 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-@compiled
+@jit
 def _copy_rows(
     source: NDArray[Any],
     starts: NDArray[np.int64],

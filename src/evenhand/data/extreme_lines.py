@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from evenhand.data.files import shown
 from evenhand.errors import UserError
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 
 WHOLE_NUMBER = re.compile(rb"[0-9]+")
 DECIMAL_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -176,7 +176,7 @@ def quick_block(text: bytes, start: int, header: Header) -> tuple[Block, int]:
     return block, end
 
 
-@compiled
+@jit
 def _quick_rows(
     text: NDArray[np.uint8],
     start: int,
@@ -205,7 +205,7 @@ def _quick_rows(
     return start, num_rows, num_labels, num_features, num_repeated
 
 
-@compiled
+@jit
 def _labels(
     text: NDArray[np.uint8], at: int, limit: int, ids: IntArray, count: int
 ) -> tuple[int, int, int]:
@@ -230,7 +230,7 @@ def _labels(
         at += 1
 
 
-@compiled
+@jit
 def _features(
     text: NDArray[np.uint8],
     at: int,
@@ -255,7 +255,7 @@ def _features(
     return (at if _byte(text, at) == NEWLINE else -1), count
 
 
-@compiled
+@jit
 def _id(text: NDArray[np.uint8], at: int, limit: int) -> tuple[int, int]:
     """A whole number below the limit, or -1, and where it ends."""
     number, start = 0, at
@@ -267,7 +267,7 @@ def _id(text: NDArray[np.uint8], at: int, limit: int) -> tuple[int, int]:
     return (number if at > start else -1), at
 
 
-@compiled
+@jit
 def _value(text: NDArray[np.uint8], at: int) -> tuple[float, int]:
     """A decimal number, or NaN where its 32-bit form is not certain, and where it ends."""
     is_negative, at = _sign(text, at)
@@ -305,20 +305,20 @@ def _value(text: NDArray[np.uint8], at: int) -> tuple[float, int]:
     return np.nan, at
 
 
-@compiled
+@jit
 def _sign(text: NDArray[np.uint8], at: int) -> tuple[bool, int]:
     """Whether a minus stands here, and where the number goes on."""
     byte = _byte(text, at)
     return byte == MINUS, at + (byte in (MINUS, PLUS))
 
 
-@compiled
+@jit
 def _digit(text: NDArray[np.uint8], at: int) -> int:
     """The digit at a place, or more than 9."""
     return np.uint8(_byte(text, at) - 48)  # type: ignore[return-value]
 
 
-@compiled
+@jit
 def _byte(text: NDArray[np.uint8], at: int) -> int:
     # Unsigned, so that no code is made for places counted from the end: a fifth of the time.
     return text[np.uint64(at)]  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from evenhand.data.dataset import Pairs, Rows
 from evenhand.data.scans import pieces
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 
 MOST_ENTRIES = 2**22  # of the index: 16 MB
 PIECE = 2**17  # entries that are found at once
@@ -50,7 +50,7 @@ class PairIndex:
         return Pairs(query_ids, label_ids)
 
 
-@compiled
+@jit
 def _find_rows(
     offsets: NDArray[np.int64],
     first_rows: NDArray[np.int64],

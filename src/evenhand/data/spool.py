@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from evenhand.data.extreme_lines import Block
 from evenhand.errors import UserError
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
+from evenhand.kernels.mix import GOLDEN64, mix64
 
 Words = NDArray[np.int32]
 
 HEAD_WORDS = 4
 WORD_BYTES = 4
-GOLDEN = 0x9E3779B97F4A7C15
 WHOLE = 2**64
 
 
@@ -49,14 +49,11 @@ def keys_of(row_ids: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
         >>> keys_of(np.arange(2, dtype=np.uint64), 0)
         array([16294208416658607535,  7960286522194355700], dtype=uint64)
     """
-    start = np.uint64(_mixed_seed(seed))
-    numbers = (row_ids + np.uint64(1)) * np.uint64(GOLDEN) + start
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+    start = np.uint64(_mix_seed(seed))
+    return mix64((row_ids + np.uint64(1)) * GOLDEN64 + start)
 
 
-def _mixed_seed(seed: int) -> int:
+def _mix_seed(seed: int) -> int:
     """Far from one another for neighbouring seeds; 0 for the seed 0."""
     number = seed % WHOLE
     for multiplier, shift in ((0xFF51AFD7ED558CCD, 33), (0xC4CEB9FE1A85EC53, 33)):
@@ -136,7 +133,7 @@ def _num_words(block: Block) -> int:
     return HEAD_WORDS * len(block.label_counts) + len(block.label_ids) + 2 * len(block.feature_ids)
 
 
-@compiled
+@jit
 def _pack(
     label_counts: NDArray[np.int64],
     label_ids: Words,
@@ -166,7 +163,7 @@ def _pack(
     return at
 
 
-@compiled
+@jit
 def _join(
     words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], segment: Words
 ) -> None:
@@ -208,7 +205,7 @@ def open_shard(path: Path, sizes: Sizes, *, is_sorted: bool) -> Shard:
     return Shard(view, starts, label_counts, feature_counts)
 
 
-@compiled
+@jit
 def _find(
     words: Words,
     starts: NDArray[np.int64],
@@ -249,7 +246,7 @@ def gathered(shard: Shard, first: int, last: int) -> tuple[Words, Words, Words]:
     return label_ids, feature_ids, values
 
 
-@compiled
+@jit
 def _gather(
     words: Words,
     starts: NDArray[np.int64],

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from evenhand.data.dataset import Rows
 from evenhand.errors import UserError
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
+from evenhand.kernels.mix import GOLDEN64, jit_mix64
 
 SHORT_TEXT = 1000  # characters; whatever a text is made of, so few are normalised at once
 MAX_MARKS = 30  # combining, one after the other
 BLOCK_TEXTS = 2**16  # texts hashed at once: bounds the memory, not the result
 MAX_LENGTH = 64  # of an n-gram; every text has as many n-grams of each length as characters
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def normalized(text: str) -> str:
@@ -129,7 +129,7 @@ def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
         raise UserError(f"the featurizer of the data set is damaged: {error}") from error
 
 
-@compiled
+@jit
 def _fill_buckets(
     points: NDArray[np.uint32],
     lengths: NDArray[np.int64],
@@ -153,19 +153,11 @@ def _fill_buckets(
         for length in range(1, max_length + 1):
             for place in range(start, end - length + 1):
                 point = points[place + length - 1]
-                hashes[place] = hashes[place] * GOLDEN + np.uint64(point) + np.uint64(length)
+                hashes[place] = hashes[place] * GOLDEN64 + np.uint64(point) + np.uint64(length)
                 is_mark_alone = length == 1 and point <= 3  # which says nothing
                 if length >= min_length and not is_mark_alone:
-                    ids[num_ids] = _mixed(hashes[place]) % np.uint64(num_buckets)
+                    ids[num_ids] = jit_mix64(hashes[place]) % np.uint64(num_buckets)
                     num_ids += 1
         counts[text] = num_ids - num_ids_before
         start = end
     return num_ids
-
-
-@compiled
-def _mixed(word: np.uint64) -> np.uint64:
-    """Spreads every bit over the word (the finaliser of splitmix64)."""
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 
 CLASSES = (Tensor, torch.nn.Parameter)  # and none made of them, which may hold no numbers
 TYPES = (torch.float32, torch.int64)
@@ -31,7 +31,7 @@ def check_ids(ids: Tensor, num_rows: int) -> None:
         )
 
 
-@compiled
+@jit
 def _are_below(ids: NDArray[np.int64], limit: int) -> bool:
     num_outside = 0
     for place in range(len(ids)):

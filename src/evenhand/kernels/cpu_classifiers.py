@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.kernels.compiled import compiled, compiled_sums
+from evenhand.kernels.jit import jit, jit_sums
+from evenhand.kernels.mix import GOLDEN64, jit_mix64
 from evenhand.kernels.threads import in_parts
 
 Floats = NDArray[np.float32]
@@ -23,18 +24,13 @@ Offsets = NDArray[np.int64]
 Ids = NDArray[np.uint32]  # unsigned: with no code for places counted from the end
 Places = NDArray[np.int32]
 
-_STEP, _FIRST, _SECOND = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-    np.uint64(0x94D049BB133111EB),
-)
-_27, _30, _31, _32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+_32 = np.uint64(32)
 
 
 # --- fitting --------------------------------------------------------------------------------------
 
 
-@compiled
+@jit
 def fit_labels(
     labels: NDArray[np.int64],
     starts: Offsets,
@@ -89,7 +85,7 @@ def fit_labels(
             np.float32(negative_cost),
             tolerance,
             max_passes,
-            _mixed(np.uint64(seed) ^ _mixed(np.uint64(labels[place]))),
+            jit_mix64(np.uint64(seed) ^ jit_mix64(np.uint64(labels[place]))),
             weights,
             alphas[:count],
             order[:count],
@@ -113,7 +109,7 @@ def fit_labels(
     return num_kept, kept_ids[:total].copy(), kept_values[:total].copy(), biases
 
 
-@compiled_sums
+@jit_sums
 def _fit_label(
     rows: Places,
     num_positives: int,
@@ -146,8 +142,8 @@ def _fit_label(
     num_active, last_maximum = count, np.inf
     for _ in range(max_passes):
         for place in range(num_active - 1, 0, -1):
-            state += _STEP
-            other = ((_mixed(state) >> _32) * np.uint64(place + 1)) >> _32
+            state += GOLDEN64
+            other = ((jit_mix64(state) >> _32) * np.uint64(place + 1)) >> _32
             order[place], order[other] = order[other], order[place]
         maximum, minimum = -np.inf, np.inf  # of the projected gradient
         place = 0
@@ -187,7 +183,7 @@ def _fit_label(
     return bias
 
 
-@compiled
+@jit
 def squared_lengths(offsets: Offsets, ids: Ids, values: Floats, num_features: int) -> Floats:
     """(N,) of each row with a constant feature of value 1; values of one feature add up."""
     squares = np.empty(len(offsets) - 1, np.float32)
@@ -204,7 +200,7 @@ def squared_lengths(offsets: Offsets, ids: Ids, values: Floats, num_features: in
     return squares
 
 
-@compiled
+@jit
 def _longer(array: NDArray[Any]) -> NDArray[Any]:
     longer = np.empty(2 * len(array), array.dtype)
     for place in range(len(array)):  # a slice would take numba seconds more to compile
@@ -212,18 +208,10 @@ def _longer(array: NDArray[Any]) -> NDArray[Any]:
     return longer
 
 
-@compiled
-def _mixed(state: np.uint64) -> np.uint64:
-    """SplitMix64: numbers that are counted up become random ones."""
-    state = (state ^ (state >> _30)) * _FIRST
-    state = (state ^ (state >> _27)) * _SECOND
-    return state ^ (state >> _31)
-
-
 # --- rows by label --------------------------------------------------------------------------------
 
 
-@compiled
+@jit
 def clear_positives(mined: Places, offsets: Offsets, labels: Places, first_row: int) -> None:
     """Writes -1 over those of (B, M) mined labels that are positives of their row."""
     for place in range(len(mined)):
@@ -234,7 +222,7 @@ def clear_positives(mined: Places, offsets: Offsets, labels: Places, first_row: 
                     mined[place, column] = -1
 
 
-@compiled
+@jit
 def count_labels(mined: Places, counts: Offsets) -> None:
     """Adds to counts (L,) how often each label was mined."""
     for row in range(len(mined)):
@@ -243,7 +231,7 @@ def count_labels(mined: Places, counts: Offsets) -> None:
                 counts[mined[row, column]] += 1
 
 
-@compiled
+@jit
 def list_rows(
     offsets: Offsets, labels: Places, mined: Places, first: int, last: int, places: Offsets,
     rows: Places,
@@ -273,7 +261,7 @@ def list_rows(
 # --- asking ---------------------------------------------------------------------------------------
 
 
-@compiled
+@jit
 def order_by_label(label_ids: NDArray[np.int64], starts: Offsets, order: Offsets) -> int:
     """Lists the places of (n,) label ids by label, without those below 0, and returns how many.
 
@@ -293,7 +281,7 @@ def order_by_label(label_ids: NDArray[np.int64], starts: Offsets, order: Offsets
     return int(starts[-1])
 
 
-@compiled
+@jit
 def score_labels(
     num_threads: int,
     offsets: Offsets,
@@ -324,7 +312,7 @@ def score_labels(
     in_parts(_score_labels, len(spaces), num_threads, arguments)
 
 
-@compiled_sums
+@jit_sums
 def _score_labels(
     first: int,
     last: int,

@@ -21,7 +21,7 @@ class SpanDistribution(Protocol):
     def ranks_at(self, points: Tensor) -> Tensor: ...
 
 
-def drawn_ranks(
+def draw_ranks(
     distribution: SpanDistribution, excluded_ranks: Tensor, num_draws: int, generator: Generator
 ) -> Tensor:
     """Ranks (R, M) drawn with repeats, none of the row's excluded ones (R, P)."""
@@ -91,6 +91,6 @@ def is_among(ids: Tensor, sorted_ids: Tensor) -> Tensor:
     return sorted_ids.gather(1, torch.searchsorted(sorted_ids, ids)) == ids
 
 
-def looked_up(table: Tensor | None, ids: Tensor) -> Tensor:
+def lookup(table: Tensor | None, ids: Tensor) -> Tensor:
     """table[ids], -1 staying -1; the ids themselves without a table."""
     return ids if table is None else table[ids.clamp(min=0)].masked_fill(ids < 0, -1)

@@ -7,26 +7,28 @@ cost of M whatever n; and the inverse tells at once whether, and where, a label 
 of two only: a result of n or more is sent through again until it is below ("cycle walking"), which
 keeps it a permutation.
 
-Keys (R, 1) give each row an order of its own. The Triton twin in `kernels.gpu` is bit for bit the
-same.
+Keys (R, 1) give each row an order of its own. `apply_in_torch` is the definition; the numba twin
+below it and the Triton twin in `kernels.gpu` agree with it bit for bit. The numba twin is by hand
+because torch makes a pass over memory for each of some hundred operations; here a round is one pass
+over a row's halves, which stay in the cache.
 """
 
 from importlib.util import find_spec
-from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from evenhand.kernels.jit import jit
+from evenhand.kernels.mix import GOLDEN32, WORD, Words, jit_mix32, mix32
 
 NUM_ROUNDS = 8  # an order of few labels is visibly not uniform with 4, and is with 6
 SMALLEST_BITS = 6  # a half of 1 or 2 bits would have too few hashes to choose from
-GOLDEN = 0x9E3779B9
-WORD = 0xFFFFFFFF
-
-Words = TypeVar("Words", Tensor, int)
 
 
-def permuted(places: Tensor, keys: Tensor, size: int, *, sizes: Tensor | None = None) -> Tensor:
-    """What stands at these places of the order: (R, M) from 0 to n - 1 -> the same, int64.
+def permute(places: Tensor, keys: Tensor, size: int, *, sizes: Tensor | None = None) -> Tensor:
+    """The numbers at these places of the order: (R, M) from 0 to n - 1 -> the same, int64.
 
     Args:
         keys: (R, 1) int64, one order each.
@@ -34,21 +36,21 @@ def permuted(places: Tensor, keys: Tensor, size: int, *, sizes: Tensor | None = 
         sizes: (R, 1) where rows have an n of their own.
 
     Example:
-        >>> permuted(torch.arange(10).view(1, -1), torch.tensor([[7]]), 10).sort().values
+        >>> permute(torch.arange(10).view(1, -1), torch.tensor([[7]]), 10).sort().values
         tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
     """
-    return _walked(places, keys, size, sizes, is_inverse=False)
+    return _apply(places, keys, size, sizes, is_inverse=False)
 
 
 def places_of(values: Tensor, keys: Tensor, size: int, *, sizes: Tensor | None = None) -> Tensor:
-    """At which places of the order these stand: the inverse of `permuted`.
+    """The places of these numbers in the order: the inverse of `permute`.
 
     Example:
         >>> keys = torch.tensor([[7]])
-        >>> places_of(permuted(torch.tensor([[3, 9]]), keys, 10), keys, 10)
+        >>> places_of(permute(torch.tensor([[3, 9]]), keys, 10), keys, 10)
         tensor([[3, 9]])
     """
-    return _walked(values, keys, size, sizes, is_inverse=True)
+    return _apply(values, keys, size, sizes, is_inverse=True)
 
 
 def row_keys(key: Tensor, num_rows: int) -> Tensor:
@@ -63,8 +65,8 @@ def row_keys(key: Tensor, num_rows: int) -> Tensor:
 
 def keys_for(key: Words, numbers: Words) -> Words:
     """A key for each number below 2 ** 32, from one key: (1, 1) and (R, 1), or two plain ints."""
-    low = _mixed(_mixed(key & WORD) ^ numbers)
-    high = _mixed(low ^ ((key >> 32) & WORD))
+    low = mix32(mix32(key & WORD) ^ numbers)
+    high = mix32(low ^ ((key >> 32) & WORD))
     return (high << 32) | low
 
 
@@ -73,17 +75,15 @@ def num_bits(size: int) -> int:
     return max(SMALLEST_BITS, (size - 1).bit_length())
 
 
-def _walked(
+def _apply(
     numbers: Tensor, keys: Tensor, size: int, sizes: Tensor | None, *, is_inverse: bool
 ) -> Tensor:
     ends = torch.full_like(keys, size) if sizes is None else sizes
     numbers, bits = numbers.expand(len(keys), -1), num_bits(size)
     ends = ends.expand_as(keys).contiguous()
     if numbers.device.type == "cpu":
-        from evenhand.kernels import cpu_permutation
-
-        array = cpu_permutation.walked(
-            numbers.numpy(), keys[:, 0].numpy(), ends[:, 0].numpy(), bits, is_inverse
+        array = apply_in_numpy(
+            numbers.numpy(), keys[:, 0].numpy(), ends[:, 0].numpy(), bits, is_inverse=is_inverse
         )
         return torch.from_numpy(array)
     if numbers.is_cuda and find_spec("triton"):
@@ -91,23 +91,23 @@ def _walked(
 
         # Triton launches on the current device.
         with torch.cuda.device_of(numbers):  # type: ignore[no-untyped-call]
-            return gpu_permutation.walked(numbers, keys, ends, bits, is_inverse=is_inverse)
-    return walked_in_torch(numbers, keys, ends, bits, is_inverse=is_inverse)
+            return gpu_permutation.apply(numbers, keys, ends, bits, is_inverse=is_inverse)
+    return apply_in_torch(numbers, keys, ends, bits, is_inverse=is_inverse)
 
 
-def walked_in_torch(
+def apply_in_torch(
     numbers: Tensor, keys: Tensor, ends: Tensor, bits: int, *, is_inverse: bool
 ) -> Tensor:
     """The network, and again for what is outside: (R, M), (R, 1), (R, 1) -> (R, M)."""
-    walked = _network(numbers, keys, bits, is_inverse=is_inverse)
-    rows, columns = (walked >= ends).nonzero(as_tuple=True)
+    found = _network(numbers, keys, bits, is_inverse=is_inverse)
+    rows, columns = (found >= ends).nonzero(as_tuple=True)
     keys, ends = keys[:, 0], ends[:, 0]
     while len(rows):
-        again = _network(walked[rows, columns], keys[rows], bits, is_inverse=is_inverse)  # (n,)
-        walked[rows, columns] = again
+        again = _network(found[rows, columns], keys[rows], bits, is_inverse=is_inverse)  # (n,)
+        found[rows, columns] = again
         is_outside = again >= ends[rows]
         rows, columns = rows[is_outside], columns[is_outside]
-    return walked
+    return found
 
 
 def _network(numbers: Tensor, keys: Tensor, bits: int, *, is_inverse: bool) -> Tensor:
@@ -117,18 +117,79 @@ def _network(numbers: Tensor, keys: Tensor, bits: int, *, is_inverse: bool) -> T
     low, high = keys & WORD, (keys >> 32) & WORD
     rounds = range(NUM_ROUNDS)
     for number in reversed(rounds) if is_inverse else rounds:
-        round_keys = _mixed(_mixed((low + GOLDEN * number) & WORD) ^ high)
+        round_keys = mix32(mix32((low + GOLDEN32 * number) & WORD) ^ high)
         if number % 2:
-            right = right ^ (_mixed(left ^ round_keys) & right_mask)
+            right = right ^ (mix32(left ^ round_keys) & right_mask)
         else:
-            left = left ^ (_mixed(right ^ round_keys) & left_mask)
+            left = left ^ (mix32(right ^ round_keys) & left_mask)
     return (left << right_bits) | right
 
 
-def _mixed(words: Words) -> Words:
-    """Spreads every bit of a 32-bit word over the word (multipliers: Wellons' lowbias32)."""
-    words = words ^ (words >> 16)
-    words = (words * 0x7FEB352D) & WORD
-    words = words ^ (words >> 15)
-    words = (words * 0x846CA68B) & WORD
-    return words ^ (words >> 16)
+# --- compiled -------------------------------------------------------------------------------------
+
+
+def apply_in_numpy(
+    numbers: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    bits: int,
+    *,
+    is_inverse: bool,
+) -> NDArray[np.int64]:
+    """`apply_in_torch` for arrays: (R, M), (R,), (R,) -> (R, M).
+
+    Args:
+        ends: the size of each row; time grows with 2 ** bits / size.
+        bits: `num_bits` of the largest size; at most 62.
+
+    Example:
+        >>> numbers, key, size = np.arange(10)[None], np.array([7]), np.array([10])
+        >>> np.sort(apply_in_numpy(numbers, key, size, 6, is_inverse=False))
+        array([[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
+    """
+    result = np.array(numbers, dtype=np.int64)
+    _apply_(result, keys, ends, bits, is_inverse)
+    return result
+
+
+@jit
+def _apply_(
+    numbers: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    bits: int,
+    is_inverse: bool,
+) -> None:
+    width = numbers.shape[1]
+    lefts, rights = np.empty(width, np.uint32), np.empty(width, np.uint32)
+    right_bits = bits // 2
+    left_mask = np.uint32((1 << (bits - right_bits)) - 1)
+    right_mask = np.uint32((1 << right_bits) - 1)
+    for row in range(len(numbers)):
+        low, high = np.uint32(keys[row]), np.uint32(keys[row] >> 32)
+        columns, count = np.arange(width), width  # those still to be sent through
+        while count:
+            for place in range(count):
+                number = numbers[row, columns[place]]
+                lefts[place], rights[place] = number >> right_bits, number & right_mask
+            for step in range(NUM_ROUNDS):
+                number = NUM_ROUNDS - 1 - step if is_inverse else step
+                key = jit_mix32(np.uint32(jit_mix32(np.uint32(low + GOLDEN32 * number)) ^ high))
+                if number % 2:
+                    for place in range(count):
+                        rights[place] ^= np.uint32(
+                            jit_mix32(np.uint32(lefts[place] ^ key)) & right_mask
+                        )
+                else:
+                    for place in range(count):
+                        lefts[place] ^= np.uint32(
+                            jit_mix32(np.uint32(rights[place] ^ key)) & left_mask
+                        )
+            num_outside = 0
+            for place in range(count):
+                column = columns[place]
+                number = (np.int64(lefts[place]) << right_bits) | np.int64(rights[place])
+                numbers[row, column] = number
+                columns[num_outside] = column
+                num_outside += number >= ends[row]
+            count = num_outside

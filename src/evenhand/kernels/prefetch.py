@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 
 ROWS_AHEAD = 4  # 1, 2 and 8 gain less on an AMD EPYC
 _NUMBERS_OF_LINE = 16  # float32 in a line of the cache, which is what memory is fetched by
@@ -22,7 +22,7 @@ _utilities: Any = cgutils  # numba has no types
 _BYTES, _INT32 = ir.IntType(8).as_pointer(), ir.IntType(32)
 
 
-@compiled
+@jit
 def fetch_later_row(table: NDArray[np.float32], ids: NDArray[np.int64], place: int) -> None:
     """Asks for the row of the table whose turn comes a few places later."""
     later = ids[min(place + ROWS_AHEAD, len(ids) - 1)]

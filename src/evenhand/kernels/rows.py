@@ -1,18 +1,29 @@
-"""Rows of a table: made of length 1, the way back from that, and updated by an optimiser.
+"""Rows of a table: normalised, the gradient of that, scored, and updated by an optimiser.
 
-On a CPU each is one pass over the rows in the cache (`kernels.cpu_rows`); elsewhere it is a few
-operations of torch, which are also what the other is tested against.
+Each function is a few operations of torch, for every device and as the oracle of the tests. Its
+twin for the CPU is by hand because one pass over a row in the cache replaces several over memory.
+A sum over a row is a loop over its columns: to iterate over the row itself is 15 times slower.
 """
 
+import math
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels import cpu_rows
 from evenhand.kernels.cpu import are_plain, check_ids
-from evenhand.kernels.threads import num_threads_for
+from evenhand.kernels.jit import jit, jit_sums
+from evenhand.kernels.prefetch import fetch_later_row
+from evenhand.kernels.threads import in_parts, num_threads_for
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
 
 SMALLEST_NORM = 1e-12  # a vector that is not longer counts as zero
 EPSILON = 1e-8
+GATHERED_NUMBERS = 2**24  # of label vectors held at once
+HUGE = 1e15  # the length of a row from which products with it may overflow
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -61,7 +72,7 @@ def unit_rows(table: Tensor, ids: Tensor) -> Tensor:
 
 def _unit_rows(table: Tensor, ids: Tensor) -> Tensor:
     units = torch.empty(len(ids), table.shape[1])
-    cpu_rows.unit_rows(
+    _unit_rows_compiled(
         num_threads_for(units.numel()), table.numpy(), ids.numpy(), SMALLEST_NORM, units.numpy()
     )
     return units
@@ -99,7 +110,7 @@ def through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
 
 def _through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
     results = torch.empty_like(gradients)
-    cpu_rows.through_unit_rows(
+    _through_unit_rows_compiled(
         num_threads_for(results.numel()),
         gradients.numpy(),
         table.numpy(),
@@ -110,13 +121,56 @@ def _through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
     return results
 
 
+def scores_of_each(
+    query_vectors: Tensor, label_table: Tensor, sampled_ids: Tensor, *, is_cosine: bool
+) -> Tensor:
+    """Scores of labels drawn for each example: (B, D), (L, D), (B, M) ids >= 0 -> (B, M).
+
+    Either every label is scored once and the sampled scores are picked, or, where that is the
+    larger work, each example reads the rows of its own labels; never is there a (B, M, D).
+
+    Args:
+        is_cosine: rows of the table are scored as vectors of length 1.
+
+    Example:
+        >>> queries, table = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+        >>> scores_of_each(queries, table, torch.tensor([[1, 0]]), is_cosine=True)
+        tensor([[2.0000, 2.2000]])
+    """
+    batch_size, num_sampled = sampled_ids.shape
+    if len(label_table) <= 8 * num_sampled:  # a product runs many times faster than a gather
+        vectors = unit(label_table) if is_cosine else label_table
+        return (query_vectors @ vectors.T).gather(1, sampled_ids)  # (B, L) -> (B, M)
+    scores = query_vectors.new_empty(batch_size, num_sampled)
+    if are_plain(query_vectors, label_table, sampled_ids):
+        check_ids(sampled_ids, len(label_table))
+        _score_rows_compiled(
+            num_threads_for(sampled_ids.numel() * label_table.shape[1]),
+            query_vectors.numpy(),
+            label_table.numpy(),
+            sampled_ids.numpy(),
+            is_cosine,
+            SMALLEST_NORM,
+            scores.numpy(),
+        )
+        return scores
+    rows_at_once = max(1, GATHERED_NUMBERS // (num_sampled * label_table.shape[1]))
+    for start in range(0, batch_size, rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        ids = sampled_ids[rows]  # (b, M)
+        vectors = label_table.index_select(0, ids.flatten())  # (b * M, D)
+        vectors = (unit(vectors) if is_cosine else vectors).view(*ids.shape, -1)
+        scores[rows] = torch.bmm(vectors, query_vectors[rows].unsqueeze(-1)).squeeze(-1)  # (b, M)
+    return scores
+
+
 def adagrad_(
     table: Tensor, sums: Tensor, ids: Tensor, gradients: Tensor, *, learning_rate: float
 ) -> None:
     """Adagrad on distinct rows of a table and their sums of squares, in place: (R, D), (R,)."""
     if are_plain(table, sums, ids, gradients):
         check_ids(ids, len(table))
-        cpu_rows.adagrad(
+        _adagrad_compiled(
             num_threads_for(gradients.numel()),
             table.numpy(),
             sums.numpy(),
@@ -152,7 +206,7 @@ def adam_(
     rate, correction = learning_rate / (1 - first**step), 1 - second**step
     if are_plain(table, momentum, second_moments, ids, gradients):
         check_ids(ids, len(table))
-        cpu_rows.adam(
+        _adam_compiled(
             num_threads_for(gradients.numel()),
             table.numpy(),
             momentum.numpy(),
@@ -174,3 +228,199 @@ def adam_(
 def _subtract(table: Tensor, ids: Tensor, updates: Tensor) -> None:
     """Rows are distinct, so reading and writing them back does; index_add takes longer."""
     table.index_copy_(0, ids, table.index_select(0, ids).sub_(updates))
+
+
+# --- compiled -------------------------------------------------------------------------------------
+
+
+@jit
+def _unit_rows_compiled(
+    num_threads: int, table: Floats, ids: Ids, smallest: float, units: Floats
+) -> None:
+    in_parts(_unit_rows_part, len(ids), num_threads, (table, ids, smallest, units))
+
+
+@jit_sums
+def _unit_rows_part(
+    first: int, last: int, table: Floats, ids: Ids, smallest: float, units: Floats
+) -> None:
+    for place in range(first, last):
+        fetch_later_row(table, ids, place)
+        row, result = table[ids[place]], units[place]
+        norm = _norm(row, smallest)
+        factor = np.float32(1 / norm)
+        if HUGE < norm < math.inf:  # the factor would have few digits left
+            for column in range(len(row)):
+                result[column] = row[column] / norm
+        else:
+            for column in range(len(row)):
+                result[column] = factor * row[column]
+
+
+@jit
+def _through_unit_rows_compiled(
+    num_threads: int, gradients: Floats, table: Floats, ids: Ids, smallest: float, results: Floats
+) -> None:
+    in_parts(
+        _through_unit_rows_part, len(ids), num_threads, (gradients, table, ids, smallest, results)
+    )
+
+
+@jit_sums
+def _through_unit_rows_part(
+    first: int,
+    last: int,
+    gradients: Floats,
+    table: Floats,
+    ids: Ids,
+    smallest: float,
+    results: Floats,
+) -> None:
+    for place in range(first, last):
+        fetch_later_row(table, ids, place)
+        gradient, row, result = gradients[place], table[ids[place]], results[place]
+        norm = _norm(row, smallest)
+        product = _dot(gradient, row) if norm < HUGE else _wide_dot(gradient, row)
+        factor, along = np.float32(1 / norm), np.float32(product / norm / norm)
+        for column in range(len(row)):
+            result[column] = factor * (gradient[column] - along * row[column])
+
+
+@jit
+def _score_rows_compiled(
+    num_threads: int,
+    queries: Floats,
+    table: Floats,
+    ids: Ids,
+    is_cosine: bool,
+    smallest: float,
+    scores: Floats,
+) -> None:
+    """scores[b, m] of the query b and the row ids[b, m]."""
+    arguments = queries, table, ids, is_cosine, smallest, scores
+    in_parts(_score_rows_part, len(ids), num_threads, arguments)
+
+
+@jit_sums
+def _score_rows_part(
+    first: int,
+    last: int,
+    queries: Floats,
+    table: Floats,
+    ids: Ids,
+    is_cosine: bool,
+    smallest: float,
+    scores: Floats,
+) -> None:
+    ids_of_all = ids.reshape(ids.size)
+    for example in range(first, last):
+        for place in range(ids.shape[1]):
+            fetch_later_row(table, ids_of_all, example * ids.shape[1] + place)
+            row = table[ids[example, place]]
+            norm = _norm(row, smallest) if is_cosine else 1.0
+            product = (
+                _dot(queries[example], row) if norm < HUGE else _wide_dot(queries[example], row)
+            )
+            scores[example, place] = product / norm
+
+
+@jit
+def _adagrad_compiled(
+    num_threads: int,
+    table: Floats,
+    sums: Floats,
+    ids: Ids,
+    gradients: Floats,
+    learning_rate: float,
+    epsilon: float,
+) -> None:
+    arguments = table, sums, ids, gradients, learning_rate, epsilon
+    in_parts(_adagrad_part, len(ids), num_threads, arguments)
+
+
+@jit_sums
+def _adagrad_part(
+    first: int,
+    last: int,
+    table: Floats,
+    sums: Floats,
+    ids: Ids,
+    gradients: Floats,
+    learning_rate: float,
+    epsilon: float,
+) -> None:
+    for place in range(first, last):
+        fetch_later_row(table, ids, place)
+        gradient, row = gradients[place], table[ids[place]]
+        total = sums[ids[place]] + _dot(gradient, gradient) / len(row)
+        sums[ids[place]] = total
+        factor = np.float32(learning_rate / (math.sqrt(total) + epsilon))
+        for column in range(len(row)):
+            row[column] -= factor * gradient[column]
+
+
+@jit
+def _adam_compiled(
+    num_threads: int,
+    table: Floats,
+    momentum: Floats,
+    second_moments: Floats,
+    ids: Ids,
+    gradients: Floats,
+    numbers: tuple[float, float, float, float, float],
+) -> None:
+    arguments = table, momentum, second_moments, ids, gradients, numbers
+    in_parts(_adam_part, len(ids), num_threads, arguments)
+
+
+@jit_sums
+def _adam_part(
+    first: int,
+    last: int,
+    table: Floats,
+    momentum: Floats,
+    second_moments: Floats,
+    ids: Ids,
+    gradients: Floats,
+    numbers: tuple[float, float, float, float, float],
+) -> None:
+    beta, second_beta, rate, correction, epsilon = numbers
+    old_share, new_share = np.float32(beta), np.float32(1 - beta)
+    for place in range(first, last):
+        fetch_later_row(table, ids, place)
+        fetch_later_row(momentum, ids, place)
+        gradient, row, pace = gradients[place], table[ids[place]], momentum[ids[place]]
+        square = _dot(gradient, gradient) / len(row)
+        moment = second_beta * second_moments[ids[place]] + (1 - second_beta) * square
+        second_moments[ids[place]] = moment
+        factor = np.float32(rate / (math.sqrt(moment / correction) + epsilon))
+        for column in range(len(row)):
+            pace[column] = old_share * pace[column] + new_share * gradient[column]
+            row[column] -= factor * pace[column]
+
+
+@jit_sums
+def _norm(row: Floats, smallest: float) -> float:
+    """The length of a row; infinite for a zero row, so that what is divided by it is 0."""
+    square = float(_dot(row, row))
+    if square == math.inf:
+        square = _wide_dot(row, row)
+    norm = math.sqrt(square)
+    return math.inf if norm <= smallest else norm  # NaN stays NaN
+
+
+@jit_sums
+def _dot(row: Floats, other: Floats) -> np.float32:
+    total = np.float32(0)
+    for column in range(len(row)):
+        total += row[column] * other[column]
+    return total
+
+
+@jit_sums
+def _wide_dot(row: Floats, other: Floats) -> float:
+    """As `_dot`, where float32 would overflow."""
+    total = 0.0
+    for column in range(len(row)):
+        total += np.float64(row[column]) * np.float64(other[column])
+    return total

@@ -3,16 +3,27 @@
 A dense product over the survivors' (k', T) coefficients does 1 % useful work: an example keeps 64
 of thousands of labels. Both products here are sums over lists, without a single atomic. Where every
 label is kept, the matrix is given dense, and the products are dense ones.
+
+The compiled twins are by hand because torch sorts to find distinct ids and columns, where counting
+and a hash table take one pass. The table has at least twice as many places as ids; where an id's
+place is taken by another id, the next is tried.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels import cpu_sparse
 from evenhand.kernels.cpu import are_plain, check_ids
+from evenhand.kernels.jit import jit
+from evenhand.kernels.mix import GOLDEN64
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Places = NDArray[np.int32]
 
 
 class Lists(NamedTuple):
@@ -69,7 +80,7 @@ def transposed(matrix: Lists, *, num_columns: int) -> Lists:
     check_ids(columns, num_columns)
     new_starts = torch.zeros(num_columns + 2, dtype=torch.int64)
     new_columns, new_values = torch.empty_like(columns), torch.empty_like(values)
-    cpu_sparse.transpose(
+    _transpose(
         starts.numpy(),
         columns.numpy(),
         values.numpy(),
@@ -90,7 +101,7 @@ def entries_of(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     if are_plain(starts, rows):
         check_ids(rows, len(starts) - 1)
         new_starts = torch.zeros(len(rows) + 1, dtype=torch.int64)
-        found = cpu_sparse.entries_of(starts.numpy(), rows.numpy(), new_starts.numpy())
+        found = _entries_of(starts.numpy(), rows.numpy(), new_starts.numpy())
         return torch.from_numpy(found), new_starts
     firsts = starts[rows]
     lengths = starts[rows + 1] - firsts
@@ -110,7 +121,7 @@ def distinct_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
     if not are_plain(ids):
         return torch.unique(ids, return_inverse=True)  # type: ignore[no-any-return]
     distinct, places = torch.empty_like(ids), torch.empty_like(ids)
-    count = cpu_sparse.find_distinct(ids.numpy(), distinct.numpy(), places.numpy())
+    count = _find_distinct(ids.numpy(), distinct.numpy(), places.numpy())
     return distinct[:count], places
 
 
@@ -134,7 +145,7 @@ def matrix_of(ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Lists]:
     starts = torch.zeros(len(ids) + 1, dtype=torch.int64)
     distinct, columns = torch.empty(2, ids.numel(), dtype=torch.int64)
     values = torch.empty(ids.numel())
-    count = cpu_sparse.find_entries(
+    count = _find_entries(
         ids.numpy(),
         coefficients.numpy(),
         starts.numpy(),
@@ -144,3 +155,96 @@ def matrix_of(ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Lists]:
     )
     num_entries = int(starts[-1])
     return distinct[:count], Lists(starts, columns[:num_entries], values[:num_entries])
+
+
+# --- compiled -------------------------------------------------------------------------------------
+
+
+@jit
+def _find_distinct(ids: Ids, distinct: Ids, places: Ids) -> int:
+    """Fills `distinct` with the ids as they first occur, and where each id stands there."""
+    table = empty_table(len(ids))
+    count = 0
+    for entry in range(len(ids)):
+        place = place_of(ids[entry], table, distinct)
+        if table[place] < 0:
+            table[place] = count
+            distinct[count] = ids[entry]
+            count += 1
+        places[entry] = table[place]
+    return count
+
+
+@jit
+def _find_entries(
+    ids: Ids, coefficients: Floats, starts: Ids, distinct: Ids, columns: Ids, values: Floats
+) -> int:
+    """Lists the coefficients (R, C) that are not 0, of ids that are not below 0, by distinct id."""
+    table = empty_table(ids.size)
+    count, num_entries = 0, 0
+    for row in range(len(ids)):
+        for column in range(ids.shape[1]):
+            value = coefficients[row, column]
+            if value == 0 or ids[row, column] < 0:
+                continue
+            place = place_of(ids[row, column], table, distinct)
+            if table[place] < 0:
+                table[place] = count
+                distinct[count] = ids[row, column]
+                count += 1
+            columns[num_entries], values[num_entries] = table[place], value
+            num_entries += 1
+        starts[row + 1] = num_entries
+    return count
+
+
+@jit
+def _transpose(
+    starts: Ids, columns: Ids, values: Floats, new_starts: Ids, new_columns: Ids, new_values: Floats
+) -> None:
+    """Counts the entries of each column, then puts every entry at its place.
+
+    `new_starts` is 0, and has a place for each column and two more.
+    """
+    for entry in range(len(columns)):
+        new_starts[columns[entry] + 2] += 1
+    for column in range(2, len(new_starts)):
+        new_starts[column] += new_starts[column - 1]
+    for row in range(len(starts) - 1):
+        for entry in range(starts[row], starts[row + 1]):
+            place = new_starts[columns[entry] + 1]
+            new_columns[place], new_values[place] = row, values[entry]
+            new_starts[columns[entry] + 1] = place + 1
+
+
+@jit
+def _entries_of(starts: Ids, rows: Ids, new_starts: Ids) -> Ids:
+    """Where the entries of chosen rows stand, one row after another; fills where each starts."""
+    for place in range(len(rows)):
+        length = starts[rows[place] + 1] - starts[rows[place]]
+        new_starts[place + 1] = new_starts[place] + length
+    entries = np.empty(new_starts[-1], np.int64)
+    for place in range(len(rows)):
+        shift = starts[rows[place]] - new_starts[place]
+        for entry in range(new_starts[place], new_starts[place + 1]):
+            entries[entry] = entry + shift
+    return entries
+
+
+@jit
+def empty_table(num_ids: int) -> Places:
+    """A hash table for so many ids, all places -1."""
+    size = 2
+    while size < 2 * num_ids:
+        size *= 2
+    return np.full(size, -1, np.int32)
+
+
+@jit
+def place_of(key: int, table: Places, ids: Ids) -> Any:
+    """Where the table holds the index of this id among `ids`, or -1 and room for it."""
+    # Fibonacci hashing.
+    place = np.int64((np.uint64(key) * GOLDEN64) >> np.uint64(32)) & (len(table) - 1)
+    while table[place] >= 0 and ids[table[place]] != key:
+        place = (place + 1) & (len(table) - 1)
+    return place

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evenhand.kernels.mix import GOLDEN32
+
 
 class RowRange(NamedTuple):
     first: int
@@ -27,7 +29,6 @@ FIRST_BLOCK = 2**20  # rows of the stream; a table of so many or fewer is one st
 LATER_BLOCK = 2**16
 _CHUNK = 2**15  # numbers drawn at once: in a core's cache, and too few for torch to start threads
 _GROUP = 16  # torch draws normal numbers in groups of so many: a chunk must not end within one
-_SEED_STRIDE = 0x9E3779B9  # odd, so that all blocks of a table have seeds of their own
 
 
 def random_rows(
@@ -73,7 +74,8 @@ def fill_random_rows(
 
     def fill(block: int) -> None:
         first = FIRST_BLOCK + block * LATER_BLOCK
-        own = torch.Generator().manual_seed((seed + block * _SEED_STRIDE) % 2**32)
+        # An odd stride, so that all blocks of a table have seeds of their own.
+        own = torch.Generator().manual_seed((seed + block * GOLDEN32) % 2**32)
         _fill_block(target, wanted, range(first, min(first + LATER_BLOCK, num_rows)), own)
 
     first_block = max(0, (wanted.start - FIRST_BLOCK) // LATER_BLOCK)

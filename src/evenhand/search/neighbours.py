@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Rows, taken_rows
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 from evenhand.search.exact import ExactIndex, SearchResult
 
 
@@ -160,7 +160,7 @@ def lookup(wanted: Tensor, ids: Tensor, values: Tensor) -> Tensor:
     return found * (ordered.gather(1, positions) == wanted)
 
 
-@compiled
+@jit
 def _most_similar(
     offsets: NDArray[np.int64],
     ids: NDArray[np.int32],

@@ -10,7 +10,7 @@ equal scores in that of the labels, lowest first. So no two are equal and ties n
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.kernels.compiled import compiled
+from evenhand.kernels.jit import jit
 
 PIECE = 64  # scores compared together: a loop of this length becomes a few vector instructions
 NOT_SIGN = np.int64(0x7FFFFFFF)  # of an int32
@@ -57,7 +57,7 @@ class BestSoFar:
         return LOW_HALF - (keys & LOW_HALF), bits.view(np.float32)
 
 
-@compiled
+@jit
 def _add(
     scores: Scores,
     first_label: int,
@@ -87,13 +87,13 @@ def _add(
         counts[row], bounds[row] = count, bound
 
 
-@compiled
+@jit
 def _keep_best(keys: Keys, counts: NDArray[np.int64], num_results: int) -> None:
     for row in range(len(keys)):
         _keep(keys[row], counts[row], num_results)
 
 
-@compiled
+@jit
 def _keep(keys: Keys, count: int, num_results: int) -> np.int64:
     """Moves the largest of the first `count` keys to the front, and returns the last of them.
 
@@ -126,7 +126,7 @@ def _keep(keys: Keys, count: int, num_results: int) -> np.int64:
     return last
 
 
-@compiled
+@jit
 def _key(score: np.float32, label: int) -> np.int64:
     """The score's bits as an integer in the order of scores, then the label, counted downwards."""
     bits = np.int64(np.float32(score + np.float32(0)).view(np.int32))  # -0 + 0 is 0: they tie
@@ -137,7 +137,7 @@ def _key(score: np.float32, label: int) -> np.int64:
     return (bits << HALF) | (LOW_HALF - np.int64(label))
 
 
-@compiled
+@jit
 def _score(key: np.int64) -> np.float32:
     bits = key >> HALF
     if bits < 0:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.permutation import keys_for, permuted
+from evenhand.kernels.permutation import keys_for, permute
 
 POOL_BLOCKS = 64
 
@@ -55,16 +55,16 @@ class Order(NamedTuple):
 def pairs_at(first: int, last: int, key: Tensor, order: Order) -> Tensor:
     """The pairs at places first .. last - 1 of the epoch with this key (1, 1): (last - first,)."""
     if not order.block_pairs:
-        return permuted(torch.arange(first, last).unsqueeze(0), key, order.num_pairs)[0]
+        return permute(torch.arange(first, last).unsqueeze(0), key, order.num_pairs)[0]
     found = [torch.empty(0, dtype=torch.int64)]
     while first < last:
         pool = order.pool_of(first)
         start, end = order.pool_start(pool), order.pool_start(pool + 1)
         places = torch.arange(first - start, min(last, end) - start).unsqueeze(0)
-        mixed = permuted(places, _key(key, 2 + pool), end - start)[0]
-        slots = (start + mixed) // order.block_pairs
+        numbers = permute(places, _key(key, 2 + pool), end - start)[0]
+        slots = (start + numbers) // order.block_pairs
         starts = _block_starts(slots, key, order)
-        found.append((starts + (start + mixed) % order.block_pairs) % order.num_pairs)
+        found.append((starts + (start + numbers) % order.block_pairs) % order.num_pairs)
         first = min(last, end)
     return torch.cat(found)
 
@@ -77,7 +77,7 @@ class WholeQueries:
         self.epoch: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def pairs_at(self, first: int, last: int, key: Tensor) -> Tensor:
-        """As the function of this name."""
+        """`pairs_at` of this module, query by query."""
         if first >= last:
             return torch.empty(0, dtype=torch.int64)
         queries, ends = self._order_of(key)
@@ -93,7 +93,7 @@ class WholeQueries:
         """The queries as the epoch has them, and where the pairs of each end: (N,), (N,)."""
         if self.epoch is None or self.epoch[0] != int(key):
             places = torch.arange(len(self.offsets) - 1).unsqueeze(0)
-            queries = permuted(places, key, places.numel())[0].numpy()
+            queries = permute(places, key, places.numel())[0].numpy()
             self.epoch = int(key), queries, np.cumsum(np.diff(self.offsets)[queries])
         return self.epoch[1:]
 
@@ -108,7 +108,7 @@ def _block_starts(slots: Tensor, key: Tensor, order: Order) -> Tensor:
     if order.num_blocks:
         is_full = slots < order.num_blocks
         turns = torch.where(is_full, slots, 0).unsqueeze(0)
-        blocks = torch.where(is_full, permuted(turns, _key(key, 1), order.num_blocks)[0], slots)
+        blocks = torch.where(is_full, permute(turns, _key(key, 1), order.num_blocks)[0], slots)
     return (blocks * order.block_pairs + shift) % order.num_pairs
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evenhand.kernels.scoring import scores_of_each
+from evenhand.kernels.rows import scores_of_each
 from evenhand.kernels.selection import largest_of_blocks, mask_shared_
 from evenhand.kernels.sparse import Lists, matrix_of, product, transposed_product
 from evenhand.losses import LossFn

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evenhand.kernels.gpu.clock import Clock
-from evenhand.kernels.gpu.permutation import permuted
+from evenhand.kernels.gpu.permutation import permute
 from evenhand.kernels.permutation import num_bits
 
 ROWS = 16  # of a program
@@ -52,7 +52,7 @@ def _draw_batch(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < batch_size
     places = (tl.load(positions + step) + rows) % num_pairs
-    pairs = permuted(places, tl.load(epoch_keys + step), num_pairs, BITS)
+    pairs = permute(places, tl.load(epoch_keys + step), num_pairs, BITS)
     queries = tl.load(query_ids + pairs, mask=is_row, other=0)
     labels = tl.load(label_ids + pairs, mask=is_row, other=0)
     tl.store(out_pairs + rows, pairs, mask=is_row)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evenhand.kernels.gpu.losses import KernelLoss, coefficient
-from evenhand.kernels.gpu.permutation import permuted, row_key
+from evenhand.kernels.gpu.permutation import permute, row_key
 from evenhand.kernels.gpu.rows import through_unit
 from evenhand.kernels.gpu.rows_of_batch import ROWS, unit_rows
 from evenhand.kernels.gpu.selection import Kept, is_selected
@@ -104,7 +104,7 @@ def labels_at(places, positive_ids, row, step_key, num_labels, num_positives, BI
     for place in range(num_positives):
         num_excluded += (tl.load(own + place) >= 0).to(tl.int32)
     key = row_key(step_key, row)
-    counted = permuted(places, key, num_labels - num_excluded, BITS)
+    counted = permute(places, key, num_labels - num_excluded, BITS)
     labels = counted
     is_moving = num_excluded > 0
     while is_moving:

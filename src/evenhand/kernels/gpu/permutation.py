@@ -5,18 +5,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evenhand.kernels import mix as mixers
 from evenhand.kernels import permutation
 
 NUM_ROUNDS = tl.constexpr(permutation.NUM_ROUNDS)
-GOLDEN = tl.constexpr(permutation.GOLDEN)
-WORD = tl.constexpr(permutation.WORD)
+GOLDEN = tl.constexpr(mixers.GOLDEN32)
+WORD = tl.constexpr(mixers.WORD)
+FIRST = tl.constexpr(mixers.FIRST32)
+SECOND = tl.constexpr(mixers.SECOND32)
 
 
-def walked(numbers: Tensor, keys: Tensor, sizes: Tensor, bits: int, *, is_inverse: bool) -> Tensor:
-    """`permutation.permuted`, or its inverse: (R, M), (R, 1), (R, 1) -> (R, M)."""
+def apply(numbers: Tensor, keys: Tensor, sizes: Tensor, bits: int, *, is_inverse: bool) -> Tensor:
+    """`permutation.permute`, or its inverse: (R, M), (R, 1), (R, 1) -> (R, M)."""
     num_rows, width = numbers.shape
     out = torch.empty_like(numbers, memory_format=torch.contiguous_format)
-    _walked[(num_rows, triton.cdiv(width, 1024))](
+    _apply[(num_rows, triton.cdiv(width, 1024))](
         numbers.contiguous(), keys, sizes, out, width, BITS=bits, IS_INVERSE=is_inverse,
         BLOCK=1024,
     )  # fmt: skip
@@ -24,7 +27,7 @@ def walked(numbers: Tensor, keys: Tensor, sizes: Tensor, bits: int, *, is_invers
 
 
 @triton.jit
-def _walked(
+def _apply(
     numbers, keys, sizes, out, width, BITS: tl.constexpr, IS_INVERSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -39,7 +42,7 @@ def _walked(
 
 
 @triton.jit
-def permuted(places, key, size, BITS: tl.constexpr):
+def permute(places, key, size, BITS: tl.constexpr):
     """What stands at these places (int64) of the order of 0 .. size - 1 that belongs to `key`."""
     numbers = network(places, key, BITS, False)
     while tl.max((numbers >= size).to(tl.int32)) > 0:
@@ -60,8 +63,8 @@ def places_of(values, key, size, BITS: tl.constexpr):
 @triton.jit
 def row_key(key, row):
     """A key for each row of a batch, from the key of the step."""
-    low = mixed(mixed(key.to(tl.uint32)) ^ row.to(tl.uint32))
-    high = mixed(low ^ (key >> 32).to(tl.uint32))
+    low = mix(mix(key.to(tl.uint32)) ^ row.to(tl.uint32))
+    high = mix(low ^ (key >> 32).to(tl.uint32))
     return (high.to(tl.int64) << 32) | low.to(tl.int64)
 
 
@@ -97,18 +100,19 @@ def one_round(
     RIGHT_MASK: tl.constexpr,
 ):
     ADDED: tl.constexpr = (GOLDEN * NUMBER) & WORD
-    round_key = mixed(mixed((low + ADDED).to(tl.uint32)) ^ high)
+    round_key = mix(mix((low + ADDED).to(tl.uint32)) ^ high)
     if NUMBER % 2 == 1:
-        right = right ^ (mixed(left ^ round_key) & RIGHT_MASK)
+        right = right ^ (mix(left ^ round_key) & RIGHT_MASK)
     else:
-        left = left ^ (mixed(right ^ round_key) & LEFT_MASK)
+        left = left ^ (mix(right ^ round_key) & LEFT_MASK)
     return left, right
 
 
 @triton.jit
-def mixed(words):
+def mix(words):
+    """`kernels.mix.mix32`, of uint32."""
     words = words ^ (words >> 16)
-    words = (words * 0x7FEB352D).to(tl.uint32)
+    words = (words * FIRST).to(tl.uint32)
     words = words ^ (words >> 15)
-    words = (words * 0x846CA68B).to(tl.uint32)
+    words = (words * SECOND).to(tl.uint32)
     return words ^ (words >> 16)

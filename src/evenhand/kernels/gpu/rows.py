@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evenhand.kernels.gpu.permutation import mixed
+from evenhand.kernels.gpu.permutation import mix
 
 EPSILON = tl.constexpr(1e-8)
 SMALLEST_NORM = tl.constexpr(1e-12)
@@ -233,4 +233,4 @@ def random_words(seed, step_number, row_id, dims):
     high = (row_id >> 32).to(tl.uint32)
     number = step_number.to(tl.uint32)
     key, _, _, _ = tl.philox(seed, low, high, number, number ^ number)
-    return mixed(dims.to(tl.uint32) ^ key)
+    return mix(dims.to(tl.uint32) ^ key)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evenhand.kernels.gpu.permutation import permuted, places_of
+from evenhand.kernels.gpu.permutation import permute, places_of
 from evenhand.kernels.permutation import num_bits
 
 SMALLEST_NORM = tl.constexpr(1e-12)
@@ -78,7 +78,7 @@ def _gather_sample(
     slots = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_slot = slots < num_sampled
     key = tl.load(key_at)
-    ids = permuted(slots.to(tl.int64), key, num_labels, BITS)
+    ids = permute(slots.to(tl.int64), key, num_labels, BITS)
     units, _ = unit_rows(table, ids, is_slot, width, IS_COSINE, BLOCK)
     columns = tl.arange(0, BLOCK)
     places = slots.to(tl.int64)[:, None] * width + columns[None, :]

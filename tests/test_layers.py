@@ -47,6 +47,7 @@ ALLOWED_IN_CORE = {
 # Fast paths are compiled, which takes a compiler, and asks what there is on this machine.
 ALLOWED_IN_KERNELS = {
     "contextlib",
+    "ctypes",
     "importlib",
     "llvmlite",
     "numba",

@@ -31,7 +31,7 @@ def mix32(words: Words) -> Words:
 
     Example:
         >>> hex(mix32(1))
-        '0x6eec3b3e'
+        '0x688990c0'
     """
     words = words ^ (words >> 16)
     words = (words * FIRST32) & WORD

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import small
-from evenhand.commands import console
+from evenhand.cli.console import console
 from evenhand.config import build_config
 from evenhand.data import Rows, save_dataset
 from evenhand.errors import UserError

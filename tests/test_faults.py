@@ -21,7 +21,7 @@ from evenhand.errors import StoppedError, UserError
 from evenhand.faults import (
     explain_out_of_memory,
     gibibytes,
-    guarded,
+    guard,
     is_out_of_memory,
     large_parts,
     out_of_memory,
@@ -258,7 +258,7 @@ def test_what_was_asked_to_stop_ends_with_130(capsys):
     def stopped():
         raise StoppedError("stopped; the same command continues")
 
-    assert guarded(stopped) == 130
+    assert guard(stopped) == 130
     assert capsys.readouterr().err == "evenhand: stopped; the same command continues\n"
 
 

@@ -267,7 +267,7 @@ def test_a_complete_run_resumed_is_left_as_it_is(home, undisturbed):
 def test_a_real_process_killed_from_outside_and_resumed_equals_one_never_stopped(home, undisturbed):
     expected = undisturbed("long")
     with subprocess.Popen(
-        [sys.executable, "-m", "evenhand.cli", "train", "long.toml", "--run", "outside"],
+        [sys.executable, "-m", "evenhand", "train", "long.toml", "--run", "outside"],
         cwd=home,
         env=small.ENVIRONMENT,
         stdout=subprocess.PIPE,

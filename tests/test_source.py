@@ -150,7 +150,6 @@ MAY_READ = {
     "evaluation/outcome.py": "from what open_input opened",
     "report/page.py": "files of the package",
     "config.py": "the same",
-    "demo.py": "the same",
     "data/npy.py": "after open_input of the same file",
     "data/files.py": "after check_is_file",
     "data/folders.py": "archives that are files",

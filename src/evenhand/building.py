@@ -19,7 +19,6 @@ from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector
 from evenhand.losses import LossFn
-from evenhand.methods import ANNEALED
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
@@ -375,7 +374,7 @@ def _build_plan(config: Config, dataset: Dataset) -> Plan:
         num_sampled_labels=mining.num_sampled_labels if is_sampled else dataset.num_labels,
         num_hard_labels=mining.num_hard_labels if is_sampled else dataset.num_labels,
         num_hard_examples=mining.num_counting,
-        anneal_fraction=mining.anneal_fraction if mining.method in ANNEALED else 0.0,
+        anneal_fraction=mining.anneal_fraction if mining.is_annealed else 0.0,
         learning_rate=training.learning_rate,
         learning_rate_shape=training.learning_rate_shape,
         warmup_steps=training.warmup_steps,

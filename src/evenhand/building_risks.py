@@ -12,6 +12,7 @@ from evenhand.data import Dataset
 from evenhand.data.dataset import Groups, Rows, memberships, padded_rows
 from evenhand.evaluation import group_columns
 from evenhand.evaluation.scores import check_known
+from evenhand.methods import METHODS
 from evenhand.risk import (
     DualCvar,
     GroupRisk,
@@ -29,7 +30,7 @@ from evenhand.training.step import Batch
 
 def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
     """The known groups of every training pair; pairs without one are a group too."""
-    if config.mining.method != "group-dro":
+    if not METHODS[config.mining.method].needs_groups:
         return None
     columns = {column.name: column for column in group_columns(dataset, "train")}
     check_known(config.risk.group, list(columns), "column of groups (risk.group)")
@@ -42,26 +43,26 @@ def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
 
 
 def build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -> StepRisk:
-    method, risk = config.mining.method, config.risk
-    if method in ("sgd", "snm"):
+    kind, risk = METHODS[config.mining.method].risk, config.risk
+    if kind == "mean":
         return StepRisk(whole_batch)
     without_memory: dict[str, RiskFn] = {
-        "snm-nonzero": nonzero_weights,
+        "nonzero": nonzero_weights,
         "max": partial(top_weights, num_hard_examples=1),
     }
-    if method in without_memory:
-        return StepRisk(lambda losses, batch, count: without_memory[method](losses))
-    if method == "chi-square":
+    if kind in without_memory:
+        return StepRisk(lambda losses, batch, count: without_memory[kind](losses))
+    if kind == "chi-square":
         return StepRisk(_chi_square)
-    if method == "kl":
+    if kind == "kl":
         return StepRisk(_kl)
-    if method == "ranked-range":
+    if kind == "ranked-range":
         ends = config.mining.num_counting, risk.num_dropped
         return StepRisk(lambda losses, _, count: _ranked_range(losses, count, *ends))
-    if method == "cvar":
+    if kind == "cvar":
         cvar = DualCvar(window=risk.window)
         return StepRisk(partial(_dual_cvar, risk=cvar), cvar)
-    if method == "stochastic-max":
+    if kind == "stochastic-max":
         maximum = StochasticMaximum(num_pairs, step_size=risk.step_size, mixing=risk.mixing)
         return StepRisk(lambda losses, batch, _: maximum(losses, _known(batch.pair_ids)), maximum)
     if pair_groups is not None:

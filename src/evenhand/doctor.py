@@ -3,7 +3,6 @@
 Whatever may crash or hang runs as a self-test in a child process: python -m evenhand.doctor NAME
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -65,12 +64,12 @@ class Trial(NamedTuple):
     is_late: bool = False
 
 
-def doctor(options: argparse.Namespace, *, console: Console) -> int:
-    """Exit code 1 if anything is broken; what is slow or missing still works."""
-    screen = Console(stderr=True, quiet=not console.is_terminal) if options.json else console
-    findings = examine(Path(options.folder), console=screen)
+def print_findings(folder: Path, *, console: Console, as_json: bool) -> bool:
+    """Runs every check and prints what it found; False if anything is broken."""
+    screen = Console(stderr=True, quiet=not console.is_terminal) if as_json else console
+    findings = examine(folder, console=screen)
     counts = {state: sum(f.state == state for _, f in findings) for state in COLOURS}
-    if options.json:
+    if as_json:
         rows = [{"check": name, **finding._asdict()} for name, finding in findings]
         print(json.dumps({"is_sound": not counts[BROKEN], "findings": rows}, indent=1))
     else:
@@ -80,7 +79,7 @@ def doctor(options: argparse.Namespace, *, console: Console) -> int:
             table.add_row(name, state, Text(finding.found), Text(finding.remedy))
         console.print(table)
         console.print(", ".join(f"{count} {state}" for state, count in counts.items() if count))
-    return 1 if counts[BROKEN] else 0
+    return not counts[BROKEN]
 
 
 def examine(folder: Path, *, console: Console) -> list[tuple[str, Finding]]:

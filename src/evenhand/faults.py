@@ -48,14 +48,14 @@ _REQUEST = re.compile(
 )
 
 
-def guarded(command_fn: Callable[[], int]) -> int:
+def guard(command_fn: Callable[[], int]) -> int:
     """Runs a command; failures of the world around it become one sentence and an exit code."""
     for stream in (sys.stdout, sys.stderr):  # print what a terminal cannot show as '?'
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
     try:
         try:
-            return _guarded(command_fn)
+            return _run_guarded(command_fn)
         finally:  # after `--help` too, which ends by SystemExit
             with contextlib.suppress(ValueError, AttributeError):  # one closed on purpose
                 sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
@@ -68,7 +68,7 @@ def guarded(command_fn: Callable[[], int]) -> int:
         return FIXABLE
 
 
-def _guarded(command_fn: Callable[[], int]) -> int:
+def _run_guarded(command_fn: Callable[[], int]) -> int:
     try:
         return command_fn()
     except UserError as error:

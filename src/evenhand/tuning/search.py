@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from evenhand.building import check_against_data
-from evenhand.config import Config, build_config, read_settings, to_toml
+from evenhand.config import Config, build_config, read_settings, to_toml, to_type
 from evenhand.data import Dataset
 from evenhand.data.dataset import memberships
 from evenhand.errors import UserError
@@ -26,7 +26,6 @@ from evenhand.evaluation import GroupColumn, check_selector, group_columns
 from evenhand.evaluation.scores import MIN_PAIRS
 from evenhand.evaluation.statistics import BUILT_IN
 from evenhand.files import atomic_folder, read_json, write_json, write_text
-from evenhand.settings import typed
 from evenhand.tuning.choice import NAN, Trial, chosen_trial, pareto_front
 from evenhand.tuning.space import (
     METHOD,
@@ -184,7 +183,7 @@ def open_search(folder: Path) -> tuple[Search, list[Trial]]:
             config=config,
             space=parsed_space([f"{n}={axis}" for n, axis in saved["space"].items()], config),
             planned=tuple(_checked(Planned(**trial), config) for trial in saved["planned"]),
-            **{name: typed(name, saved[name], kind) for name, kind in _NAMES.items()},
+            **{name: to_type(name, saved[name], kind) for name, kind in _NAMES.items()},
         )
         trials = [_checked(_trial(row), config) for row in saved["trials"]]
         if len(trials) > len(search.planned):

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.config import Config, build_config, toml_value
+from evenhand.config import Config, build_config, parse_toml, toml_value
 from evenhand.errors import UserError
-from evenhand.methods import ANNEALED
-from evenhand.settings import parsed_toml
+from evenhand.methods import METHODS
 
 METHOD, BATCH_SIZE = "mining.method", "mining.batch_size"
 NUM_HARD_EXAMPLES, NUM_HARD_LABELS = "mining.num_hard_examples", "mining.num_hard_labels"
@@ -25,7 +24,6 @@ SEARCHED_SECTIONS = (
     "risk",
     "training",
 )  # others would change what is judged
-WITHOUT_MINING = {"s2m": "snm", "s2m-annealed": "snm", "cvar": "snm", "topk-sgd": "sgd"}  # k' = B
 SHORT_NAMES = {
     METHOD: "method",
     NUM_HARD_EXAMPLES: "k'",
@@ -111,7 +109,7 @@ def default_space(config: Config, *, advised: int | None = None) -> Space:
         space[NUM_HARD_LABELS] = _whole(around, most=mining.num_sampled_labels)
     space[LEARNING_RATE] = Span(training.learning_rate / 2, training.learning_rate * 2)
     space[NUM_STEPS] = _whole([training.num_steps / 2, training.num_steps])
-    if mining.method in ANNEALED:
+    if mining.is_annealed:
         space[ANNEAL_FRACTION] = Choices((0.0, 0.5, 1.0))
     return space
 
@@ -157,7 +155,7 @@ def _axis(name: str, text: str, config: Config) -> Choices | Span:
 def _value(name: str, text: str, config: Config) -> Value:
     """A value as its setting has it; one that the setting cannot have is refused."""
     try:
-        value = parsed_toml(f"value = {text.strip()}")["value"]
+        value = parse_toml(f"value = {text.strip()}")["value"]
     except ValueError:  # a bare word
         value = text.strip()
     if isinstance(value, str) and ("," in value or ".." in value):  # written as an escape
@@ -180,7 +178,7 @@ def _check_used(name: str, space: Space, config: Config) -> None:
     is_used = {
         NUM_HARD_EXAMPLES: mining.mines_examples,
         NUM_HARD_LABELS: mining.draws_labels,
-        ANNEAL_FRACTION: mining.method in ANNEALED,
+        ANNEAL_FRACTION: mining.is_annealed,
     }
     if METHOD not in space and not is_used.get(name, True):
         raise UserError(
@@ -279,9 +277,9 @@ def _plain(config: Config, settings: Settings) -> Settings:
     mining = with_settings(config, settings).mining  # refused here, if it is impossible
     method = mining.method
     if mining.num_counting == mining.batch_size:
-        method = WITHOUT_MINING.get(method, method)
+        method = METHODS[method].at_whole_batch or method
     plain: Settings = {METHOD: method, NUM_HARD_EXAMPLES: mining.num_counting}
-    if ANNEAL_FRACTION in settings and method not in ANNEALED:
+    if ANNEAL_FRACTION in settings and not METHODS[method].is_annealed:
         plain[ANNEAL_FRACTION] = config.mining.anneal_fraction
     return settings | plain
 

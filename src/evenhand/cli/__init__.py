@@ -5,6 +5,7 @@ needs is imported inside of it: torch takes seconds to load, and `--help` does w
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -149,12 +150,14 @@ def _run(words: list[str]) -> int:
         raise UserError(_format_usage_error(error)) from error
 
 
+OUT_OF_RANGE = re.compile(r"Invalid value for '(--[\w-]+)': (\S+) is not in the range x>=(\d+)")
 _UsageError: Any = typer.BadParameter.__mro__[1]  # the base of all that are about the words given
 
 
 def _format_usage_error(error: Any) -> str:
     """One sentence: what is wrong with the words given, what was meant, and where to look."""
     words = error.format_message().strip().rstrip(".").replace(". Did you mean", "; did you mean")
+    words = OUT_OF_RANGE.sub(r"\1 must be at least \3, got \2", words)
     if getattr(error, "possibilities", None):
         words = f"{error.message}; did you mean {error.possibilities[0]}?"
     command = error.ctx.command_path if error.ctx else "evenhand"

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from evenhand.cli import options
-from evenhand.cli.options import choose_device
+from evenhand.cli.options import argument, choose_device, flag
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,10 +15,9 @@ if TYPE_CHECKING:
 
 def compare(
     runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders; the others are held to the first.", metavar="RUN..."),
+        list[Path], argument("Run folders; the others are held to the first.", "RUN...")
     ],
-    metric: Annotated[str, typer.Option(help="Of the differences.")] = "recall@10",
+    metric: Annotated[str, flag("Metric of the differences.")] = "recall@10",
     part: options.Part = "test",
     data: options.MovedData = None,
     device: options.Device = None,
@@ -85,31 +82,25 @@ def _groups_to_compare(
 
 
 def slices(
-    run: Annotated[Path, typer.Argument(help="Run folder, evaluated.", metavar="RUN")],
-    metric: Annotated[
-        str, typer.Option(help="Or another cut-off, or 'reciprocal rank'.")
-    ] = "recall@10",
+    run: Annotated[Path, argument("Run folder, evaluated.", "RUN")],
+    metric: Annotated[str, flag("recall at any cut-off, or 'reciprocal rank'.")] = "recall@10",
     units: Annotated[
         Literal["queries", "labels"],
-        typer.Option(help="That chance is judged over; by labels, it allows for new ones."),
+        flag("What p-values are over; labels: also for labels not seen yet."),
     ] = "queries",
-    conditions: Annotated[
-        int, typer.Option(min=1, max=3, help="That a slice may have at most.")
-    ] = 2,
+    conditions: Annotated[int, flag("Most conditions that define a slice.", min=1, max=3)] = 2,
     min_pairs: Annotated[
         int | None,
-        typer.Option(help="That a slice must hold.", show_default="30, or 0.1 % of all pairs"),
+        flag("Fewest pairs in a slice.", min=1, show_default="30, or 0.1 % of all pairs"),
     ] = None,
-    permutations: Annotated[int, typer.Option(help="More make p finer.")] = 200,
-    top: Annotated[int, typer.Option(help="Slices to show.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of the permutations.")] = 0,
+    permutations: Annotated[int, flag("Number of permutations; more make p finer.", min=19)] = 200,
+    top: Annotated[int, flag("Number of slices to show.", min=1)] = 20,
+    seed: Annotated[int, flag("Seed of the permutations.", min=0)] = 0,
     check_on: Annotated[
         Literal["validation", "test"] | None,
-        typer.Option(help="Other part to take the figures from."),
+        flag("Part to check the slices on that were found on --part."),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="File to write beside evaluation/<part>/slices.json.")
-    ] = None,
+    json: Annotated[Path | None, flag("Another file for the results.")] = None,
     part: options.Part = "test",
     data: options.MovedData = None,
     device: options.Device = None,
@@ -123,12 +114,6 @@ def slices(
     from evenhand.runs import check_trained_on, load_result
     from evenhand.tables import slice_notes, slices_table
 
-    for flag, value, least in (
-        ("min-pairs", min_pairs, 1), ("permutations", permutations, 19), ("top", top, 1),
-        ("seed", seed, 0),
-    ):  # fmt: skip
-        if value is not None and value < least:
-            raise UserError(f"--{flag} must be at least {least}, got {value}")
     if check_on == part:
         raise UserError(
             f"--check-on must be another part than the one searched (--part), got {part} for "
@@ -171,8 +156,7 @@ def slices(
 def report(
     runs: options.RunFolders,
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to write.", show_default="report.html in the first run"),
+        Path | None, flag("File to write.", show_default="report.html in the first run")
     ] = None,
     part: options.Part = "test",
     data: options.MovedData = None,

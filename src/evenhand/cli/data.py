@@ -4,36 +4,29 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from evenhand.cli import options
+from evenhand.cli.options import argument, flag
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
     from evenhand.data import Dataset
 
-LEAST_MEGABYTES = 64
-
-Out = Annotated[Path | None, typer.Option(help="Folder to write.", show_default="datasets/NAME")]
-Folder = Annotated[Path, typer.Argument(help="Of the data set.", metavar="FOLDER")]
-Downloads = Annotated[Path, typer.Option(help="Of public data sets, or of one.")]
-ValidationFraction = Annotated[float, typer.Option(help="Of the training rows.")]
-ValidationBlock = Annotated[int, typer.Option(help="Rows that stay together.")]
-LabelNames = Annotated[Path | None, typer.Option(help="A name a line.")]
-Train = Annotated[Path, typer.Option(help="A file, or archive.zip/member.")]
-Test = Annotated[Path | None, typer.Option(help="The same, of the test part.")]
-Name = Annotated[
-    str | None, typer.Option(help="Of the data set.", show_default="the folder of --train")
-]
+Out = Annotated[Path | None, flag("Folder to write.", show_default="datasets/NAME")]
+Folder = Annotated[Path, argument("Folder of the data set.", "FOLDER")]
+Downloads = Annotated[Path, flag("Folder of public data sets, or of one.")]
+ValidationFraction = Annotated[float, flag("Share of the training rows.")]
+ValidationBlock = Annotated[int, flag("Rows that are split together.")]
+LabelNames = Annotated[Path | None, flag("File with a name a line.")]
+Train = Annotated[Path, flag("Training part: a file, or archive.zip/member.")]
+Test = Annotated[Path | None, flag("The same for the test part.")]
+Name = Annotated[str | None, flag("Name of the data set.", show_default="the folder of --train")]
 
 # --- prepare --------------------------------------------------------------------------------------
 
 
 def places(
-    min_population: Annotated[int, typer.Option(help="Of the cities.")] = 15000,
-    num_buckets: Annotated[
-        int, typer.Option(help="Features that n-grams of a name are hashed into.")
-    ] = 2**18,
+    min_population: Annotated[int, flag("Smallest population of a city.")] = 15000,
+    num_buckets: Annotated[int, flag("Number of hash buckets for n-grams.")] = 2**18,
     out: Out = None,
     device: options.Device = None,
 ) -> None:
@@ -50,21 +43,17 @@ def places(
 
 def extreme(
     public: Annotated[
-        str | None,
-        typer.Argument(help="A public data set, such as EURLex-4K.", metavar="[PUBLIC]"),
+        str | None, argument("A public data set, such as EURLex-4K.", "[PUBLIC]")
     ] = None,
     folder: Downloads = Path("downloads"),
     train: Annotated[
-        Path | None,
-        typer.Option(help="Instead of a public data set: a file, or archive.zip/member."),
+        Path | None, flag("Instead of a public data set: a file, or archive.zip/member.")
     ] = None,
     test: Test = None,
     name: Name = None,
     label_names: LabelNames = None,
-    train_groups: Annotated[
-        Path | None, typer.Option(help="TSV: id, group; a line a document.")
-    ] = None,
-    test_groups: Annotated[Path | None, typer.Option(help="The same, of the test part.")] = None,
+    train_groups: Annotated[Path | None, flag("TSV: id, group; a line a document.")] = None,
+    test_groups: Annotated[Path | None, flag("The same for the test part.")] = None,
     validation_block: ValidationBlock = 1,
     validation_fraction: ValidationFraction = 0.1,
     out: Out = None,
@@ -116,8 +105,8 @@ def stream(
     test: Test = None,
     name: Name = None,
     label_names: LabelNames = None,
-    seed: Annotated[int, typer.Option(help="Of the random order.")] = 0,
-    memory: Annotated[int, typer.Option(help="Megabytes to use, about.")] = 512,
+    seed: Annotated[int, flag("Seed of the shuffle.")] = 0,
+    memory: Annotated[int, flag("Memory to use, in megabytes, about.", min=64)] = 512,
     validation_block: ValidationBlock = 1,
     validation_fraction: ValidationFraction = 0.1,
     out: Out = None,
@@ -131,8 +120,6 @@ def stream(
     from evenhand.data.streaming import stream_extreme
     from evenhand.progress import download_bar
 
-    if memory < LEAST_MEGABYTES:
-        raise UserError(f"--memory must be at least {LEAST_MEGABYTES}, got {memory}")
     name = name or _name_of_folder(train)
     folder = out or Path("datasets") / name
     with download_bar(console) as advance:
@@ -153,14 +140,11 @@ def stream(
 
 
 def table(
-    table: Annotated[
-        Path,
-        typer.Argument(help="File with a header and one right answer a line.", metavar="TABLE"),
-    ],
-    query_column: Annotated[str, typer.Option(help="Its name.")] = "query",
-    label_column: Annotated[str, typer.Option(help="Its name.")] = "label",
-    group: Annotated[list[str] | None, typer.Option(help="A column of groups; repeatable.")] = None,
-    test_fraction: Annotated[float, typer.Option(help="Of the queries.")] = 0.2,
+    table: Annotated[Path, argument("File with a header and one right answer a line.", "TABLE")],
+    query_column: Annotated[str, flag("Column of the queries.")] = "query",
+    label_column: Annotated[str, flag("Column of the labels.")] = "label",
+    group: Annotated[list[str] | None, flag("A column of groups; repeatable.")] = None,
+    test_fraction: Annotated[float, flag("Share of the queries.")] = 0.2,
     validation_fraction: ValidationFraction = 0.1,
     out: Out = None,
     device: options.Device = None,
@@ -218,9 +202,7 @@ def list_(folder: Downloads = Path("downloads"), device: options.Device = None) 
 
 
 def fetch(
-    names: Annotated[
-        list[str], typer.Argument(help="Such as EURLex-4K, Wiki10-31K.", metavar="NAME...")
-    ],
+    names: Annotated[list[str], argument("Such as EURLex-4K, Wiki10-31K.", "NAME...")],
     folder: Downloads = Path("downloads"),
     device: options.Device = None,
 ) -> None:
@@ -232,9 +214,7 @@ def fetch(
 
 
 def verify(
-    name: Annotated[
-        str | None, typer.Argument(help="All that are there, if not given.", metavar="[NAME]")
-    ] = None,
+    name: Annotated[str | None, argument("All that are there, if not given.", "[NAME]")] = None,
     folder: Downloads = Path("downloads"),
     device: options.Device = None,
 ) -> None:

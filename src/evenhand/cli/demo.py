@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from evenhand.cli import options
-from evenhand.cli.options import choose_device
+from evenhand.cli.options import choose_device, flag
 from evenhand.errors import StoppedError
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ GROUPS = ("all", "head", "torso", "tail", "worst tenth of countries", "worst 3 s
 
 
 def demo(
-    run: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/demo"),
+    run: Annotated[Path, flag("Folder to write to.")] = Path("runs/demo"),
     device: options.Device = None,
 ) -> None:
     """SNM and S2M on places, side by side, in minutes.

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from evenhand.cli.options import argument, flag
 
 
 def doctor(
-    folder: Annotated[Path, typer.Argument(help="Of the runs.", metavar="[FOLDER]")] = Path("runs"),
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    folder: Annotated[Path, argument("Folder of the runs.", "[FOLDER]")] = Path("runs"),
+    json: Annotated[bool, flag("Print JSON.", "--json")] = False,
 ) -> int:
     """What is installed, usable and slow on this machine.
 

@@ -3,26 +3,21 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from evenhand.cli import options
-from evenhand.cli.options import choose_device
+from evenhand.cli.options import argument, choose_device, flag
 
 
 def export(
     run: options.RunFolder,
-    out: Annotated[Path, typer.Option(help="Folder to write, which must not exist.")],
+    out: Annotated[Path, flag("Folder to write, which must not exist.")],
     format: Annotated[
-        Literal["npy", "parquet"],
-        typer.Option(help="Parquet needs the extra evenhand[parquet]."),
+        Literal["npy", "parquet"], flag("Parquet needs the extra evenhand[parquet].")
     ] = "npy",
     shards: Annotated[
-        int | None,
-        typer.Option(help="Files of label vectors.", show_default="each below 1 GiB"),
+        int | None, flag("Files of label vectors.", show_default="each below 1 GiB")
     ] = None,
     queries: Annotated[
-        options.PartName | None,
-        typer.Option(help="Part of the data whose query vectors are written as well."),
+        options.PartName | None, flag("Part of the data whose query vectors are written as well.")
     ] = None,
     data: options.MovedData = None,
     device: options.Device = None,
@@ -59,10 +54,8 @@ def export(
 
 
 def average(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Trained run folders, of dot products.", metavar="RUN...")
-    ],
-    run: Annotated[Path, typer.Option(help="Folder to write.")],
+    runs: Annotated[list[Path], argument("Trained run folders, of dot products.", "RUN...")],
+    run: Annotated[Path, flag("Folder to write.")],
     data: options.MovedData = None,
     device: options.Device = None,
 ) -> None:

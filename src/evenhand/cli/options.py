@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,48 +13,53 @@ if TYPE_CHECKING:
 
     from evenhand.config import Config
 
-RunFolder = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
-RunFolders = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")]
+
+def flag(help: str, *names: str, **more: Any) -> Any:
+    """A flag, called as its parameter is, or by these names."""
+    if "min" in more:
+        more = {"metavar": "<int>", **more}
+    return typer.Option(*names, help=help, **more)
+
+
+def argument(help: str, metavar: str) -> Any:
+    return typer.Argument(help=help, metavar=metavar)
+
+
+RunFolder = Annotated[Path, argument("Run folder.", "RUN")]
+RunFolders = Annotated[list[Path], argument("Run folders.", "RUN...")]
 PartName = Literal["train", "validation", "test"]
-Part = Annotated[PartName, typer.Option(help="Of the data.")]
+Part = Annotated[PartName, flag("Part of the data to look at.")]
 MovedData = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the data set, where it has moved since the run was trained."),
+    Path | None, flag("Where the data set is now, if it has moved since training.")
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ...", show_default="the GPU if there is one")
+    str | None, flag("cpu, cuda, cuda:1, ...", show_default="the GPU if there is one")
 ]
 RankTimeout = Annotated[
-    float,
-    typer.Option(
-        help="Seconds that a rank waits for the others before it names the late one and ends."
-    ),
+    float, flag("Seconds that a rank waits for the others before it names the late one and ends.")
 ]
 
 # --- settings, as `train` and `tune` take them ----------------------------------------------------
 
 ConfigFile = Annotated[
-    Path | None,
-    typer.Argument(help="TOML file with settings, or a preset's name.", metavar="[CONFIG]"),
+    Path | None, argument("TOML file with settings, or a preset's name.", "[CONFIG]")
 ]
-DataSet = Annotated[str | None, typer.Option(help="'places', or a folder made by `evenhand data`.")]
-MethodName = Annotated[str | None, typer.Option(help="See `evenhand --help`.")]
-HardLabels = Annotated[int | None, typer.Option(help="k: hardest labels kept for an example.")]
-HardExamples = Annotated[int | None, typer.Option(help="k': hardest examples kept of a batch.")]
+DataSet = Annotated[str | None, flag("'places', or a folder made by `evenhand data`.")]
+MethodName = Annotated[str | None, flag("Method; `evenhand --help` lists them.")]
+HardLabels = Annotated[int | None, flag("k: hardest labels kept for an example.")]
+HardExamples = Annotated[int | None, flag("k': hardest examples kept of a batch.")]
 SmallestShare = Annotated[
-    float | None, typer.Option(help="k' from the share of the smallest group, such as 0.02.")
+    float | None, flag("k' from the share of the smallest group, such as 0.02.")
 ]
-SmallestGroup = Annotated[
-    str | None, typer.Option(help="The same, from its name, such as script=THAI.")
-]
-Steps = Annotated[int | None, typer.Option(help="Training steps.")]
-LearningRate = Annotated[float | None, typer.Option(help="Its highest value.")]
+SmallestGroup = Annotated[str | None, flag("k' from the name of that group, such as script=THAI.")]
+Steps = Annotated[int | None, flag("Training steps.")]
+LearningRate = Annotated[float | None, flag("Highest learning rate.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
+    flag(
+        "Any setting, such as loss.name=softmax or model.embedding_dim=512; repeatable.",
         "--set",
         metavar="SECTION.KEY=VALUE",
-        help="Any setting, such as loss.name=softmax or model.embedding_dim=512; repeatable.",
     ),
 ]
 

@@ -48,9 +48,6 @@ def launch(ranks: int, *, max_restarts: int) -> NoReturn:
     """Becomes torchrun, which starts this command once for each rank, and again if one fails."""
     from evenhand.distributed.processes import num_launched
 
-    for flag, value, least in (("ranks", ranks, 1), ("max-restarts", max_restarts, 0)):
-        if value < least:
-            raise UserError(f"--{flag} must be at least {least}, got {value}")
     if num_launched() > 1:
         raise UserError("--ranks is for a command that torchrun has not started already")
     words = without_flags(sys.argv[1:], ("--ranks", "--max-restarts"))

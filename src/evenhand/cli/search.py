@@ -2,19 +2,15 @@
 
 from typing import Annotated
 
-import typer
-
 from evenhand.cli import options
-from evenhand.cli.options import choose_device
+from evenhand.cli.options import argument, choose_device, flag
 from evenhand.errors import UserError
 
 
 def search(
     run: options.RunFolder,
-    queries: Annotated[
-        list[str], typer.Argument(help="What to look for, in quotes.", metavar="QUERY...")
-    ],
-    results: Annotated[int, typer.Option(help="Labels to show.")] = 5,
+    queries: Annotated[list[str], argument("What to look for, in quotes.", "QUERY...")],
+    results: Annotated[int, flag("Number of labels to show.", min=1)] = 5,
     data: options.MovedData = None,
     device: options.Device = None,
 ) -> None:
@@ -32,8 +28,6 @@ def search(
     for query in queries:
         if not normalized(query):
             raise UserError(f"a query must hold more than white space, got {query!r}")
-    if results < 1:
-        raise UserError(f"--results must be at least 1, got {results}")
     config = run_config(run)
     dataset = open_run_data(run, console, data=data)
     featurizer = featurizer_from(dataset.featurizer)

@@ -6,10 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from evenhand.cli import options
-from evenhand.cli.options import SettingsFlags, choose_device, read_config
+from evenhand.cli.options import SettingsFlags, choose_device, flag, read_config
 from evenhand.cli.ranks import check_timeout, join_ranks, launch
 from evenhand.errors import UserError
 
@@ -22,10 +20,8 @@ if TYPE_CHECKING:
 
 def train(
     config: options.ConfigFile = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Run folder.", show_default="runs/DATA-METHOD-seedN")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run.")] = False,
+    run: Annotated[Path | None, flag("Run folder.", show_default="runs/DATA-METHOD-seedN")] = None,
+    resume: Annotated[bool, flag("Continue the run in --run.", "--resume")] = False,
     data: options.DataSet = None,
     method: options.MethodName = None,
     hard_labels: options.HardLabels = None,
@@ -34,13 +30,14 @@ def train(
     smallest_group: options.SmallestGroup = None,
     steps: options.Steps = None,
     learning_rate: options.LearningRate = None,
-    seed: Annotated[int | None, typer.Option(help="Of all that is drawn.")] = None,
+    seed: Annotated[int | None, flag("Seed of everything random.")] = None,
     assignments: options.Assignments = None,
     ranks: Annotated[
-        int | None,
-        typer.Option(help="Processes of this machine to train together, by torchrun."),
+        int | None, flag("Train with this many processes, by torchrun.", min=1)
     ] = None,
-    max_restarts: Annotated[int, typer.Option(help="Of --ranks, when one of them fails.")] = 10,
+    max_restarts: Annotated[
+        int, flag("How often ranks are started again after one fails.", min=0)
+    ] = 10,
     rank_timeout: options.RankTimeout = 600.0,
     device: options.Device = None,
 ) -> int:

@@ -4,10 +4,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from evenhand.cli import options
-from evenhand.cli.options import SettingsFlags, choose_device, read_config
+from evenhand.cli.options import SettingsFlags, choose_device, flag, read_config
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,34 +15,31 @@ if TYPE_CHECKING:
 
 def tune(
     config: options.ConfigFile = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Folder to write.", show_default="runs/DATA-tune")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --run.")] = False,
-    trials: Annotated[int | None, typer.Option(help="Settings to try.", show_default="16")] = None,
+    run: Annotated[Path | None, flag("Folder to write.", show_default="runs/DATA-tune")] = None,
+    resume: Annotated[bool, flag("Continue the search in --run.", "--resume")] = False,
+    trials: Annotated[int | None, flag("Number of settings to try.", show_default="16")] = None,
     criterion: Annotated[
         str | None,
-        typer.Option(
-            help='What is made as high as it can be, such as "recall@10 on worst 3 of script".',
+        flag(
+            'Score to maximize, such as "recall@10 on worst 3 of script".',
             show_default="worst tenth of the column with the most groups, or else the tail",
         ),
     ] = None,
     average: Annotated[
-        str | None, typer.Option(help="What must stay near its best.", show_default="recall@10")
+        str | None, flag("Score that must stay near its best.", show_default="recall@10")
     ] = None,
     max_drop: Annotated[
-        float | None,
-        typer.Option(help="How far below its best the average may be.", show_default="0.005"),
+        float | None, flag("How far below its best the average may be.", show_default="0.005")
     ] = None,
     search: Annotated[
         list[str] | None,
-        typer.Option(
+        flag(
+            "A setting to vary, as 64,128,256 or 0.01..0.04; repeatable; others stay.",
             metavar="SECTION.KEY=VALUES",
-            help="A setting to vary, as 64,128,256 or 0.01..0.04; repeatable; others stay.",
             show_default="k', k, learning rate, steps, anneal_fraction",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the search.", show_default="0")] = None,
+    seed: Annotated[int | None, flag("Seed of the search.", show_default="0")] = None,
     data: options.DataSet = None,
     method: options.MethodName = None,
     hard_labels: options.HardLabels = None,

@@ -158,7 +158,7 @@ def test_the_tables_of_methods_are_those_of_the_results(monkeypatch, noise):
     assert methods.table_of(methods.RESULTS, noise) in (ROOT / "docs/methods.md").read_text("utf-8")
 
 
-RESULT_PAGES = ["../README.md", "speed.md", "reproduction.md", "scaling.md"]
+RESULT_PAGES = ["../README.md", "results.md", "speed.md", "reproduction.md", "scaling.md"]
 
 
 @pytest.mark.parametrize("name", RESULT_PAGES)
@@ -201,10 +201,28 @@ def test_every_public_function_of_the_theory_is_in_its_tables():
     assert functions <= named, functions - named
 
 
+# README.md is also shown by package indexes, which know no other file of this repository.
+HOME = re.compile(r"https://(github|raw\.githubusercontent)\.com/evenhand/evenhand/(blob/)?main/")
+
+
 @every_page
 def test_every_link_to_a_file_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
+    text = page.read_text("utf-8")
+    inline = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
+    for target in inline + re.findall(r"^\[[^]]+\]: (\S+)", text, re.MULTILINE):
+        if HOME.match(target):
+            assert (ROOT / HOME.sub("", target)).exists(), f"{page.name}: {target}"
+        elif "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readme_can_be_read_on_a_package_index():
+    text = PAGES[0].read_text("utf-8")
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert targets
+    assert [target for target in targets if not target.startswith("https://")] == []
+    used = set(re.findall(r"\]\[([^]]+)\]", text))
+    assert used == set(re.findall(r"^\[([^]]+)\]: ", text, re.MULTILINE))
 
 
 # These tests must be able to fail.

@@ -24,7 +24,7 @@ demo: $(READY)  ## train SNM and S2M on places, compare them, write the report
 test: $(TOOLS)  ## every test, each file by one of a few processes
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
-nightly: $(TOOLS)  ## small mistakes put into the package: each must make a test fail; minutes
+nightly: $(TOOLS)  ## mutants, the long tests, fuzzing, killed runs: about an hour
 	$(BIN)/python -m tests.nightly
 
 check: $(TOOLS)  ## format, lint, strict types

@@ -171,7 +171,7 @@ def test_a_value_without_probability_changes_nothing():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"values": [1.0]}, "two lists of one length"),
+        ({"values": [1.0]}, "probabilities must be 1 numbers"),
         ({"probabilities": [0.5, 0.6]}, "sum to 1"),
         ({"num_examples": 0}, "num_examples must be at least 1"),
         ({"tail_fraction": 0.0}, "tail_fraction must be above 0"),

@@ -21,7 +21,7 @@ LAYERS = {
         "report", "runs", "saved_models", "search_config", "serving", "settings",
         "stream_command", "tables", "train_command", "training_run", "tuning",
     ],
-    "system": ["distributed", "evaluation", "search", "training"],
+    "system": ["distributed", "evaluation", "search", "store", "training"],
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "locking", "version"],  # for anything above the core
     "core": ["kernels", "losses", "metrics", "mining", "objective", "risk", "sampling"],

@@ -20,11 +20,11 @@ from evenhand.data import save_dataset
 from evenhand.errors import StoppedError, UserError
 from evenhand.faults import (
     explain_out_of_memory,
+    format_out_of_memory,
     gibibytes,
     guard,
     is_out_of_memory,
     large_parts,
-    out_of_memory,
 )
 from evenhand.progress import stop_requested
 
@@ -65,13 +65,15 @@ def test_the_sentence_says_how_much_was_asked_for():
     cpu = RuntimeError(
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
     )
-    assert out_of_memory(cpu).startswith("out of memory: 4.0 kiB more were asked for")
+    assert format_out_of_memory(cpu).startswith("out of memory: 4.0 kiB more were asked for")
     gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
-    assert out_of_memory(gpu).startswith("out of memory on the GPU: 2.00 GiB more were asked for")
+    assert format_out_of_memory(gpu).startswith(
+        "out of memory on the GPU: 2.00 GiB more were asked for"
+    )
     numpy = MemoryError("Unable to allocate 7.45 GiB for an array with shape (10, 100) and data")
-    assert "7.45 GiB more" in out_of_memory(numpy)
-    assert "an array of shape (10, 100)" in out_of_memory(numpy)
-    assert out_of_memory(MemoryError()).startswith("out of memory; lower mining.batch_size")
+    assert "7.45 GiB more" in format_out_of_memory(numpy)
+    assert "an array of shape (10, 100)" in format_out_of_memory(numpy)
+    assert format_out_of_memory(MemoryError()).startswith("out of memory; lower mining.batch_size")
     assert [gibibytes(2**n) for n in (10, 20, 30, 40)] == [
         "1.0 kiB",
         "1.0 MiB",

@@ -94,7 +94,7 @@ class SettingsFlags:
             "training.seed": self.seed,
         }
         given = [f"{name}={toml_value(flag)}" for name, flag in flags.items() if flag is not None]
-        return given + (self.assignments or [])
+        return [*given, *(self.assignments or [])]
 
 
 def read_config(flags: SettingsFlags, *, default: Path | None = None) -> "Config":

@@ -20,8 +20,9 @@ from evenhand.models.initial import random_rows
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import all_finite, read_weights, write_weights
 from evenhand.sampling import LabelSample
+from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad
-from evenhand.training.step import Batch, gradients_of, mine
+from evenhand.training.step import gradients_of, mine
 from gpu_tables import DEVICES, by_device, needs_cuda
 from test_gpu_step import Given
 

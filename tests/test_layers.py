@@ -16,7 +16,7 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "app": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
-        "averaging", "building", "building_risks", "cli", "commands", "config", "demo", "doctor",
+        "averaging", "build", "cli", "commands", "config", "demo", "doctor",
         "exporting", "faults", "methods", "pipeline", "progress", "public", "ranking",
         "report", "runs", "saved_models", "search_config", "serving", "settings",
         "stream_command", "tables", "train_command", "training_run", "tuning",

@@ -12,7 +12,7 @@ import safetensors
 import torch
 from rich.console import Console
 
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.data import Rows, save_dataset
 from evenhand.distributed import weights as files
 from evenhand.distributed.shards import Shards

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.config import Config, build_config, read_settings
 from evenhand.data import Dataset, Rows
 from evenhand.distributed.ranks import Ranks

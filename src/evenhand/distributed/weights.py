@@ -77,7 +77,7 @@ def save_split(folder: Path, model: Retriever, ranks: Ranks) -> None:
     state, device = model.state_dict(), model.label_table.device
     names = split_names(model)
     counts = torch.tensor([len(state[name]) for name in names], device=device)
-    totals = dict(zip(names, ranks.summed_(counts, what="weights").tolist(), strict=True))
+    totals = dict(zip(names, ranks.sum_(counts, what="weights").tolist(), strict=True))
     own = _rows_of(totals, ranks.rank, ranks.num_ranks)
     for name, rows in own.items():
         if rows.size != len(state[name]):
@@ -103,7 +103,7 @@ def save_split(folder: Path, model: Retriever, ranks: Ranks) -> None:
         _remove(other for other in _shard_folders(folder) if other != shards)
 
     _together(begin if is_first else None, ranks, device=device)
-    shards = folder / f"shards-{int(ranks.summed_(number, what='weights'))}"
+    shards = folder / f"shards-{int(ranks.sum_(number, what='weights'))}"
     _together(write, ranks, device=device)
     _together(finish if is_first else None, ranks, device=device)
 
@@ -118,7 +118,7 @@ def _together(write_fn: Callable[[], None] | None, ranks: Ranks, *, device: torc
         failure = error
     have_failed = torch.zeros(ranks.num_ranks, device=device)
     have_failed[ranks.rank] = failure is not None
-    ranks.summed_(have_failed, what="weights")
+    ranks.sum_(have_failed, what="weights")
     if failure is not None:
         raise failure
     if have_failed.any():

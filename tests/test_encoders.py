@@ -6,8 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder, backward, take_features
-from evenhand.models.initial import random_rows
+from evenhand.models import encoders
+from evenhand.models.encoders import (
+    BagEncoder,
+    Bags,
+    MlpEncoder,
+    backward,
+    random_rows,
+    take_features,
+)
 
 NUM_FEATURES, WIDTH = 7, 3
 
@@ -193,3 +200,69 @@ def test_an_mlp_keeps_the_size_of_its_signal():
     features = torch.randn(500, 200, generator=generator)
     with torch.no_grad():
         assert encoder(features).square().mean().item() == pytest.approx(1, abs=0.3)
+
+
+def generator(seed=3):
+    return torch.Generator().manual_seed(seed)
+
+
+def one_draw(num_rows, width, generator):
+    return torch.randn(num_rows, width, generator=generator) / math.sqrt(width)
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 20, 2**15 + 3])
+def test_a_small_table_is_one_draw_to_the_bit(width, monkeypatch):
+    for chunk in (encoders.CHUNK, 16, 1000):
+        monkeypatch.setattr(encoders, "CHUNK", chunk)
+        ours, theirs = generator(), generator()
+        for num_rows in (0, 1, 2, 15, 17, 64, 50_000 // width):
+            assert torch.equal(
+                random_rows(num_rows, width, ours), one_draw(num_rows, width, theirs)
+            )
+            assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(encoders, "FIRST_BLOCK", 100)
+    monkeypatch.setattr(encoders, "LATER_BLOCK", 30)
+    monkeypatch.setattr(encoders, "CHUNK", 64)
+
+
+@pytest.mark.parametrize("width", [1, 3, 16])
+def test_every_range_is_that_of_the_whole_table(width, small_blocks):
+    num_rows, whole_draws = 237, generator()
+    whole = random_rows(num_rows, width, whole_draws)
+    assert torch.equal(whole[:100], one_draw(100, width, generator()))
+    for first in range(0, num_rows + 1, 7):
+        for last in {first, first + 1, first + 30, 100, 130, num_rows}:
+            if first <= last <= num_rows:
+                draws = generator()
+                part = random_rows(num_rows, width, draws, rows=(first, last))
+                assert torch.equal(part, whole[first:last])
+                assert torch.equal(draws.get_state(), whole_draws.get_state())
+
+
+def test_blocks_and_tables_differ(small_blocks):
+    draws = generator()
+    rows = torch.cat([random_rows(400, 8, draws), random_rows(400, 8, draws)])
+    assert len(rows.unique(dim=0)) == len(rows)
+    assert abs(float(rows.norm(dim=1).mean()) - 1) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types_are_the_float32_numbers_converted(dtype, small_blocks):
+    ours = random_rows(300, 12, generator(), rows=(50, 250), dtype=dtype)
+    assert torch.equal(ours, random_rows(300, 12, generator())[50:250].to(dtype))
+
+
+def test_on_the_meta_device_nothing_is_drawn():
+    draws = generator()
+    assert random_rows(10**9, 128, draws, device="meta").shape == (10**9, 128)
+    assert torch.equal(draws.get_state(), generator().get_state())
+
+
+@pytest.mark.parametrize("rows", [(-1, 3), (0, 11), (5, 4), (11, 11)])
+def test_a_range_outside_the_table_is_refused(rows):
+    with pytest.raises(ValueError, match="rows must be a range within 0 to 10, got"):
+        random_rows(10, 2, rows=rows)

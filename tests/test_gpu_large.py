@@ -15,8 +15,7 @@ from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep
 from evenhand.losses import contrastive_loss
-from evenhand.models.encoders import MlpEncoder
-from evenhand.models.initial import random_rows
+from evenhand.models.encoders import MlpEncoder, random_rows
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import all_finite, read_weights, write_weights
 from evenhand.sampling import LabelSample

@@ -18,7 +18,7 @@ from evenhand.distributed import weights as files
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import RowRange
 from evenhand.pipeline import evaluate_model, evaluate_run
 from evenhand.saved_models import load_model, load_model_shard, save_model
 from evenhand.training_run import begin_run, is_trained

@@ -20,8 +20,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.methods import ANNEALED
-from evenhand.models.encoders import BagEncoder, MlpEncoder, row_encoder
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import BagEncoder, MlpEncoder, RowRange, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.risk import (
     DualCvar,

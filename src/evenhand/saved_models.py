@@ -19,7 +19,7 @@ from evenhand.distributed.weights import (
     single_path,
 )
 from evenhand.errors import UserError
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import all_finite
 from evenhand.runs import check_trained_on

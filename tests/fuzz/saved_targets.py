@@ -12,7 +12,7 @@ from evenhand.data.journal import JOURNAL, Journal, Sizes, Source, open_journal,
 from evenhand.data.manifest import MANIFEST as DATA_MANIFEST
 from evenhand.data.manifest import check_manifest, write_manifest
 from evenhand.distributed.weights import index_path, save_split
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import RowRange
 from evenhand.saved_models import fill_model
 from evenhand.training.checkpoint import Checkpoint, save_checkpoint
 from evenhand.training.checkpoint_files import MANIFEST, Table, problem_of

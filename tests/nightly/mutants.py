@@ -35,7 +35,6 @@ TESTED_BY = {
     "data/pairs.py": "test_feed.py",
     "data/parts.py": "test_table.py",
     "models/encoders.py": "test_encoders.py",
-    "models/initial.py": "test_initial.py",
     "training/schedules.py": "test_schedules.py",
     "training/metrics_file.py": "test_loop.py",
     "training/loop.py": "test_loop.py",
@@ -526,7 +525,7 @@ MUTANTS += [
         "return F.relu(self.layers[-1](features))",
         "mlp_matches",
     ),
-    Mutant("models/initial.py", "(seed + block * GOLDEN32) % 2**32", "seed", "blocks_and_tables"),
+    Mutant("models/encoders.py", "(seed + block * GOLDEN32) % 2**32", "seed", "blocks_and_tables"),
     Mutant("training/schedules.py", "(step + 1) / warmup_steps", "step / warmup_steps", "warm_up"),
     Mutant("training/metrics_file.py", '["step"] <= step', '["step"] < step', "rewinding"),
     Mutant(

@@ -27,8 +27,7 @@ from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, check_is_file, read_json, sync, write_json
-from evenhand.models.encoders import BagEncoder
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import BagEncoder, RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import copy_rows, write_weights
 

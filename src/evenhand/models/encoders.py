@@ -10,6 +10,7 @@ see `RowEncoder`. No step asks which class an encoder is of.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -17,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evenhand.kernels.mix import GOLDEN32
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
-from evenhand.models.initial import RowRange, random_rows
 
 
 class Bags(NamedTuple):
@@ -30,6 +31,17 @@ class Bags(NamedTuple):
 
 
 Features = Bags | Tensor  # a Tensor is dense: (B, F)
+
+
+class RowRange(NamedTuple):
+    """Rows first .. last - 1 of a table."""
+
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first
 
 
 class RowGradients(NamedTuple):
@@ -194,3 +206,65 @@ class MlpEncoder(nn.Module):
         for layer in self.layers[:-1]:
             features = F.relu(layer(features))
         return self.layers[-1](features)  # type: ignore[no-any-return]
+
+
+# --- the rows that tables begin with --------------------------------------------------------------
+
+FIRST_BLOCK = 2**20  # rows of one stream; a table of so many or fewer has no other
+LATER_BLOCK = 2**16
+CHUNK = 2**15  # numbers drawn at once: no more than these are held beside the table
+GROUP = 16  # torch draws normal numbers in groups of so many: a chunk must not end within one
+
+
+@torch.no_grad()
+def random_rows(
+    num_rows: int,
+    embedding_dim: int,
+    generator: torch.Generator | None = None,
+    *,
+    rows: RowRange | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Rows of length about 1 in random directions: (R, D), or of a range of them alone.
+
+    The first rows come from `generator`, in one stream; later ones in blocks with a generator each,
+    so that a rank draws the blocks of its own rows alone. Neither the rows nor the state that the
+    generator is left in depend on the range. On the meta device nothing is drawn.
+    """
+    first, last = RowRange(0, num_rows) if rows is None else rows
+    if not 0 <= first <= last <= num_rows:
+        raise ValueError(f"rows must be a range within 0 to {num_rows}, got {first} to {last}")
+    table = torch.empty(last - first, embedding_dim, device=device, dtype=dtype)
+    if table.device.type == "meta":
+        return table
+    step = GROUP * max(1, CHUNK // (GROUP * max(1, embedding_dim)))  # rows of a chunk
+
+    def fill(start: int, stop: int, own: torch.Generator | None, *, is_drawn_whole: bool) -> None:
+        while start < stop and (is_drawn_whole or start < last):
+            end = start + step
+            if (stop - end) * embedding_dim < GROUP:  # torch would draw the last group anew
+                end = stop
+            drawn = torch.empty(end - start, embedding_dim).normal_(generator=own)
+            low, high = max(start, first), min(end, last)
+            if low < high:
+                drawn = drawn[low - start : high - start].div_(math.sqrt(embedding_dim))
+                table[low - first : high - first].copy_(drawn)
+            start = end
+
+    fill(0, min(num_rows, FIRST_BLOCK), generator, is_drawn_whole=True)
+    if num_rows <= FIRST_BLOCK:
+        return table
+    seed = int(torch.randint(2**32, (), generator=generator))
+
+    def fill_later(block: int) -> None:
+        start = FIRST_BLOCK + block * LATER_BLOCK
+        # An odd stride, so that all blocks of a table have seeds of their own.
+        own = torch.Generator().manual_seed((seed + block * GOLDEN32) % 2**32)
+        fill(start, min(start + LATER_BLOCK, num_rows), own, is_drawn_whole=False)
+
+    first_block = max(0, (first - FIRST_BLOCK) // LATER_BLOCK)
+    blocks = range(first_block, math.ceil((last - FIRST_BLOCK) / LATER_BLOCK))
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(fill_later, blocks))
+    return table

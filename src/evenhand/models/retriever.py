@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.kernels.rows import through_unit, through_unit_rows, unit, unit_rows
-from evenhand.models.encoders import Features
-from evenhand.models.initial import RowRange, random_rows
+from evenhand.models.encoders import Features, RowRange, random_rows
 
 
 class Retriever(nn.Module):

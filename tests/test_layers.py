@@ -21,7 +21,7 @@ LAYERS = {
     ],
     "reports": ["report", "tables", "tuning"],
     "runs": [
-        "averaging", "build", "building", "building_risks", "exporting", "pipeline", "public",
+        "averaging", "build", "exporting", "pipeline", "public",
         "ranking", "runs", "saved_models", "training_run",
     ],
     "settings": ["config", "faults", "progress"],

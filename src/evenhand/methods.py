@@ -12,7 +12,7 @@ class Method:
 
     Attributes:
         summary: one line for people.
-        risk: how the examples of a batch are weighed; a name that `build_risk` knows.
+        risk: how the examples of a batch are weighed; a name that `_build_risk` of build.py knows.
         samples_labels: False: every label is scored in every step.
         is_annealed: whether k' shrinks from the whole batch.
         at_whole_batch: the method that it is the same as where k' is the whole batch.

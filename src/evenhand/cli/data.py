@@ -171,7 +171,7 @@ def table(
 
 def show(folder: Folder, device: options.Device = None) -> None:
     """What a prepared data set holds."""
-    from evenhand.building import check_all_ids
+    from evenhand.build import check_all_ids
     from evenhand.data import open_dataset
 
     dataset = open_dataset(folder)

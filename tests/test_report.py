@@ -324,7 +324,7 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path, dataset):
     other = dataclasses.replace(run.outcome, cutoffs=(3,))
     for runs, message in (
         ([run, dataclasses.replace(run, part_name="train")], "different parts"),
-        ([dataclasses.replace(run, part_name="train")], "was not evaluated on this data set"),
+        ([dataclasses.replace(run, part_name="train")], "run snm: .* not of the train part"),
         ([dataclasses.replace(run, part_name="nowhere")], "no part 'nowhere'"),
         ([run, dataclasses.replace(run, outcome=other)], "no cutoff in common"),
     ):

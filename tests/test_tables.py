@@ -13,11 +13,11 @@ from evenhand.data import Rows
 from evenhand.evaluation import Difference, Score
 from evenhand.tables import (
     differences_table,
+    format_score,
     main_rows,
     parts_table,
     results_table,
     row_title,
-    score_text,
     unseen_notes,
 )
 
@@ -85,9 +85,9 @@ def test_brackets_are_explained_where_there_are_any():
 
 
 def test_nothing_is_a_dash_and_too_small_is_in_brackets():
-    assert score_text(score("all", "all", 0.5)) == "0.5000"
-    assert score_text(score("all", "all", math.nan)) == "–"
-    assert score_text(score("all", "all", 0.5, is_judged=False)) == "(0.5000)"
+    assert format_score(score("all", "all", 0.5)) == "0.5000"
+    assert format_score(score("all", "all", math.nan)) == "–"
+    assert format_score(score("all", "all", 0.5, is_judged=False)) == "(0.5000)"
 
 
 def test_the_results_of_two_runs_stand_side_by_side_and_the_best_is_bold():

@@ -18,13 +18,11 @@ import small
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
 from evenhand.tuning.results import (
-    Box,
     Rule,
     Trial,
     choose_trial,
     describe_choice,
     feasible_trials,
-    free_box,
     nearby_trials,
     pareto_front,
     rival_trials,
@@ -464,7 +462,7 @@ def test_the_picture_has_a_mark_a_trial_and_names_its_anchors(page_of):
     marks = marks_of(page)
     assert [title.split(":")[0] for *_, title in marks] == [f"trial {n}" for n in range(1, 5)]
     assert marks[0][2].endswith("k' all, rate 0.01; 50.0 % for all, 20.0 % by the criterion")
-    assert re.findall(r'class="label[^>]*>(.*?)<', page) == ["chosen: trial 3", "SNM", "as given"]
+    assert re.findall(r'class="label[^>]*>(.*?)<', page) == ["SNM", "as given", "chosen: trial 3"]
     assert page.count('class="tick faint"') == 4  # the intervals
     said = re.search(r"<title>(\d+ trials: .*?)</title>", page)[1]
     assert said.startswith("4 trials: recall@10 to the right, recall@10 on worst 3 of script up")
@@ -530,13 +528,3 @@ def test_each_size_has_a_shape_of_its_own_while_there_are_shapes():
     many = levels(*range(1, 20))
     assert len(many) <= 6
     assert [size for low, high in many for size in range(low, high + 1)] == list(range(1, 20))
-
-
-def test_a_label_avoids_what_is_there_and_stays_in_the_frame():
-    alone = free_box(300, 200, 60, [])
-    assert alone.left > 300
-    assert not free_box(300, 200, 60, [alone]).meets(alone)
-    assert free_box(615, 200, 60, []).right <= 620
-    assert Box(0, 0, 2, 2).meets(Box(1, 1, 3, 3))
-    assert not Box(0, 0, 2, 2).meets(Box(2, 0, 3, 3))
-    assert not Box(0, 0, 2, 2).meets(Box(0, 2, 3, 3))

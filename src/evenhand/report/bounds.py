@@ -36,13 +36,6 @@ class KnownGroup(NamedTuple):
     loss: float
 
 
-class RunBounds(NamedTuple):
-    """The bounds of one run for one kind of units."""
-
-    certificate: Certificate
-    groups: list[KnownGroup]
-
-
 def compute_bounds(runs: RunSet) -> dict[str, Any] | None:
     """Charts, a table and the worst known group of each run; None for a part without pairs."""
     outcome = runs.results[0].outcome
@@ -50,42 +43,8 @@ def compute_bounds(runs: RunSet) -> dict[str, Any] | None:
         return None
     if runs.part_name == "train":  # the model was fitted to it
         return {"is_refused": True}
-    bounds = {units: _bounds_of_units(runs, units) for units in BLOCKS}
-    blocks = [
-        (
-            title,
-            [
-                (name, [_table_cell(one.certificate, fraction) for fraction in TABLE_FRACTIONS])
-                for name, one in zip(runs.run_names, bounds[units], strict=True)
-            ],
-        )
-        for units, title in BLOCKS.items()
-    ]
-    worst = []
-    for name, one in zip(runs.run_names, bounds["queries"], strict=True):
-        if one.groups:
-            group = max(one.groups, key=lambda group: group.loss)
-            bound = float(one.certificate.bound_at(group.share))
-            worst.append((name, group, format_percent(group.share), describe_bound(bound)))
-    by_label = bounds["labels"][0].certificate
-    return {
-        "is_refused": False,
-        "is_certifiable": is_certifiable(runs.part_name),
-        "confidence": f"{100 * (1 - by_label.delta):g} %",
-        "num_results": outcome.num_results,
-        "num_queries": bounds["queries"][0].certificate.num_losses,
-        "num_labels": by_label.num_units,
-        "cap": f"{by_label.cap:g}",
-        "plots": [_plot(runs, units, bounds[units]) for units in PLOTS],
-        "worst": worst,
-        "fractions": [format_percent(fraction) for fraction in TABLE_FRACTIONS],
-        "blocks": blocks,
-    }
-
-
-def _bounds_of_units(runs: RunSet, units: str) -> list[RunBounds]:
-    return [
-        RunBounds(
+    certificates = {
+        units: [
             certify(
                 result.outcome,
                 runs.dataset,
@@ -93,11 +52,41 @@ def _bounds_of_units(runs: RunSet, units: str) -> list[RunBounds]:
                 loss=LOSS,
                 units=units,
                 tail_fractions=CURVE_FRACTIONS,
-            ),
-            known_groups(runs, run, units),
+            )
+            for result in runs.results
+        ]
+        for units in BLOCKS
+    }
+    blocks = [
+        (
+            title,
+            [
+                (name, _table_row(found))
+                for name, found in zip(runs.run_names, certificates[units], strict=True)
+            ],
         )
-        for run, result in enumerate(runs.results)
+        for units, title in BLOCKS.items()
     ]
+    worst = []
+    for run, name in enumerate(runs.run_names):
+        if groups := known_groups(runs, run, "queries"):
+            group = max(groups, key=lambda group: group.loss)
+            bound = describe_bound(float(certificates["queries"][run].bound_at(group.share)))
+            worst.append((name, group, format_percent(group.share), bound))
+    by_label = certificates["labels"][0]
+    return {
+        "is_refused": False,
+        "is_certifiable": is_certifiable(runs.part_name),
+        "confidence": f"{100 * (1 - by_label.delta):g} %",
+        "num_results": outcome.num_results,
+        "num_queries": certificates["queries"][0].num_losses,
+        "num_labels": by_label.num_units,
+        "cap": f"{by_label.cap:g}",
+        "plots": [_plot(runs, units, certificates[units]) for units in PLOTS],
+        "worst": worst,
+        "fractions": [format_percent(fraction) for fraction in TABLE_FRACTIONS],
+        "blocks": blocks,
+    }
 
 
 def known_groups(runs: RunSet, run: int, units: str) -> list[KnownGroup]:
@@ -128,9 +117,6 @@ def known_groups(runs: RunSet, run: int, units: str) -> list[KnownGroup]:
     return found
 
 
-# --- in words -------------------------------------------------------------------------------------
-
-
 def describe_bound(bound: float) -> str:
     shown = format_bound(bound)
     if shown == "1.000":  # the largest loss there is
@@ -147,34 +133,30 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.2g} %".replace("1e+02", "100")
 
 
-def _table_cell(found: Certificate, fraction: float) -> tuple[str, str]:
-    estimate = np.interp(fraction, found.tail_fractions, found.estimates)
-    return format_bound(float(found.bound_at(fraction))), f"{estimate:.3f}"
+def _table_row(found: Certificate) -> list[tuple[str, str]]:
+    """Bound and estimate for each of TABLE_FRACTIONS."""
+    estimates = np.interp(TABLE_FRACTIONS, found.tail_fractions, found.estimates)
+    bounds = [format_bound(float(found.bound_at(fraction))) for fraction in TABLE_FRACTIONS]
+    return [(bound, f"{estimate:.3f}") for bound, estimate in zip(bounds, estimates, strict=True)]
 
 
-# --- the charts -----------------------------------------------------------------------------------
-
-
-def _plot(runs: RunSet, units: str, bounds: Sequence[RunBounds]) -> Plot:
+def _plot(runs: RunSet, units: str, certificates: Sequence[Certificate]) -> Plot:
     """Thick lines for bounds, thin ones for estimates, and a mark for each known group."""
     x_axis = log_axis(SMALLEST, 1, MEDIUM.left, MEDIUM.right, format_percent)
     y_axis = linear_axis(0, 1, MEDIUM.bottom, MEDIUM.top, "{:g}".format)
     lines, marks, said = [], [], []
-    for run, (name, (found, groups)) in enumerate(zip(runs.run_names, bounds, strict=True)):
+    for run, (name, found) in enumerate(zip(runs.run_names, certificates, strict=True)):
         xs = [x_axis.place(fraction) for fraction in found.tail_fractions]
         for kind, values in ("estimate", found.estimates), ("bound", found.bounds):
             ys = [y_axis.place(value) for value in values]
             lines.append(run_line(run, zip(xs, ys, strict=True), kind))
-        for group in groups:
-            title = (
-                f"{name}, {group.column} {group.name}: {format_percent(group.share)}, "
-                f"loss {group.loss:.3f}"
-            )
-            place = x_axis.place(group.share), y_axis.place(group.loss)
-            marks.append(Mark(run, *place, title, scale=0.6))
-        figures = [(_table_cell(found, f)[0], format_percent(f)) for f in TABLE_FRACTIONS]
-        said.append(f"{name}: " + ", ".join(f"{bound} for {share}" for bound, share in figures))
-    cap = bounds[0].certificate.cap
+        for column, group, share, loss in known_groups(runs, run, units):
+            title = f"{name}, {column} {group}: {format_percent(share)}, loss {loss:.3f}"
+            marks.append(Mark(run, x_axis.place(share), y_axis.place(loss), title, scale=0.6))
+        cells = zip(_table_row(found), TABLE_FRACTIONS, strict=True)
+        words = [f"{bound} for {format_percent(fraction)}" for (bound, _), fraction in cells]
+        said.append(f"{name}: {', '.join(words)}")
+    cap = certificates[0].cap
     return Plot(
         title=PLOTS[units],
         description=f"{PLOTS[units]}: the bound by the least share. {'; '.join(said)}",

@@ -64,6 +64,7 @@ class Label(NamedTuple):
     x: float
     y: float
     text: str
+    anchor: str  # which end of the text stands there: "start" or "end"
     is_strong: bool
 
 

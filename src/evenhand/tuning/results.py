@@ -20,7 +20,6 @@ from evenhand.tuning.space import NUM_HARD_EXAMPLES, Settings, format_settings
 
 NAN = float("nan")
 ROUNDING = 1e-9  # 0.415 - 0.410 is a little more than 0.005 in floating point
-LETTER_WIDTH, LINE_HEIGHT = 6.8, 13.0  # of a label in the picture, about
 
 
 class Rule(NamedTuple):
@@ -329,50 +328,22 @@ def _place(trial: Trial, x_axis: Axis, y_axis: Axis) -> tuple[float, float]:
     return x_axis.place(trial.average), y_axis.place(trial.criterion)
 
 
-# --- labels of the picture ------------------------------------------------------------------------
-
-
-class Box(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def meets(self, other: "Box") -> bool:
-        is_beside = self.right <= other.left or other.right <= self.left
-        return not (is_beside or self.bottom <= other.top or other.bottom <= self.top)
-
-
 def _place_labels(
     trials: Sequence[Trial], chosen: Trial, x_axis: Axis, y_axis: Axis
 ) -> list[Label]:
-    """Names of the chosen one, the baseline and the given one, each where it hides least."""
-    taken = []
-    for trial in trials:
-        (x, y), radius = _place(trial, x_axis, y_axis), 11 if trial is chosen else 6
-        taken.append(Box(x - radius, y - radius, x + radius, y + radius))
+    """Names of the chosen trial (over it), the baseline (under it) and the given one (beside it).
+
+    They run towards the middle, so that none leaves the frame.
+    """
     labels = []
-    for trial in [chosen, *(t for t in trials if t.role and t is not chosen)]:
-        text = trial.role
+    for trial in (trial for trial in trials if trial.role or trial is chosen):
+        x, y = _place(trial, x_axis, y_axis)
+        anchor, side = ("start", 1) if x < (LARGE.left + LARGE.right) / 2 else ("end", -1)
+        text, x, y = trial.role, x + 11 * side, y + 4
         if trial is chosen:
             text = f"chosen: trial {trial.number}" + (f" ({trial.role})" if trial.role else "")
-        box = free_box(*_place(trial, x_axis, y_axis), LETTER_WIDTH * len(text), taken)
-        taken.append(box)
-        labels.append(Label(box.left, box.bottom - 3, text, trial is chosen))
+            y -= 14
+        elif trial is trials[0]:
+            y += 14
+        labels.append(Label(x, y, text, anchor, trial is chosen))
     return labels
-
-
-def free_box(x: float, y: float, width: float, taken: Sequence[Box]) -> Box:
-    """Where a label of this width beside a mark meets the fewest others, within the frame."""
-    boxes = [
-        Box(left, y + below, left + width, y + below + LINE_HEIGHT)
-        for below in (-8 - LINE_HEIGHT, 8, -LINE_HEIGHT / 2, -24 - LINE_HEIGHT, 24)
-        for left in (x + 11, x - width / 2, x - 11 - width)
-    ]
-    inside = [
-        box
-        for box in boxes
-        if LARGE.left <= box.left and box.right <= LARGE.right
-        and LARGE.top <= box.top and box.bottom <= LARGE.bottom
-    ]  # fmt: skip
-    return min(inside or boxes, key=lambda box: sum(box.meets(other) for other in taken))

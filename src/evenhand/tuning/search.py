@@ -75,18 +75,28 @@ from evenhand.tuning.space import (
 
 PART = "validation"
 NUM_TRIALS, MAX_DROP = 16, 0.005  # unless told otherwise
+SAVED = {  # fields of a search that tuning.json holds as they are
+    "command": str, "criterion": str, "average": str, "max_drop": float, "seed": int,
+    "fingerprint": str, "data_folder": str,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
     config: Config
     space: Space
-    rule: Rule
-    seed: int
     planned: tuple[PlannedTrial, ...]
+    command: str
+    criterion: str
+    average: str
+    max_drop: float
+    seed: int
     fingerprint: str  # of the data
     data_folder: str  # where the data lay when the search began
-    command: str
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.criterion, self.average, self.max_drop)
 
 
 def tune(
@@ -222,23 +232,22 @@ def plan_search(
     planned = plan_trials(config, space, num_trials=num_trials, seed=seed)
     for trial in planned:
         check_against_data(with_settings(config, trial.settings), dataset)
-    rule = Rule(
-        criterion or default_criterion(config, dataset), average or _main_metric(config), max_drop
-    )
-    for name in dict.fromkeys([rule.criterion, rule.average]):
-        evaluation = config.evaluation
-        check_selector(
-            name, dataset, PART, cutoffs=evaluation.cutoffs, min_pairs=evaluation.min_pairs
-        )
+    criterion = criterion or default_criterion(config, dataset)
+    average = average or _main_metric(config)
+    cutoffs, min_pairs = config.evaluation.cutoffs, config.evaluation.min_pairs
+    for name in dict.fromkeys([criterion, average]):
+        check_selector(name, dataset, PART, cutoffs=cutoffs, min_pairs=min_pairs)
     return Search(
         config=config,
         space=space,
-        rule=rule,
-        seed=seed,
         planned=tuple(planned),
+        command=shlex.join(["evenhand", *sys.argv[1:]]),
+        criterion=criterion,
+        average=average,
+        max_drop=max_drop,
+        seed=seed,
         fingerprint=dataset.fingerprint,
         data_folder=str(config.data.folder.absolute()),
-        command=shlex.join(["evenhand", *sys.argv[1:]]),
     )
 
 
@@ -281,12 +290,8 @@ def record(folder: Path, search: Search, trials: Sequence[Trial]) -> None:
     """Writes down the search and the trials that are finished, which are its first ones."""
     chosen = choose_trial(trials, max_drop=search.rule.max_drop)
     is_complete = len(trials) == len(search.planned)
-    values = {
-        "command": search.command,
-        **search.rule._asdict(),
-        "seed": search.seed,
-        "fingerprint": search.fingerprint,
-        "data_folder": search.data_folder,
+    values = {name: getattr(search, name) for name in SAVED}
+    values |= {
         "space": {name: str(axis) for name, axis in search.space.items()},
         "planned": [trial._asdict() for trial in search.planned],
         "is_complete": is_complete,
@@ -304,20 +309,12 @@ def open_search(folder: Path) -> tuple[Search, list[Trial]]:
         raise UserError(f"{folder} cannot be resumed: it holds no tuning.json")
     config, saved = build_config(read_settings(folder / "base.toml")), read_json(path)
     try:
-        rule = Rule(
-            criterion=typed("criterion", saved["criterion"], str),
-            average=typed("average", saved["average"], str),
-            max_drop=typed("max_drop", saved["max_drop"], float),
-        )
+        saved.setdefault("data_folder", "")  # which earlier searches did not note
         search = Search(
             config=config,
             space=parse_space([f"{n}={axis}" for n, axis in saved["space"].items()], config),
-            rule=rule,
-            seed=typed("seed", saved["seed"], int),
             planned=tuple(_check_trial(PlannedTrial(**t), config) for t in saved["planned"]),
-            fingerprint=typed("fingerprint", saved["fingerprint"], str),
-            data_folder=typed("data_folder", saved.get("data_folder", ""), str),
-            command=typed("command", saved["command"], str),
+            **{name: typed(name, saved[name], kind) for name, kind in SAVED.items()},
         )
         trials = []
         for row in saved["trials"]:

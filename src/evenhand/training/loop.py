@@ -15,11 +15,10 @@ from evenhand.files import sync
 from evenhand.losses import LossFn
 from evenhand.models.encoders import RowGradients
 from evenhand.models.retriever import Retriever
-from evenhand.models.weights import all_finite
 from evenhand.risk import Memory, mean_weights, top_weights
 from evenhand.sampling import LabelSampler
+from evenhand.store import Table, all_finite
 from evenhand.training.checkpoint import Checkpoint, Keeper
-from evenhand.training.checkpoint_files import Table
 from evenhand.training.feed import PairFeed
 from evenhand.training.metrics_file import append_line
 from evenhand.training.optimizers import RowOptimizer

@@ -219,26 +219,15 @@ def test_where_every_trial_diverges_none_is_chosen(home, monkeypatch, capsys):
 # --- searches that are disturbed ------------------------------------------------------------------
 
 KILLS = [  # function, its n-th call, when; how many trials have been written down by then
-    ("os.rename", 1, "kill", None),  # there is no folder
-    ("os.rename", 2, "kill", 0),  # the folder of the first trial is not whole
     ("evenhand.training.loop.append_line", 9, "kill", 2),  # in the third trial
-    ("evenhand.runs.save_outcome", 2, "kill after", 1),  # the second one is half evaluated
     ("evenhand.tuning.search.write_json", 3, "kill", 1),  # evaluated, but not written down
-    ("evenhand.tuning.search.write_search_page", 1, "kill", 4),  # all but the picture
 ]
 
 
-@pytest.mark.parametrize(
-    "number", range(len(KILLS)), ids=[" ".join(map(str, k[:3])) for k in KILLS]
-)
-def test_a_killed_search_goes_on_and_ends_as_one_never_disturbed(home, number):
-    function, call, when, num_recorded = KILLS[number]
-    folder = home / f"killed-{number}"
+def kill_and_resume(home, folder, function, call, when, num_recorded):
+    """A search that is killed there, goes on, and must end as one never disturbed."""
     answer = run(home, *TUNE, "--run", folder, disturb=[function, call, when])
     assert answer.code == -signal.SIGKILL, answer.err
-    if num_recorded is None:  # whole or not at all
-        assert not folder.exists()
-        return
     assert len(tuning_of(folder)["trials"]) == num_recorded
     before = bytes_of(folder / "trials")
     answer = run(home, "tune", "--resume", "--run", folder)
@@ -252,6 +241,11 @@ def test_a_killed_search_goes_on_and_ends_as_one_never_disturbed(home, number):
             assert after[name] == data
 
 
+@pytest.mark.parametrize("kill", KILLS, ids=lambda kill: kill[0])
+def test_a_killed_search_goes_on_and_ends_as_one_never_disturbed(home, tmp_path, kill):
+    kill_and_resume(home, tmp_path / "killed", *kill)
+
+
 def test_a_complete_search_resumed_trains_nothing_and_says_the_same(home):
     folder = home / "complete"
     shutil.copytree(home / "whole", folder)
@@ -261,21 +255,6 @@ def test_a_complete_search_resumed_trains_nothing_and_says_the_same(home):
     assert answer.code == 0, answer.err
     assert fruits(folder) == fruits(home / "whole")
     assert bytes_of(folder / "trials") == bytes_of(home / "whole/trials")
-
-
-def test_a_trial_that_was_killed_goes_on_from_its_checkpoint(home):
-    folder = home / "halfway"
-    append = "evenhand.training.loop.append_line"
-    answer = run(home, *TUNE, "--run", folder, disturb=[append, 7, "kill"])
-    assert answer.code == -signal.SIGKILL
-    names = sorted(path.name for path in folder.glob("trials/002/checkpoints/*"))
-    assert names == ["step-00000006", "step-00000012"]
-    # From step 12 the second trial saves once more, at its end; anew it would save at 6 and at 12.
-    disturb = ["evenhand.training.checkpoint.save_tensors", 2, "kill"]
-    answer = run(home, "tune", "--resume", "--run", folder, disturb=disturb)
-    names = {path.parts[-3] for path in folder.glob("trials/*/evaluation/validation")}
-    assert answer.code == -signal.SIGKILL
-    assert names == {"001", "002"}  # the second save was in the third trial
 
 
 def test_a_search_that_is_asked_to_stop_stops_and_can_go_on(home):

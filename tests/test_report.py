@@ -298,7 +298,7 @@ INTERRUPTIONS = [
         ("training_seconds", 0.2, "under 1 s"),
         ("training_seconds", math.nan, "–"),
         ("command", ["evenhand", "train"], "evenhand train"),
-        ("step", {"kind": "eager", "reason": "no GPU"}, "eager: no GPU"),
+        ("step", {"kind": "eager", "reason": "no GPU"}, "eager (no CUDA graph: no GPU)"),
         (
             "interruptions",
             INTERRUPTIONS,

@@ -11,7 +11,7 @@ TITLES = {  # run.json, in the order it is shown
     "seed": "Seed",
     "started": "Started",
     "num_steps": "Steps",
-    "step": "Kind of step",
+    "step": "Training step",
     "training_seconds": "Training time",
     "ranker_seconds": "Time to fit the ranker",
     "device": "Device",
@@ -56,7 +56,8 @@ def format_fact(key: str, value: Any) -> str:
     if key == "interruptions" and isinstance(value, list):
         return "; ".join(_format_interruption(item) for item in value if isinstance(item, Mapping))
     if key == "step" and isinstance(value, Mapping):
-        return ": ".join(str(value[name]) for name in ("kind", "reason") if value.get(name))
+        kind, reason = str(value.get("kind", NOTHING)), value.get("reason")
+        return f"{kind} (no CUDA graph: {reason})" if reason else kind
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {format_fact('', item)}" for name, item in value.items())
     if isinstance(value, list | tuple):

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from evenhand.building import check_against_data
+from evenhand.build import check_against_data
 from evenhand.config import Config, build_config, read_settings, to_toml
 from evenhand.data import Dataset
 from evenhand.data.dataset import memberships
@@ -113,15 +113,8 @@ def tune(
     with locked(folder), stop_requested() as should_stop_fn:
         if options.resume and options.trials is not None:
             search = extend_search(folder, options.trials)
-        num_trials, rule = len(search.planned), search.rule
-        console.print(
-            f"{num_trials} trials, judged on the {PART} part: the highest {rule.criterion} of "
-            f"those whose {rule.average} is at most {rule.max_drop:g} below the best"
-        )
-        axes = (f"{name}={axis}" for name, axis in search.space.items())
-        console.print(f"searched: {' '.join(axes)}")
-        if options.trials is not None and num_trials < options.trials:
-            console.print(f"note: there are only {num_trials} different trials in what is searched")
+        for line in describe_search(search, num_asked=options.trials):
+            console.print(line)
         trials = run_trials(
             folder, dataset, device=device, console=console, should_stop_fn=should_stop_fn
         )
@@ -129,16 +122,9 @@ def tune(
         again = shlex.quote(str(folder))
         console.print(f"stopped; continue with: evenhand tune --resume --run {again}")
         return 130
-    next_command = conclude(folder, search, trials)
+    lines = conclude(folder, search, trials)
     console.print(trials_table(trials, search.rule))
-    for line in (
-        *describe_choice(trials, search.rule),
-        f"its figures flatter it, because it was chosen by them; honest ones, on the test part: "
-        f"{next_command}",
-        f"settings: {folder / 'best.toml'}",
-        f"figures:  {folder / 'tuning.json'}",
-        f"picture:  {folder / 'tradeoff.html'}",
-    ):
+    for line in lines:
         console.print(line)
     return 0
 
@@ -173,16 +159,28 @@ def _resume(options: argparse.Namespace, console: Console) -> tuple[Path, Search
     folder = Path(options.run)
     search, _ = open_search(folder)
     place = None if options.data is None else Path(options.data)
-    if place is None and not search.config.data.folder.exists() and search.data_folder:
+    return folder, search, open_search_data(folder, search, console, place=place)
+
+
+def open_search_data(
+    folder: Path, search: Search, console: Console, *, place: Path | None = None
+) -> Dataset:
+    """The data that a search was begun on, without its test part.
+
+    Args:
+        place: where it lies, if not where the settings say, nor where it lay then.
+    """
+    data = search.config.data
+    if place is None and search.data_folder and not data.folder.exists():
         place = Path(search.data_folder)  # the settings may name it from another working folder
-    dataset = without_test(open_data(search.config.data, console, folder=place))
+    dataset = without_test(open_data(data, console, folder=place))
     if dataset.fingerprint != search.fingerprint:
         raise UserError(
             f"{folder} was begun on another data set (fingerprint {search.fingerprint[:12]}, "
             f"{dataset.name} now has {dataset.fingerprint[:12]}); restore that data, or begin anew "
             f"in another --run folder"
         )
-    return folder, search, dataset
+    return dataset
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -249,6 +247,19 @@ def plan_search(
         fingerprint=dataset.fingerprint,
         data_folder=str(config.data.folder.absolute()),
     )
+
+
+def describe_search(search: Search, *, num_asked: int | None = None) -> list[str]:
+    """What is searched, and by which rule a trial will be chosen."""
+    num_trials, rule = len(search.planned), search.rule
+    lines = [
+        f"{num_trials} trials, judged on the {PART} part: the highest {rule.criterion} of those "
+        f"whose {rule.average} is at most {rule.max_drop:g} below the best",
+        "searched: " + " ".join(f"{name}={axis}" for name, axis in search.space.items()),
+    ]
+    if num_asked is not None and num_trials < num_asked:
+        lines.append(f"note: there are only {num_trials} different trials in what is searched")
+    return lines
 
 
 def default_criterion(config: Config, dataset: Dataset) -> str:
@@ -481,11 +492,11 @@ def with_figures(trial: Trial, scores: Sequence[Score], rule: Rule) -> Trial:
     )
 
 
-def conclude(folder: Path, search: Search, trials: Sequence[Trial]) -> str:
+def conclude(folder: Path, search: Search, trials: Sequence[Trial]) -> list[str]:
     """Writes best.toml and the picture.
 
     Returns:
-        The command that trains with the chosen settings and evaluates on the test part.
+        What was chosen and why, how far to trust it, and what to do next.
     """
     chosen = choose_trial(trials, max_drop=search.rule.max_drop)
     if chosen is None:
@@ -508,4 +519,11 @@ def conclude(folder: Path, search: Search, trials: Sequence[Trial]) -> str:
         rule=search.rule,
         next_command=command,
     )
-    return command
+    return [
+        *describe_choice(trials, search.rule),
+        f"its figures flatter it, because it was chosen by them; honest ones, on the test part: "
+        f"{command}",
+        f"settings: {folder / 'best.toml'}",
+        f"figures:  {folder / 'tuning.json'}",
+        f"picture:  {folder / 'tradeoff.html'}",
+    ]

@@ -14,7 +14,6 @@ import pytest
 import small
 from evenhand.config import build_config, read_settings
 from evenhand.data import Rows, save_dataset
-from evenhand.tuning.search import open_search, plan_search, without_test
 from evenhand.tuning.smallest_group import group_share
 from evenhand.tuning.space import with_settings
 from small import bytes_of, fruits_of, run, run_main, settings_file, start, wait_for
@@ -359,12 +358,3 @@ def test_a_search_is_resumed_on_its_own_data_and_not_on_other_or_from_a_damaged_
     for damage in ('{"space": 3}', "[]", '{"planned": '):
         (tmp_path / "copy/tuning.json").write_text(damage, "utf-8")
         assert "damaged" in run_main(capsys, *resume).sentence
-
-
-def test_a_search_that_is_read_back_is_the_one_that_was_written(home):
-    search, trials = open_search(home / "whole")
-    dataset = without_test(small.text_dataset())
-    again = plan_search(search.config, dataset, num_trials=4)
-    assert (search.planned, search.space, search.rule) == (again.planned, again.space, again.rule)
-    assert [trial.number for trial in trials] == [1, 2, 3, 4]
-    assert all(trial.is_scored for trial in trials)

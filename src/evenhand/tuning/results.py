@@ -243,8 +243,9 @@ def _table_values(trials: Sequence[Trial], chosen: Trial, rule: Rule) -> dict[st
         }
         for trial in sort_by_criterion(trials)
     ]
-    numbers = [*settings[0], rule.average, "criterion", "seconds", *names]
-    titles = ["trial", *numbers[: -1 - len(names)], "near best", "unbeaten", "seconds", *names]
+    titles = ["trial", *settings[0], rule.average, "criterion", "near best", "unbeaten", "seconds"]
+    titles += names
+    numbers = [title for title in titles if title not in ("trial", "near best", "unbeaten")]
     return {"rows": rows, "titles": titles, "numbers": numbers}
 
 

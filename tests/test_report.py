@@ -18,7 +18,7 @@ from evenhand.report.charts import Series, line_plot
 from evenhand.report.curves import recall_curve
 from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.facts import format_fact
-from evenhand.report.groups import name_members
+from evenhand.report.groups import mark_best, name_members
 from evenhand.report.maps import change_classes, dot_path, draw_dots, recall_classes
 from evenhand.report.rendering import interval, join_words, percent, shorten
 from evenhand.report.run_set import make_run_set
@@ -410,6 +410,15 @@ def test_numbers_are_written_for_people():
     assert join_words(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
     assert shorten("x" * 160) == "x" * 160
     assert shorten("x" * 161) == "x" * 159 + "…"
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [([0.4, 0.7, 0.1], [1]), ([0.5, 0.5001], []), ([0.5], []), ([math.nan, 0.5], [])],
+)
+def test_the_best_is_the_highest_as_shown_and_none_where_all_look_alike(values, best):
+    marked = mark_best([score(value, value, value) for value in values])
+    assert [n for n, (_, is_best) in enumerate(marked) if is_best] == best
 
 
 def test_the_members_of_worst_rows_are_named_beside_few_runs_and_below_many():

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from evenhand.evaluation import Score
-from evenhand.report.rendering import NOTHING, interval, join_words, number, percent
+from evenhand.report.rendering import NOTHING, join_words, number, percent
 from evenhand.report.run_set import FREQUENCY, RunSet
 from evenhand.tables import summary_title
 
@@ -19,29 +19,12 @@ TITLES = {
 }
 
 
-class Cell(NamedTuple):
-    """A score in per cent, over its interval."""
-
-    value: str
-    interval: str
-    is_best: bool
-    is_judged: bool
-
-
-def score_cells(scores: Sequence[Score]) -> list[Cell]:
-    """One cell a run; the highest as shown is the best, and none is where all are alike."""
+def mark_best(scores: Sequence[Score]) -> list[tuple[Score, bool]]:
+    """Each run's score, and whether it is the highest as shown; none is where all are alike."""
     shown = [percent(score.value) for score in scores]
     values = [score.value for score in scores if not math.isnan(score.value)]
     best = percent(max(values)) if len(set(shown)) > 1 and len(values) > 1 else None
-    return [
-        Cell(
-            value=text,
-            interval=interval(score.low, score.high),
-            is_best=text == best,
-            is_judged=score.is_judged or math.isnan(score.value),
-        )
-        for text, score in zip(shown, scores, strict=True)
-    ]
+    return [(score, text == best) for score, text in zip(scores, shown, strict=True)]
 
 
 def main_table(runs: RunSet) -> dict[str, Any]:
@@ -59,7 +42,7 @@ def main_table(runs: RunSet) -> dict[str, Any]:
             {
                 "title": title,
                 "members": name_members(runs.run_names, [score.members for score in scores]),
-                "cells": [cell for scores in by_cutoff for cell in score_cells(scores)],
+                "cells": [cell for scores in by_cutoff for cell in mark_best(scores)],
                 "counts": " / ".join(dict.fromkeys(number(score.count) for score in scores)),
             }
         )
@@ -116,7 +99,7 @@ def group_charts(runs: RunSet) -> list[dict[str, Any]]:
                 "best": judged[-NUM_BEST:] if num_between else [],
                 "small": join_words(named, most=NUM_SMALL_NAMED),
                 "num_empty": len(small) - len(named),
-                "rows": [(row, score_cells(row.scores)) for row in rows],
+                "rows": [(row, mark_best(row.scores)) for row in rows],
             }
         )
     return [chart for chart in charts if chart["rows"]]

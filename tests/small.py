@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import importlib
 import io
 import json
 import os
@@ -362,7 +363,7 @@ def _disturb(name, call, what):
         resource.setrlimit(resource.RLIMIT_FSIZE, (call, call))
         return
     module_name, _, function_name = name.rpartition(".")
-    module = sys.modules[module_name]
+    module = importlib.import_module(module_name)
     function, calls = getattr(module, function_name), [0]
 
     def disturbed(*arguments, **options):
@@ -417,6 +418,8 @@ def _warm_up():
     from evenhand.cli import main
     from evenhand.data import save_dataset
 
+    for name in ("averaging", "exporting", "public", "report", "tuning.search"):  # what verbs load
+        importlib.import_module(f"evenhand.{name}")
     torch.set_num_threads(1)
     torch.optim.Adam([torch.zeros(1)])  # imports half of torch
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):

@@ -85,16 +85,14 @@ def tune(
     from evenhand.cli.console import console
     from evenhand.locking import locked
     from evenhand.progress import stop_requested
-    from evenhand.tables import trials_table
-    from evenhand.tuning.notes import choice_notes, search_notes
-    from evenhand.tuning.search import extend_search
-    from evenhand.tuning.trials import conclude, run_trials
+    from evenhand.tuning.results import trials_table
+    from evenhand.tuning.search import conclude, describe_search, extend_search, run_trials
 
     with locked(folder), stop_requested() as should_stop_fn:
         if resume and trials is not None:
             plan = extend_search(folder, trials)
-        for note in search_notes(plan, num_asked=trials):
-            console.print(note)
+        for line in describe_search(plan, num_asked=trials):
+            console.print(line)
         results = run_trials(
             folder,
             dataset,
@@ -106,14 +104,10 @@ def tune(
         again = shlex.quote(str(folder))
         console.print(f"stopped; continue with: evenhand tune --resume --run {again}")
         return 130
-    conclude(folder, results)
-    console.print(
-        trials_table(
-            results, criterion=plan.criterion, average=plan.average, max_drop=plan.max_drop
-        )
-    )
-    for note in choice_notes(folder, plan, results):
-        console.print(note)
+    lines = conclude(folder, plan, results)
+    console.print(trials_table(results, plan.rule))
+    for line in lines:
+        console.print(line)
     return 0
 
 
@@ -125,7 +119,7 @@ def _begin_search(
     from evenhand.tuning.search import begin_search, plan_search, without_test
 
     config = read_config(flags)
-    if flags.smallest_share is not None or flags.smallest_group is not None:
+    if flags.smallest is not None:
         given = {**given, "advised": config.mining.num_hard_examples}
     dataset = without_test(open_data(config.data, console))
     folder = run or Path(f"runs/{dataset.name}-tune")
@@ -138,8 +132,7 @@ def _resume_search(
     run: Path | None, flags: SettingsFlags, given: dict[str, Any]
 ) -> tuple[Path, "Search", "Dataset"]:
     from evenhand.cli.console import console
-    from evenhand.pipeline import open_data
-    from evenhand.tuning.search import check_begun_on, open_search, without_test
+    from evenhand.tuning.search import open_search, open_search_data
 
     if run is None:
         raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
@@ -153,6 +146,4 @@ def _resume_search(
             )
     plan, _ = open_search(run)
     place = None if flags.data is None else Path(flags.data)
-    dataset = without_test(open_data(plan.config.data, console, folder=place))
-    check_begun_on(run, plan, dataset)
-    return run, plan, dataset
+    return run, plan, open_search_data(run, plan, console, place=place)

@@ -145,7 +145,6 @@ MAY_READ = {
     "doctor.py": "files of the system",
     "evaluation/outcome.py": "from what open_input opened",
     "config.py": "files of the package",
-    "demo.py": "the same",
     "data/npy.py": "after open_input of the same file",
     "data/files.py": "after check_is_file",
     "data/folders.py": "archives that are files",

@@ -16,7 +16,7 @@ import tarfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,7 @@ class ImageData(NamedTuple):
 
 def load_mnist(folder: Path) -> ImageData:
     """MNIST from its four idx files, plain or .gz, in the folder or in its folder `mnist`."""
-    sides = []
+    sides: list[Any] = []
     for side in ("train", "t10k"):
         image_path = _published_file(folder, "mnist", f"{side}-images-idx3-ubyte.gz")
         label_path = _published_file(folder, "mnist", f"{side}-labels-idx1-ubyte.gz")

@@ -169,13 +169,12 @@ def _table3(options: argparse.Namespace, *, device: torch.device, console: Conso
         "tuning_seed": options.tuning_seeds and options.tuning_seeds[0],
         "masks_all_positives": options.mask_all_positives,
     }
-    protocol = Protocol(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in given.items()
-            if value is not None
-        }
-    )
+    chosen: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    protocol = Protocol(**chosen)
     dataset = open_any(options.data, console)
     folder = Path(options.out or f"runs/table3-{dataset.name}")
     _run_table3(protocol, dataset, folder, options, device, console)

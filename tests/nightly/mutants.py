@@ -540,7 +540,7 @@ MUTANTS += [
     Mutant("theory/arguments.py", "ROUNDING = 1e-9", "ROUNDING = 1e-2", "no_law"),
     Mutant("risk.py", "TIE = 1e-9", "TIE = 1e-3", "no_tie"),
     Mutant("risk.py", "logs[inside], logs[inside + 1]", "logs[inside - 1], logs[inside]", "ball"),
-    Mutant("sampling.py", "sizes = num_left.clamp(min=1)", "sizes = num_left", "every_label_is"),
+    Mutant("sampling.py", "sizes = num_left.clamp(min=1)", "sizes = num_left", "slots_are_empty"),
     Mutant(
         "search/neighbours.py",
         "    shares[similarities <= 0] = 0  # an empty slot, also where the power is 0\n",

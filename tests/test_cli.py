@@ -316,13 +316,13 @@ def test_compare_works_where_no_group_is_large_enough_to_judge(user, home, tmp_p
     taken = range(12)
     import dataclasses
 
-    from evenhand.data import Groups, taken_rows
+    from evenhand.data import Groups, take_rows
 
     rows = np.arange(12)
     few = dataclasses.replace(
         few,
-        features=taken_rows(few.features, rows),
-        positives=taken_rows(positives, rows),
+        features=take_rows(few.features, rows),
+        positives=take_rows(positives, rows),
         groups={"style": Groups(few.groups["style"].ids[:12], few.groups["style"].names)},
         texts=Strings.pack(few.texts[q] for q in taken),
     )

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.data import featurizer_from, load_table, normalized
+from evenhand.data import featurizer_from, load_table
 from evenhand.data.dataset import memberships
-from evenhand.data.parts import part_of, rows_of, shared_groups
+from evenhand.data.splits import choose_part
 from evenhand.errors import UserError
 
 
@@ -63,10 +63,9 @@ def test_lines_with_the_same_query_merge_their_labels(tmp_path):
 
 
 def test_features_are_those_the_saved_featurizer_gives(tmp_path):
-    part = all_train(table(tmp_path, "query,label\nred shoe,A\n")).parts["train"]
     dataset = all_train(table(tmp_path, "query,label\nred shoe,A\n"))
     expected = featurizer_from(dataset.featurizer).featurize(["Red Shoe"])
-    assert part.features.ids.tolist() == expected.ids.tolist()
+    assert dataset.parts["train"].features.ids.tolist() == expected.ids.tolist()
 
 
 def test_a_pair_is_in_the_groups_of_all_its_lines_and_an_empty_cell_is_none(tmp_path):
@@ -124,29 +123,11 @@ def test_groups_have_the_same_names_in_every_part(tmp_path):
 
 @given(st.text(max_size=9), st.floats(0, 0.5), st.floats(0, 0.4))
 def test_every_key_falls_on_one_side_and_more_test_never_means_less(key, test, validation):
-    side = part_of(key, test_fraction=test, validation_fraction=validation)
-    larger = part_of(key, test_fraction=test + 0.1, validation_fraction=validation)
+    side = choose_part(key, test_fraction=test, validation_fraction=validation)
+    larger = choose_part(key, test_fraction=test + 0.1, validation_fraction=validation)
     assert side in ("train", "validation", "test")
     assert side != "test" or larger == "test"
-    assert part_of(key, test_fraction=0.0, validation_fraction=0.0) == "train"
-
-
-@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=6))
-def test_lists_become_rows_and_back(lists):
-    rows = rows_of(lists)
-    assert [rows.row(index).tolist() for index in range(len(rows))] == lists
-
-
-def test_a_column_only_one_part_has_stays_with_it():
-    groups = shared_groups({"train": {"a": ["x", None]}, "test": {}})
-    assert groups["train"]["a"].ids.tolist() == [0, -1]
-    assert groups["test"] == {}
-
-
-@given(st.text(max_size=20))
-def test_normalising_twice_is_normalising_once_for_ascii(text):
-    ascii_text = text.encode("ascii", "ignore").decode()
-    assert normalized(normalized(ascii_text)) == normalized(ascii_text)
+    assert choose_part(key, test_fraction=0.0, validation_fraction=0.0) == "train"
 
 
 # --- what is refused ----------------------------------------------------------------------------

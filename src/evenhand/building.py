@@ -11,9 +11,8 @@ from torch import Tensor
 from evenhand.building_risks import build_risk, groups_of_pairs
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Rows
-from evenhand.data.checks import check_ids, check_offsets
+from evenhand.data.checks import check_ids, check_offsets, first_not_finite
 from evenhand.data.dataset import group_holders
-from evenhand.data.scans import first_not_finite
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError

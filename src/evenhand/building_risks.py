@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evenhand.config import Config
 from evenhand.data import Dataset
-from evenhand.data.dataset import Groups, Rows, memberships, padded_rows
+from evenhand.data.dataset import Groups, Rows, memberships, pad_rows
 from evenhand.evaluation import group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.risk import (
@@ -69,7 +69,7 @@ def build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) ->
         sets = None
         if pair_groups.sets is not None:
             all_sets = np.arange(len(pair_groups.sets))
-            sets = torch.from_numpy(padded_rows(pair_groups.sets, all_sets))  # (sets, P)
+            sets = torch.from_numpy(pad_rows(pair_groups.sets, all_sets))  # (sets, P)
         return StepRisk(partial(_group_weights, risk=groups, sets=sets), groups)
     return StepRisk(hardest_of_batch)
 

@@ -27,7 +27,7 @@ from evenhand.data import (
     load_places,
     load_public_extreme,
     load_table,
-    normalized,
+    normalize,
     open_dataset,
     save_dataset,
 )
@@ -234,7 +234,7 @@ def report_command(options: argparse.Namespace) -> int:
 def search_command(options: argparse.Namespace) -> int:
     folder = Path(options.run)
     for query in options.queries:
-        if not normalized(query):
+        if not normalize(query):
             raise UserError(f"a query must hold more than white space, got {query!r}")
     if options.results < 1:
         raise UserError(f"--results must be at least 1, got {options.results}")

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from evenhand.data import Dataset
-from evenhand.data.manifest import check_manifest
-from evenhand.data.streaming import stream_extreme
+from evenhand.data.checksums import check_manifest
+from evenhand.data.stream import stream_extreme
 from evenhand.errors import UserError
 from evenhand.faults import without_controls
 from evenhand.progress import download_bar
@@ -19,7 +19,7 @@ LEAST_MEGABYTES = 64
 def data_stream(
     options: argparse.Namespace, console: Console, *, show_fn: Callable[[Dataset], None]
 ) -> int:
-    """Converts a text of any size; killed and run again, it goes on where it was."""
+    """Converts a text of any size, all of it or nothing."""
     if options.memory < LEAST_MEGABYTES:
         raise UserError(f"--memory must be at least {LEAST_MEGABYTES}, got {options.memory}")
     train_path = Path(options.train)

@@ -33,7 +33,7 @@ TESTED_BY = {
     "sampling.py": "test_sampling.py",
     "data/text.py": "test_text.py",
     "data/pairs.py": "test_feed.py",
-    "data/parts.py": "test_table.py",
+    "data/splits.py": "test_table.py",
     "models/encoders.py": "test_encoders.py",
     "models/initial.py": "test_initial.py",
     "training/schedules.py": "test_schedules.py",
@@ -398,35 +398,42 @@ MUTANTS = [
     Mutant("tuning/choice.py", "self.average) and not", "self.average) or not", "rule"),
     Mutant("tuning/choice.py", "t.criterion >= chosen.low", "t.criterion > chosen.low", "rivals"),
     Mutant("tuning/choice.py", "trial.criterion > front", "trial.criterion >= front", "front"),
-    Mutant("data/download.py", 'headers["If-Range"] = validator', "pass", "continued"),
+    Mutant("data/download.py", ', "If-Range": validator}', "}", "continued"),
     Mutant("data/download.py", "bytes={have}-", "bytes={have + 1}-", "continued"),
-    Mutant("data/download.py", "not in (None, _validator(", "in (None, _validator(", "continued"),
+    Mutant("data/download.py", "_validator(answer.headers) != validator", "False", "changes"),
     Mutant(
         "data/download.py",
-        "            self.discard()\n            self.part.touch()\n",
-        "",
+        "            _discard(part)\n            known =",
+        "            known =",
         "know_ranges",
     ),
+    Mutant("data/download.py", "if have and have == total:", "if False:", "as_far"),
+    Mutant("data/download.py", 'about.get("url") != url', "False", "as_far"),
     Mutant("data/download.py", "have, length = 0,", "have, length = have,", "know_ranges"),
     Mutant("data/download.py", "start != have", "start < have", "content_range"),
     Mutant("data/download.py", "not start <= end < total", "not start <= end", "content_range"),
     Mutant("data/download.py", "have < total:", "have < 0:", "continued or later"),
     Mutant("data/download.py", "have > limit", "have < 0", "limit"),
-    Mutant("data/download.py", "total != published:", "total < published:", "than_published"),
+    Mutant("data/download.py", "file.checksum or recorded", "recorded", "wrong_checksum"),
     Mutant(
-        "data/download.py", "(size, None) if self.file.checksum else", "(size, None) or", "name"
+        "data/download.py", "file.checksum or recorded_checksum(path)", "file.checksum", "recorded"
     ),
-    Mutant("data/download.py", "self.file.checksum or recorded", "recorded", "wrong_checksum"),
-    Mutant("data/download.py", "checksum or recorded_checksum(self.path)", "checksum", "recorded"),
     Mutant("data/download.py", "scheme not in SCHEMES or (", "(", "another_scheme"),
     Mutant("data/download.py", 'scheme == "http"', "False", "from_https"),
-    Mutant("data/download.py", "if path.exists():", "if False:", "good_file or neither"),
-    Mutant("data/download.py", "etag.startswith('\"')", "etag", "last_change"),
-    Mutant("data/download.py", "total - have > free", "False", "little_room"),
     Mutant(
-        "data/download.py", 'get_content_type() == "text/html"', "get_content_type() == 1", "page"
+        "data/download.py",
+        "    if path.exists():\n        check",
+        "    if False:\n        check",
+        "never_overwritten",
     ),
-    Mutant("data/download.py", "and not is_chunked", "and is_chunked", "length"),
+    Mutant("data/download.py", "etag.startswith('\"')", "etag", "last_change"),
+    Mutant(
+        "data/download.py",
+        'get_content_type() == "text/html"',
+        "get_content_type() == 1",
+        "no_file",
+    ),
+    Mutant("data/download.py", "total is None and file.checksum is None", "False", "length"),
 ]
 
 # Mistakes that once no test saw.
@@ -515,7 +522,7 @@ MUTANTS += [
         "test_order.py index_finds",
     ),
     Mutant(
-        "data/parts.py",
+        "data/splits.py",
         "position < test_fraction + validation_fraction",
         "position < validation_fraction",
         "md5",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import Rows
+from evenhand.data.csr import Rows
 from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
 from evenhand.kernels.mix import GOLDEN64, jit_mix64
@@ -18,7 +18,7 @@ BLOCK_TEXTS = 2**16  # texts hashed at once: bounds the memory, not the result
 MAX_LENGTH = 64  # of an n-gram; every text has as many n-grams of each length as characters
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     """The form in which two spellings count as one: NFKC, case folded, white space joined."""
     if len(text) > SHORT_TEXT and not text.isascii():
         text = _stream_safe(text)
@@ -51,7 +51,7 @@ def script_of(text: str) -> str:
 class NgramFeaturizer:
     """Bags of hashed character n-grams.
 
-    A string is first `normalized` and set between two marks, so that its beginning and its end
+    A string is first normalised and set between two marks, so that its beginning and its end
     are n-grams of their own. Hashes are fixed arithmetic on code points: they are the same on
     every machine and in every process.
     """
@@ -84,14 +84,14 @@ class NgramFeaturizer:
         """(N,) strings -> N rows of feature ids, every value 1."""
         counts, ids = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int32)]
         for start in range(0, len(texts), BLOCK_TEXTS):
-            block_counts, block_ids = self._hashed(texts[start : start + BLOCK_TEXTS])
+            block_counts, block_ids = self._hash(texts[start : start + BLOCK_TEXTS])
             counts.append(block_counts)
             ids.append(block_ids)
         return Rows(np.cumsum(np.concatenate(counts)), np.concatenate(ids))
 
-    def _hashed(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def _hash(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """How many n-grams each text has, and the bucket of each, text by text."""
-        marked = [f"\x02{normalized(text)}\x03" for text in texts]
+        marked = [f"\x02{normalize(text)}\x03" for text in texts]
         lengths = np.fromiter(map(len, marked), dtype=np.int64, count=len(marked))
         utf32 = "".join(marked).encode("utf-32-le", "surrogatepass")  # half a pair is no crime
         points = np.frombuffer(utf32, dtype="<u4")  # (C,)

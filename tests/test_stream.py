@@ -1,13 +1,10 @@
-"""Conversion in bounded memory: the rows of `load_extreme`, by random keys, whatever happens."""
+"""Conversion in bounded memory: the rows of `load_extreme`, by random keys, or nothing."""
 
 import gzip
 import json
 import lzma
-import os
-import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -15,14 +12,13 @@ import numpy as np
 import pytest
 
 from evenhand.cli import main
-from evenhand.data import load_extreme, open_dataset, taken_rows
-from evenhand.data import streaming as streaming_module
-from evenhand.data.manifest import check_manifest
-from evenhand.data.parts import part_of
-from evenhand.data.spool import Pending, keys_of, shards_of
-from evenhand.data.streaming import stream_extreme
+from evenhand.data import load_extreme, open_dataset, stream, take_rows
+from evenhand.data.checksums import check_manifest
+from evenhand.data.splits import choose_part
+from evenhand.data.stream import choose_shards, row_keys, stream_extreme
+from evenhand.data.text_files import read_blocks
 from evenhand.errors import UserError
-from evenhand.locking import locked
+from evenhand.locking import locked_file
 
 NUM_FEATURES, NUM_LABELS = 50, 20
 
@@ -60,20 +56,10 @@ def assert_rows_equal(actual, expected):
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    """Many entries in the journal, and many blocks of text."""
-    blocks = streaming_module.placed_blocks
-    monkeypatch.setattr(streaming_module, "JOURNAL_BYTES", 2000)
-    monkeypatch.setattr(
-        streaming_module,
-        "placed_blocks",
-        lambda path, *, block_bytes=700, **place: blocks(path, block_bytes=700, **place),
-    )
-
-
-def small_memory(monkeypatch, num_bytes=20_000):
-    monkeypatch.setattr(streaming_module, "LEAST_MEMORY", 1)
-    return num_bytes
+def small_blocks(monkeypatch):
+    """Many blocks of text, and no least memory."""
+    monkeypatch.setattr(stream, "LEAST_MEMORY", 1)
+    monkeypatch.setattr(read_blocks, "__kwdefaults__", {"block_bytes": 700})
 
 
 # --- what comes out -----------------------------------------------------------------------------
@@ -94,33 +80,39 @@ def test_the_rows_are_those_of_load_extreme_and_training_rows_by_their_keys(
         assert_rows_equal(actual.parts[part].features, expected.parts[part].features)
         assert_rows_equal(actual.parts[part].positives, expected.parts[part].positives)
         assert actual.parts[part].block_pairs == 0
-    row_ids = np.array(
-        [
-            row
-            for row in range(400)
-            if part_of(str(row // block), test_fraction=0, validation_fraction=fraction) == "train"
-        ]
-    )
-    order = np.argsort(keys_of(row_ids.astype(np.uint64), 5))
+    shares = {"test_fraction": 0, "validation_fraction": fraction}
+    row_ids = np.array([r for r in range(400) if choose_part(str(r // block), **shares) == "train"])
+    order = np.argsort(row_keys(row_ids, 5))
     part, whole = actual.parts["train"], expected.parts["train"]
-    assert_rows_equal(part.features, taken_rows(whole.features, order))
-    assert_rows_equal(part.positives, taken_rows(whole.positives, order))
+    assert_rows_equal(part.features, take_rows(whole.features, order))
+    assert_rows_equal(part.positives, take_rows(whole.positives, order))
     assert part.block_pairs > 0
     assert np.array_equal(actual.label_counts(), expected.label_counts())
     assert actual.is_finite
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_the_bytes_do_not_depend_on_the_memory(paths, tmp_path, monkeypatch, small_pieces):
-    expected = stream_extreme(paths[0], tmp_path / "large", name="small", test_path=paths[1])
-    for num_bytes in (3_000, 20_000):
-        folder = tmp_path / str(num_bytes)
+def test_the_bytes_do_not_depend_on_memory_compression_or_line_ends(paths, tmp_path, small_blocks):
+    stream_extreme(paths[0], tmp_path / "large", name="small", test_path=paths[1])
+    expected = bytes_of(tmp_path / "large")
+    text = paths[0].read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("train.txt", text)
+    forms = {"a.gz": gzip.compress(text), "a.xz": lzma.compress(text),
+             "a.txt": text.replace(b"\n", b"\r\n")}  # fmt: skip
+    for name, content in forms.items():
+        (tmp_path / name).write_bytes(content)
+    for number, (name, memory) in enumerate(
+        [("train.txt", 3_000), ("train.txt", 50_000), ("a.zip/train.txt", 2**20), ("a.gz", 9_000),
+         ("a.xz", 2**20), ("a.txt", 2**20)]
+    ):  # fmt: skip
+        calls, folder = [], tmp_path / str(number)
         stream_extreme(
-            paths[0], folder, name="small", test_path=paths[1],
-            memory_bytes=small_memory(monkeypatch, num_bytes),
+            tmp_path / name, folder, name="small", test_path=paths[1], memory_bytes=memory,
+            progress_fn=lambda *call, calls=calls: calls.append(call),
         )  # fmt: skip
-        assert bytes_of(folder) == bytes_of(tmp_path / "large")
-    assert expected.fingerprint == open_dataset(folder).fingerprint
+        assert bytes_of(folder) == expected
+        assert all(total is None or done <= total for _, done, total in calls)
 
 
 def test_another_seed_is_another_order_of_the_same_rows(paths, tmp_path):
@@ -132,46 +124,15 @@ def test_another_seed_is_another_order_of_the_same_rows(paths, tmp_path):
     assert np.array_equal(np.sort(one.features.values), np.sort(other.features.values))
 
 
-def packed(path, kind):
-    text = path.read_bytes()
-    if kind == ".zip":
-        with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
-            archive.writestr("train.txt", text)
-        return path.with_suffix(".zip") / "train.txt"
-    packed_path = path.with_name(path.name + kind)
-    packed_path.write_bytes({".gz": gzip, ".xz": lzma}[kind].compress(text))
-    return packed_path
-
-
-@pytest.mark.parametrize("kind", [".gz", ".xz", ".zip"])
-def test_compressed_texts_give_the_same(paths, tmp_path, small_pieces, kind):
-    stream_extreme(paths[0], tmp_path / "plain", name="small")
-    calls = []
-    stream_extreme(
-        packed(paths[0], kind), tmp_path / "out", name="small",
-        progress_fn=lambda *call: calls.append(call),
-    )  # fmt: skip
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "plain")
-    assert all(total is None or done <= total for _, done, total in calls)
-
-
-def test_line_ends_of_windows_give_the_same(paths, tmp_path, small_pieces):
-    other = tmp_path / "windows.txt"
-    other.write_text(text_of(400, line_end="\r\n"), newline="")
-    stream_extreme(paths[0], tmp_path / "one", name="small")
-    stream_extreme(other, tmp_path / "other", name="small")
-    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "other")
-
-
-def test_long_lines_need_no_more_than_themselves(tmp_path, monkeypatch):
+def test_long_lines_and_rows_without_features_are_kept(tmp_path, small_blocks):
     path = tmp_path / "long.txt"
     features = " ".join(f"{i % 50}:1" for i in range(5000))
     path.write_text(f"3 50 20\n1 {features}\n2 0:1\n3 {features}\n")
-    dataset = stream_extreme(
-        path, tmp_path / "out", name="long", validation_fraction=0,
-        memory_bytes=small_memory(monkeypatch, 4_000),
-    )  # fmt: skip
+    settings = {"name": "long", "validation_fraction": 0, "memory_bytes": 4_000}
+    dataset = stream_extreme(path, tmp_path / "out", **settings)
     assert sorted(dataset.parts["train"].features.lengths()) == [1, 5000, 5000]
+    path.write_text("2 50 20\n1\n2\n")
+    assert len(stream_extreme(path, tmp_path / "none", **settings).parts["train"].features.ids) == 0
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -184,112 +145,59 @@ def test_keys_are_splitmix64_and_all_different():
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
         return state ^ (state >> 31)
 
-    keys = keys_of(np.arange(1000, dtype=np.uint64), 0)
+    keys = row_keys(np.arange(1000), 0)
     assert keys.tolist() == [one(number) for number in range(1, 1001)]
     for seed in (1, 2, 2**63):
-        assert len(np.unique(keys_of(np.arange(100_000, dtype=np.uint64), seed))) == 100_000
+        assert len(np.unique(row_keys(np.arange(100_000), seed))) == 100_000
 
 
 def test_shards_are_ranges_of_keys_of_equal_size():
-    keys = keys_of(np.arange(70_000, dtype=np.uint64), 3)
-    shards = shards_of(keys, 7)
+    keys = row_keys(np.arange(70_000), 3)
+    shards = choose_shards(keys, 7)
     assert (np.diff(shards[np.argsort(keys)]) >= 0).all()
     counts = np.bincount(shards, minlength=7)
     assert ((counts - 10_000) ** 2 / 10_000).sum() < 22.5  # chi-square of 6, p = 0.001
 
 
 def test_every_order_of_four_rows_is_as_frequent_as_any_other():
-    orders = [
-        tuple(np.argsort(keys_of(np.arange(4, dtype=np.uint64), seed))) for seed in range(24_000)
-    ]
+    orders = [tuple(np.argsort(row_keys(np.arange(4), seed))) for seed in range(24_000)]
     counts = np.array(list({order: orders.count(order) for order in set(orders)}.values()))
     assert len(counts) == 24
     assert ((counts - 1000) ** 2 / 1000).sum() < 49.7  # chi-square of 23, p = 0.001
 
 
-# --- killed -------------------------------------------------------------------------------------
+# --- stopped ------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    pass
+@pytest.mark.parametrize(
+    "place", ["numpy.save", "json.dump", "os.fsync", "evenhand.data.stream.Rows"]
+)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_conversion_that_is_stopped_leaves_nothing(paths, tmp_path, monkeypatch, place, error):
+    def stop(*_args, **_kwargs):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, stop)
+        with pytest.raises((KeyboardInterrupt, UserError)):
+            stream_extreme(paths[0], tmp_path / "out", name="small")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.txt", "train.txt"]
 
 
-def test_killed_anywhere_it_goes_on_and_ends_with_the_same_bytes(
-    paths, tmp_path, monkeypatch, small_pieces
-):
-    """Before and after every write that it makes, one after the other."""
-    memory = small_memory(monkeypatch)
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # a killed process needs none
-
-    def convert(folder):
-        stream_extreme(paths[0], folder, name="small", test_path=paths[1], memory_bytes=memory)
-
-    convert(tmp_path / "whole")
-    expected = bytes_of(tmp_path / "whole")
-    left = [10**9]
-
-    def mortal(function):
-        def called(*arguments, **settings):
-            left[0] -= 1
-            if left[0] == 0:
-                raise Killed
-            result = function(*arguments, **settings)
-            left[0] -= 1
-            if left[0] == 0:
-                raise Killed
-            return result
-
-        return called
-
-    monkeypatch.setattr(Pending, "write", mortal(Pending.write))
-    array_file = streaming_module._ArrayFile
-    monkeypatch.setattr(array_file, "write", mortal(array_file.write))
-    for name in ("write_journal", "write_manifest", "sync", "open_shard"):
-        monkeypatch.setattr(streaming_module, name, mortal(getattr(streaming_module, name)))
-    for module, name in ((os, "rename"), (streaming_module.shutil, "rmtree")):
-        monkeypatch.setattr(module, name, mortal(getattr(module, name)))
-    count, num_killed, folder = 1, 0, tmp_path / "out"
-    while True:
-        left[0] = count
-        try:
-            convert(folder)
-            break
-        except Killed:
-            num_killed += 1
-        left[0] = count + 11  # and once more, a little later
-        try:
-            convert(folder)
-        except Killed:
-            left[0] = 10**9
-            convert(folder)
-        assert bytes_of(folder) == expected
-        assert not list(tmp_path.glob(".out*"))
-        left[0] = 10**9
-        streaming_module.shutil.rmtree(folder)
-        count += 1 + count // 6
-    assert num_killed > 20
-
-
-def test_a_process_that_is_killed_goes_on(tmp_path):
-    path = tmp_path / "train.txt"
-    path.write_text(text_of(8_000))
+def test_a_killed_conversion_begins_anew_and_its_rest_is_removed(paths, tmp_path):
     code = (
-        "import sys, pathlib; from evenhand.data import streaming\n"
-        "streaming.JOURNAL_BYTES = 2**16\n"
-        "streaming.stream_extreme(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]),\n"
-        "    name='small', memory_bytes=2**20)"
+        "import os, sys, pathlib; from evenhand.data import stream\n"
+        "stream.write_manifest = lambda *a, **k: os._exit(9)\n"
+        "stream.stream_extreme(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), name='small')"
     )
-    command = [sys.executable, "-c", code, str(path)]
-    stream_extreme(path, tmp_path / "whole", name="small")
-    process = subprocess.Popen([*command, str(tmp_path / "out")])
-    journal = tmp_path / ".out.streaming" / "journal.json"
-    deadline = time.monotonic() + 60
-    while not journal.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
-    subprocess.run([*command, str(tmp_path / "out")], check=True, timeout=120)
+    command = [sys.executable, "-c", code, str(paths[0]), str(tmp_path / "out")]
+    assert subprocess.run(command, timeout=120).returncode == 9
+    assert list(tmp_path.glob(".out.*.partial"))
+    assert not (tmp_path / "out").exists()
+    stream_extreme(paths[0], tmp_path / "out", name="small")
+    stream_extreme(paths[0], tmp_path / "whole", name="small")
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+    assert not list(tmp_path.glob(".out*"))
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -299,7 +207,7 @@ def test_a_process_that_is_killed_goes_on(tmp_path):
 def test_conversion_and_feed_hold_far_less_than_the_data(tmp_path):
     code = """
 import sys, threading, pathlib, numpy as np, torch
-from evenhand.data.streaming import stream_extreme
+from evenhand.data.stream import stream_extreme
 from evenhand.training.feed import PairFeed
 
 def anonymous():
@@ -346,16 +254,16 @@ print(peak[0] - before, sum(path.stat().st_size for path in (out / "large").iter
 # --- bad input ----------------------------------------------------------------------------------
 
 
-def refused(match, *arguments, **settings):
-    with pytest.raises(UserError, match=match):
-        stream_extreme(*arguments, name="small", **settings)
+def test_what_cannot_be_converted_is_refused_in_a_sentence_and_leaves_nothing(paths, tmp_path):
+    def assert_refused(match, *arguments, **settings):
+        with pytest.raises(UserError, match=match):
+            stream_extreme(*arguments, name="small", **settings)
+        assert not list(tmp_path.glob("*out*"))
 
-
-def test_what_cannot_be_converted_is_refused_in_a_sentence(paths, tmp_path):
     out = tmp_path / "out"
-    refused("does not exist", tmp_path / "none.txt", out)
-    refused("memory must be at least", paths[0], out, memory_bytes=1)
-    refused("validation_fraction", paths[0], out, validation_fraction=1.0)
+    assert_refused("does not exist", tmp_path / "none.txt", out)
+    assert_refused("memory must be at least", paths[0], out, memory_bytes=1)
+    assert_refused("validation_fraction", paths[0], out, validation_fraction=1.0)
     other = tmp_path / "other.txt"
     for text, match in (
         ("", "is empty"),
@@ -363,41 +271,19 @@ def test_what_cannot_be_converted_is_refused_in_a_sentence(paths, tmp_path):
         ("1 5 5\n1 0:1\n2 0:1\n", "one document more"),
         ("1 5 5\n1 0:nan\n", "not a finite"),
         ("1 5 5\n9 0:1\n", "label id '9'"),
+        ("1 5 99999999\n9 0:1\n", "promises 99999999 labels"),
         ("no header\n", "is not a header"),
     ):
         other.write_text(text)
-        refused(match, other, out / match.split()[0])
+        assert_refused(match, other, out)
     other.write_text("1 5 5\n1 0:1\n")
-    refused("that of .* says", paths[0], tmp_path / "out2", test_path=other)
-    tmp_path.joinpath("there").mkdir()
-    refused("exists already", paths[0], tmp_path / "there")
-
-
-def test_all_rows_for_validation_leave_nothing_to_train_on(tmp_path):
-    path = tmp_path / "one.txt"
-    path.write_text("1 5 5\n1 0:1\n")  # block 0 is on the side of validation below 0.9
-    refused("no row is left", path, tmp_path / "out", validation_fraction=0.9)
-
-
-def test_a_changed_file_and_other_settings_are_refused(paths, tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming_module, "write_manifest", lambda *a, **k: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        stream_extreme(paths[0], tmp_path / "out", name="small")
-    monkeypatch.undo()
-    refused("was begun with seed = 0, and now it is 1", paths[0], tmp_path / "out", seed=1)
-    journal = tmp_path / ".out.streaming" / "journal.json"
-    saved = json.loads(journal.read_text())
-    saved["sources"]["train"]["is_read"] = False
-    journal.write_text(json.dumps(saved))
-    paths[0].write_text(text_of(401))
-    refused("has changed", paths[0], tmp_path / "out")
-    journal.write_text('{"settings": {}}')
-    refused("is damaged", paths[0], tmp_path / "out")
-
-
-def test_two_processes_do_not_write_one_data_set(paths, tmp_path):
-    with locked(tmp_path / ".out.streaming"):
-        refused("is in use by process", paths[0], tmp_path / "out")
+    assert_refused("that of .* says", paths[0], out, test_path=other)
+    # Block 0 is on the side of validation below 0.9.
+    assert_refused("no row is left", other, out, validation_fraction=0.9)
+    with locked_file(tmp_path / ".there.lock", tmp_path / "there"):
+        assert_refused("is in use by process", paths[0], tmp_path / "there")
+    (tmp_path / "there").mkdir()
+    assert_refused("exists already", paths[0], tmp_path / "there")
 
 
 @pytest.mark.parametrize("found", ["7", 1.5, -1, True, None])

@@ -4,7 +4,7 @@ Two passes. The first reads the text and spreads the training rows over shards: 
 key, 64 bits that are a hash of a seed and of its number, and a shard is a file that takes the rows
 whose keys are in its range, as they come. The second takes one shard after the other, sorts its
 rows by their keys and appends them to the arrays of the data set. So the training rows are stored
-in a random order, and training can read them block by block (see `training.order`). Validation and
+in a random order, and training can read them block by block (see `training.feed`). Validation and
 test rows stay in the order of their files, and are appended as they are read.
 
 The folder gets its name when it is complete. A conversion that was killed begins anew.

@@ -473,10 +473,8 @@ MUTANTS = [
     Mutant("data/download.py", "not start <= end < total", "not start <= end", "content_range"),
     Mutant("data/download.py", "have < total:", "have < 0:", "continued or later"),
     Mutant("data/download.py", "have > limit", "have < 0", "limit"),
-    Mutant("data/download.py", "file.checksum or recorded", "recorded", "wrong_checksum"),
-    Mutant(
-        "data/download.py", "file.checksum or recorded_checksum(path)", "file.checksum", "recorded"
-    ),
+    Mutant("data/download.py", "file.checksum or read", "read", "wrong_checksum"),
+    Mutant("data/download.py", "file.checksum or read_record(path)", "file.checksum", "recorded"),
     Mutant("data/download.py", "scheme not in SCHEMES or (", "(", "another_scheme"),
     Mutant("data/download.py", 'scheme == "http"', "False", "from_https"),
     Mutant(

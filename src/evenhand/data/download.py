@@ -19,6 +19,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -83,30 +84,28 @@ def fetch(
         check_file(path, file.checksum, progress_fn=progress_fn)
         return path
     part, reasons = part_path(path), []
+
+    def attempt(url: str) -> None:
+        _download(url, part, file, progress_fn, timeout, max_bytes)
+        _finish(file, path)
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked_file(path.with_name(f".{path.name}.lock"), path):  # two must not write one part
             if path.exists():  # by another process, a moment ago
                 return path
             for url in file.urls:
-                reason = ""
-                for attempt in range(max_attempts):
-                    if attempt:
-                        time.sleep(min(first_pause * 2 ** (attempt - 1), MAX_PAUSE))
-                    try:
-                        _download(url, part, file, progress_fn, timeout, max_bytes)
-                        _finish(file, path)
-                        return path
-                    except _CutOffError as error:
-                        size = part.stat().st_size if part.exists() else 0
-                        reason = (
-                            f"was cut off {max_attempts} times ({error}) with {size} bytes in "
-                            f"{part.name}; the same command continues from there"
-                        )
-                    except _UnusableError as error:
-                        reason = str(error)
-                        break
-                reasons.append(f"{url} {reason}")
+                try:
+                    _repeat(functools.partial(attempt, url), max_attempts, first_pause)
+                    return path
+                except _CutOffError as error:
+                    size = part.stat().st_size if part.exists() else 0
+                    reasons.append(
+                        f"{url} was cut off {max_attempts} times ({error}) with {size} bytes in "
+                        f"{part.name}; the same command continues from there"
+                    )
+                except _UnusableError as error:
+                    reasons.append(f"{url} {error}")
     except OSError as error:  # not of the network, whose errors were turned into others
         raise UserError(
             f"{path} could not be written ({error.strerror or error}); what has come stays in "
@@ -115,23 +114,34 @@ def fetch(
     raise UserError("; ".join(reasons) + f"; {path} was not written")
 
 
+def _repeat(attempt_fn: Callable[[], None], max_attempts: int, pause: float) -> None:
+    """Tries again while the line breaks; the last `_CutOffError` is raised."""
+    for _ in range(max_attempts - 1):
+        try:
+            return attempt_fn()
+        except _CutOffError:
+            time.sleep(min(pause, MAX_PAUSE))
+            pause *= 2
+    return attempt_fn()
+
+
 def _download(
     url: str, part: Path, file: RemoteFile, progress_fn: ProgressFn, timeout: float, max_bytes: int
 ) -> None:
     """Asks once for what is missing of a part, and appends what comes."""
-    have, total, validator = _resumable(part, url)
+    have, total, validator = _read_progress(part, url)
     if have and have == total:  # all there, but not checked yet
         return
     headers = {"User-Agent": f"evenhand/{__version__}", "Accept-Encoding": "identity"}
     if have:
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     with contextlib.closing(_ask(url, headers, timeout)) as answer:
-        if answer.headers.get_content_type() == "text/html":
-            raise _UnusableError("sends a web page instead of the file")
         is_rest = answer.status == 206 and have > 0
         if answer.status == 416 or (is_rest and _validator(answer.headers) != validator):
             _discard(part)
             raise _CutOffError("the file has changed there: begun anew")
+        if answer.headers.get_content_type() == "text/html":
+            raise _UnusableError("sends a web page instead of the file")
         if is_rest:
             text = answer.headers.get("Content-Range", "")
             match = CONTENT_RANGE.fullmatch(text)
@@ -143,16 +153,15 @@ def _download(
             total = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
             if total is None and file.checksum is None:
                 raise _UnusableError("does not say how long the file is, and no checksum is known")
-            if total is not None and total > max_bytes:
-                raise _UnusableError(
-                    f"has a file of {total} bytes; more than {max_bytes} are refused"
-                )
-            _discard(part)
-            known = {"url": url, "validator": _validator(answer.headers), "total": total}
-            write_json(_about_path(part), known)
         else:
             raise _UnusableError(f"answers with the status {answer.status}")
         limit = max_bytes if total is None else total
+        if limit > max_bytes:
+            raise _UnusableError(f"has a file of {total} bytes; more than {max_bytes} are refused")
+        if not have:
+            _discard(part)
+            known = {"url": url, "validator": _validator(answer.headers), "total": total}
+            write_json(_about_path(part), known)
         with open(part, "ab") as opened:  # which has `have` bytes
             while block := _receive(answer):
                 have += len(block)
@@ -165,7 +174,7 @@ def _download(
             raise _CutOffError(f"{have} of {total} bytes came")
 
 
-def _resumable(part: Path, url: str) -> tuple[int, int | None, str]:
+def _read_progress(part: Path, url: str) -> tuple[int, int | None, str]:
     """How many bytes there are to go on from, how long the whole is, and of which version."""
     check_is_file(part)
     about: Any = None
@@ -185,7 +194,7 @@ def _finish(file: RemoteFile, path: Path) -> None:
     if path.suffix == ".zip" and not zipfile.is_zipfile(part):
         _discard(part)
         raise _UnusableError("gave something that is not a .zip archive")
-    expected = file.checksum or recorded_checksum(path)
+    expected = file.checksum or read_record(path)
     kind = expected.kind if expected else "sha256"
     digest = file_digest(part, kind)
     if expected is not None and digest != expected.digest:
@@ -200,7 +209,7 @@ def _finish(file: RemoteFile, path: Path) -> None:
     _discard(part)
     sync(path.parent)
     if expected is None:
-        record_checksum(path, digest)
+        write_record(path, digest)
 
 
 def part_path(path: Path) -> Path:
@@ -296,11 +305,11 @@ def record_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def record_checksum(path: Path, digest: str) -> None:
+def write_record(path: Path, digest: str) -> None:
     write_text(record_path(path), f"{digest}  {path.name}\n")  # `sha256sum --check` reads it too
 
 
-def recorded_checksum(path: Path) -> Checksum | None:
+def read_record(path: Path) -> Checksum | None:
     record = record_path(path)
     if not record.exists():
         return None
@@ -315,11 +324,11 @@ def check_file(
     path: Path, published: Checksum | None, *, progress_fn: ProgressFn | None = None
 ) -> str:
     """A sentence on what the file was held to, or a `UserError` if it is another one."""
-    expected = published or recorded_checksum(path)
+    expected = published or read_record(path)
     digest = file_digest(path, expected.kind if expected else "sha256", progress_fn=progress_fn)
     if expected is None:
         try:
-            record_checksum(path, digest)
+            write_record(path, digest)
         except UserError:  # a folder that is only to be read
             return f"no checksum is published, and its sha256 {digest} could not be kept"
         return f"no checksum is published; its sha256 was written to {record_path(path).name}"

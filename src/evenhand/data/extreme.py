@@ -12,10 +12,9 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evenhand.data.checks import MAX_IDS, check_promise
 from evenhand.data.csr import IntArray, Rows, take_rows
@@ -31,8 +30,6 @@ ProgressFn = Callable[[Path, int, int], None]  # the file, rows read, rows it ha
 HEADER = re.compile(rb"([0-9]{1,18}) +([0-9]{1,18}) +([0-9]{1,18}) *")
 COUNTED = "documents, features and labels"
 HEADER_BYTES = 64  # more than it has
-GROWTH_MARGIN = 1.05  # the later rows may be longer
-LEAST_GROWTH, MOST_GROWTH = 1.25, 64.0  # a header may lie
 
 
 class ExtremeFile(NamedTuple):
@@ -150,20 +147,24 @@ def _take_part(part: Part, row_ids: IntArray) -> Part:
 
 
 def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
-    """Reads one file, a block of lines at a time, into arrays that grow."""
-    header = read_header(path)
-    positives, features, num_repeated = _RowsBuilder(), _RowsBuilder(), 0
-    for block, _ in read_documents(path, header):
-        num_rows = positives.num_rows + len(block.positives)
-        growth = GROWTH_MARGIN * header.num_rows / num_rows  # to the end of the file
-        positives.append(block.positives, growth)
-        features.append(block.features, growth)
-        num_repeated += block.num_repeated_labels
+    """Reads one file, a block of lines at a time."""
+    header, num_rows, num_repeated = read_header(path), 0, 0
+    # They grow in place: a list of blocks joined at the end would all be held twice for a moment.
+    buffers = [bytearray() for _ in range(5)]
+    for (positives, features, repeated), _ in read_documents(path, header):
+        arrays = (positives.lengths(), positives.ids, features.lengths(), *features[1:])
+        for buffer, array in zip(buffers, arrays, strict=True):
+            buffer += np.ascontiguousarray(array).data
+        num_rows, num_repeated = num_rows + len(positives), num_repeated + repeated
         if progress_fn is not None:
             progress_fn(path, num_rows, header.num_rows)
+    label_lengths, label_ids, feature_lengths, feature_ids, values = (
+        np.frombuffer(buffer, dtype=dtype)
+        for buffer, dtype in zip(buffers, ("i8", "i4", "i8", "i4", "f4"), strict=True)
+    )
     return ExtremeFile(
-        features.rows(has_values=True),
-        positives.rows(has_values=False),
+        Rows(np.append(0, np.cumsum(feature_lengths)), feature_ids, values),
+        Rows(np.append(0, np.cumsum(label_lengths)), label_ids),
         header.num_features,
         header.num_labels,
         num_repeated,
@@ -243,45 +244,6 @@ def check_same_ids(
                 f"{test_path}, line 1: the header says {counts[1]} {kind}, that of {train_path} "
                 f"says {counts[0]}; if their ids mean the same, write the larger number in both"
             )
-
-
-class _RowsBuilder:
-    """Appends rows to arrays with room at their ends, which costs nothing until it is written to.
-
-    A list of blocks joined at the end would all be held twice for a moment.
-    """
-
-    def __init__(self) -> None:
-        self.offsets: NDArray[Any] = np.zeros(1, dtype=np.int64)
-        self.ids: NDArray[Any] = np.empty(0, dtype=np.int32)
-        self.values: NDArray[Any] = np.empty(0, dtype=np.float32)
-        self.num_rows = self.num_ids = 0
-
-    def append(self, rows: Rows, growth: float) -> None:
-        """Appends, if need be after making room for `growth` times as many as there then are."""
-        offsets = rows.offsets[1:] + self.num_ids
-        self.offsets = _append(self.offsets, self.num_rows + 1, offsets, growth)
-        self.ids = _append(self.ids, self.num_ids, rows.ids, growth)
-        if rows.values is not None:
-            self.values = _append(self.values, self.num_ids, rows.values, growth)
-        self.num_rows += len(rows)
-        self.num_ids += len(rows.ids)
-
-    def rows(self, *, has_values: bool) -> Rows:
-        values = self.values[: self.num_ids] if has_values else None
-        return Rows(self.offsets[: self.num_rows + 1], self.ids[: self.num_ids], values)
-
-
-def _append(array: NDArray[Any], length: int, more: NDArray[Any], growth: float) -> NDArray[Any]:
-    """The array, or a larger copy of it, with `more` after its first `length` entries."""
-    end = length + len(more)
-    if end > len(array):
-        factor = min(max(growth, LEAST_GROWTH), MOST_GROWTH)
-        larger = np.empty(int(factor * end), dtype=array.dtype)
-        larger[:length] = array[:length]
-        array = larger
-    array[length:end] = more
-    return array
 
 
 # --- what comes beside the documents --------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Text to features: hashed character n-grams, many strings at once."""
 
+import dataclasses
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,6 +49,7 @@ def script_of(text: str) -> str:
     return "?"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NgramFeaturizer:
     """Bags of hashed character n-grams.
 
@@ -56,29 +58,24 @@ class NgramFeaturizer:
     every machine and in every process.
     """
 
-    def __init__(
-        self, *, min_length: int = 1, max_length: int = 4, num_buckets: int = 2**18
-    ) -> None:
-        if not 1 <= min_length <= max_length:
-            raise ValueError(
-                f"min_length must be between 1 and max_length ({max_length}), got {min_length}"
-            )
-        if max_length > MAX_LENGTH:
-            raise ValueError(f"max_length must be at most {MAX_LENGTH}, got {max_length}")
-        if not 1 <= num_buckets < 2**31:
-            raise ValueError(f"num_buckets must be between 1 and 2**31 - 1, got {num_buckets}")
-        self.min_length = min_length
-        self.max_length = max_length
-        self.num_buckets = num_buckets
+    min_length: int = 1
+    max_length: int = 4
+    num_buckets: int = 2**18
 
-    def settings(self) -> dict[str, int | str]:
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_length <= self.max_length:
+            raise ValueError(
+                f"min_length must be between 1 and max_length ({self.max_length}), "
+                f"got {self.min_length}"
+            )
+        if self.max_length > MAX_LENGTH:
+            raise ValueError(f"max_length must be at most {MAX_LENGTH}, got {self.max_length}")
+        if not 1 <= self.num_buckets < 2**31:
+            raise ValueError(f"num_buckets must be between 1 and 2**31 - 1, got {self.num_buckets}")
+
+    def settings(self) -> dict[str, Any]:
         """What is needed to build this featurizer again."""
-        return {
-            "kind": "ngrams",
-            "min_length": self.min_length,
-            "max_length": self.max_length,
-            "num_buckets": self.num_buckets,
-        }
+        return {"kind": "ngrams", **dataclasses.asdict(self)}
 
     def featurize(self, texts: Sequence[str]) -> Rows:
         """(N,) strings -> N rows of feature ids, every value 1."""
@@ -120,11 +117,13 @@ def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
         )
     if settings.get("kind") != "ngrams":
         raise UserError(f"featurizer must be of kind 'ngrams', got {settings.get('kind')!r}")
-    lengths = {name: settings.get(name) for name in ("min_length", "max_length", "num_buckets")}
-    if not all(type(length) is int for length in lengths.values()):
-        raise UserError(f"featurizer must have three whole numbers, got {lengths}")
+    numbers: dict[str, Any] = {
+        field.name: settings.get(field.name) for field in dataclasses.fields(NgramFeaturizer)
+    }
+    if not all(type(number) is int for number in numbers.values()):
+        raise UserError(f"featurizer must have three whole numbers, got {numbers}")
     try:
-        return NgramFeaturizer(**lengths)  # type: ignore[arg-type]
+        return NgramFeaturizer(**numbers)
     except ValueError as error:
         raise UserError(f"the featurizer of the data set is damaged: {error}") from error
 

@@ -9,12 +9,13 @@ public data set by name from a folder. All return a `Dataset`: parts (train, val
 queries with features, positives and groups.
 """
 
-from evenhand.data.csr import Rows, pad_rows, take_rows
+from evenhand.data.csr import FloatArray, IntArray, Rows, pad_rows, take_rows
 from evenhand.data.dataset import (
     Dataset,
     Part,
     Strings,
     count_unseen_labels,
+    group_holders,
     open_dataset,
     save_dataset,
 )
@@ -36,7 +37,9 @@ __all__ = [
     "PUBLIC_DATA",
     "Dataset",
     "ExtremeFile",
+    "FloatArray",
     "Groups",
+    "IntArray",
     "NgramFeaturizer",
     "Pairs",
     "Part",
@@ -47,6 +50,7 @@ __all__ = [
     "featurizer_from",
     "frequency_groups_by_labels",
     "frequency_groups_by_pairs",
+    "group_holders",
     "load_extreme",
     "load_extreme_split",
     "load_places",

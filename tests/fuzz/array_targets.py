@@ -22,10 +22,10 @@ from evenhand.data.dataset import (
     Strings,
     memberships,
     open_dataset,
-    padded_rows,
+    pad_rows,
     pairs_of,
     save_dataset,
-    taken_rows,
+    take_rows,
 )
 from evenhand.data.text import featurizer_from
 from evenhand.evaluation import load_outcome
@@ -76,13 +76,13 @@ def _use(dataset: Dataset) -> None:
     for name, part in dataset.parts.items():
         require(len(part) >= 0, name)
         rows = np.arange(len(part))
-        padded = padded_rows(part.positives, rows)
+        padded = pad_rows(part.positives, rows)
         require(padded.max(initial=-1) < dataset.num_labels, f"a label of {name}")
         require(len(pairs_of(part.positives).query_ids) == len(part.positives.ids), "pairs")
         features = part.features
         if isinstance(features, Rows):
             require(len(features) == len(part), "features of other queries")
-            taken = taken_rows(features, rows)
+            taken = take_rows(features, rows)
             require(taken.ids.max(initial=-1) < dataset.num_features, f"a feature of {name}")
             require(taken.ids.min(initial=0) >= 0, f"a feature of {name}")
         else:

@@ -93,8 +93,8 @@ class Entry(NamedTuple):
 class DamagedError(UserError):
     """A store, or one of its files, is not what was written."""
 
-    def __init__(self, folder: Path, problem: str) -> None:
-        super().__init__(f"{folder} is damaged ({problem})")
+    def __init__(self, folder: Path, problem: str, *, what: str = "is damaged") -> None:
+        super().__init__(f"{folder} {what} ({problem})")
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -331,8 +331,8 @@ def open_store(folder: Path) -> "SavedTensors":
         raise DamagedError(folder, f"{MANIFEST} cannot be read: {error}") from error
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if version != FORMAT:
-        problem = f"{MANIFEST} is of format {version!r:.40}, and this version reads {FORMAT}"
-        raise DamagedError(folder, problem)
+        problem = f"{MANIFEST} has format {version!r:.40}, and this version reads {FORMAT}"
+        raise DamagedError(folder, problem, what="is damaged or of another version")
     if manifest != sign(manifest):
         raise DamagedError(folder, f"{MANIFEST} does not match its SHA-256")
     try:

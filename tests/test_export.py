@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from evenhand import exporting
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.cli import main
 from evenhand.data import Strings, save_dataset
 from evenhand.data.vector_files import Block, write_blocks

@@ -15,13 +15,13 @@ from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep
 from evenhand.losses import contrastive_loss
-from evenhand.models.encoders import MlpEncoder
-from evenhand.models.initial import random_rows
+from evenhand.models.encoders import MlpEncoder, random_rows
 from evenhand.models.retriever import Retriever
 from evenhand.sampling import LabelSample
 from evenhand.store import all_finite, open_store, save_tensors
+from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad
-from evenhand.training.step import Batch, gradients_of, mine
+from evenhand.training.step import gradients_of, mine
 from gpu_tables import DEVICES, by_device, needs_cuda
 from test_gpu_step import Given
 

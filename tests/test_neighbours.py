@@ -124,7 +124,7 @@ def test_a_number_of_neighbours_that_there_are_not_is_refused(count):
 
 
 def test_settings_that_the_data_cannot_meet_are_refused_before_training():
-    from evenhand.building import check_against_data
+    from evenhand.build import check_against_data
     from evenhand.config import build_config
 
     mining = {"batch_size": 64, "num_sampled_labels": 32, "num_hard_labels": 8,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import small
 from evenhand import demo, pipeline, training_run
-from evenhand.building import build_model, build_training, check_against_data
+from evenhand.build import build_model, build_training, check_against_data
 from evenhand.data import open_dataset, save_dataset
 from evenhand.errors import UserError
 from evenhand.mining import hardest_labels, mask_positives
@@ -70,9 +70,9 @@ def built(dataset, **changes):
     ],
 )
 def test_every_sampler_is_built_for_the_methods_that_draw(dataset, sampler, kind):
-    assert isinstance(built(dataset, mining__sampler=sampler, **IN_BATCH).sampler, kind)
+    assert isinstance(built(dataset, mining__sampler=sampler, **IN_BATCH).plan.sampler, kind)
     all_labels = built(dataset, mining__sampler=sampler, mining__method="sgd", **IN_BATCH)
-    assert isinstance(all_labels.sampler, UniformSampler)
+    assert isinstance(all_labels.plan.sampler, UniformSampler)
 
 
 @pytest.mark.parametrize("for_each", [False, True])
@@ -80,7 +80,7 @@ def test_every_sampler_is_built_for_the_methods_that_draw(dataset, sampler, kind
 def test_no_run_draws_a_label_twice(dataset, sampler, for_each):
     parts = built(dataset, mining__sampler=sampler, **IN_BATCH)
     batch = parts.training.feed.next_batch()
-    draw = parts.sampler.sample_for_each if for_each else parts.sampler.sample
+    draw = parts.plan.sampler.sample_for_each if for_each else parts.plan.sampler.sample
     generator = torch.Generator().manual_seed(0)
     num_drawn = parts.plan.num_sampled_labels
     for row in torch.atleast_2d(draw(batch.positive_ids, num_drawn, generator=generator).ids):
@@ -94,10 +94,10 @@ def test_no_run_draws_a_label_twice(dataset, sampler, for_each):
 def test_the_hardest_labels_of_a_run_are_different_labels(dataset, sampler, kind):
     """Counted by the inclusion probability, a label drawn many times is one label of the sample."""
     parts = built(dataset, mining__sampler=sampler)
-    assert isinstance(parts.sampler.source, kind)
+    assert isinstance(parts.plan.sampler.source, kind)
     batch = parts.training.feed.next_batch()
     num_drawn = 4 * dataset.num_labels  # so many that repeats are certain
-    sample = parts.sampler.sample(
+    sample = parts.plan.sampler.sample(
         batch.positive_ids, num_drawn, generator=torch.Generator().manual_seed(0)
     )
     scores = torch.randn(dataset.num_labels)[sample.ids.clamp(min=0)]
@@ -110,7 +110,8 @@ def test_the_hardest_labels_of_a_run_are_different_labels(dataset, sampler, kind
 @pytest.mark.parametrize("precision", ["mixed", "float32"])
 def test_a_cpu_takes_the_step_in_torch_with_tables_in_float32(dataset, precision):
     parts = built(dataset, training__precision=precision)
-    assert parts.step_fn() is None
+    chosen = parts.choose_step()
+    assert (chosen.kind, chosen.reason, chosen.describe()) == ("eager", None, "eager step")
     assert parts.training.model.label_table.dtype == torch.float32
 
 
@@ -118,7 +119,7 @@ def test_tables_in_bfloat16_are_refused_where_no_step_rounds_by_chance(dataset):
     parts = built(dataset, training__precision="bfloat16")
     assert parts.training.model.label_table.dtype == torch.bfloat16
     with pytest.raises(UserError, match=r"training\.precision 'bfloat16' needs .* GPU.*'mixed'"):
-        parts.step_fn()
+        parts.choose_step()
 
 
 @pytest.mark.parametrize("most_copied", [2**28, 0])
@@ -135,7 +136,7 @@ def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(
 
 
 def test_the_most_frequent_label_is_the_first_of_the_log_uniform_sampler(dataset):
-    sampler = built(dataset, mining__sampler="log-uniform").sampler
+    sampler = built(dataset, mining__sampler="log-uniform").plan.sampler
     counts = dataset.label_counts()
     assert (np.diff(counts[sampler.source.label_order.numpy()]) <= 0).all()
 

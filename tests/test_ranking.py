@@ -12,7 +12,7 @@ from rich.console import Console
 
 import small
 from evenhand import pipeline, ranking, training_run
-from evenhand.building import check_against_data, check_ranker
+from evenhand.build import check_against_data, check_ranker
 from evenhand.cli import main
 from evenhand.config import build_config
 from evenhand.data import save_dataset

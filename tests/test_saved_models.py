@@ -9,12 +9,12 @@ import torch
 from rich.console import Console
 
 from evenhand import saved_models
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.data import save_dataset
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import RowRange
 from evenhand.pipeline import evaluate_run
 from evenhand.saved_models import load_model, save_model, split_names, weights_folder
 from evenhand.training_run import begin_run, is_trained

@@ -23,7 +23,7 @@ from evenhand.data.vector_files import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.pipeline import open_run_data
 from evenhand.progress import count_bar

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from evenhand.building import check_all_ids, check_neighbours, table_dtype
+from evenhand.build import check_all_ids, check_neighbours, table_dtype
 from evenhand.config import Config, DataConfig
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import IntArray, taken_rows

@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 from torch import Tensor
 
-from evenhand.building import check_ranker
+from evenhand.build import check_ranker
 from evenhand.config import Config
 from evenhand.data import Dataset, Rows
 from evenhand.data.dataset import IntArray

@@ -181,8 +181,8 @@ def gather_json(value: Any, ranks: Ranks | None) -> list[Any]:
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = torch.zeros(ranks.num_ranks, dtype=torch.long)
     sizes[ranks.rank] = len(text)
-    counts = ranks.summed_(sizes, what="store").tolist()
-    texts = torch.split(ranks.gathered(text, counts=counts, what="store"), counts)
+    counts = ranks.sum_(sizes, what="store").tolist()
+    texts = torch.split(ranks.gather(text, counts=counts, what="store"), counts)
     return [json.loads(text.numpy().tobytes()) for text in texts]
 
 

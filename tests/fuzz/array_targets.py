@@ -11,7 +11,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from evenhand.building import build_model, check_all_ids
+from evenhand.build import build_model, check_all_ids
 from evenhand.config import build_config
 from evenhand.data import dataset as dataset_module
 from evenhand.data.dataset import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.config import build_config
 from evenhand.data.journal import JOURNAL, Journal, Sizes, Source, open_journal, write_journal
 from evenhand.data.manifest import MANIFEST as DATA_MANIFEST

@@ -520,7 +520,7 @@ MUTANTS += [
         "place = folder if not replaced_folder(folder).is_dir() else replaced_folder(folder)",
         "any_moment",
     ),
-    Mutant("store.py", "part, first - piece.first)", "part, first)", "any_rows"),
+    Mutant("store.py", "first - piece.first + block", "first + block", "any_rows"),
     Mutant("store.py", "or piece.first != row", "or piece.first < row", "forged"),
     Mutant("evaluation/scores.py", "count >= needed", "count > needed", "very_number"),
     Mutant(

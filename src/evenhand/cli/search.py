@@ -19,14 +19,14 @@ def search(
     from rich.text import Text
 
     from evenhand.cli.console import console
-    from evenhand.data import featurizer_from, normalized
+    from evenhand.data import featurizer_from, normalize
     from evenhand.evaluation import check_scores
     from evenhand.pipeline import label_index, open_run_data
     from evenhand.saved_models import load_model, run_config
     from evenhand.training.feed import bags_of
 
     for query in queries:
-        if not normalized(query):
+        if not normalize(query):
             raise UserError(f"a query must hold more than white space, got {query!r}")
     config = run_config(run)
     dataset = open_run_data(run, console, data=data)

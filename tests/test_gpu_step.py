@@ -11,8 +11,7 @@ import torch
 from evenhand import losses, top_weights
 from evenhand.kernels import permutation
 from evenhand.kernels.gpu import permutation as gpu_permutation
-from evenhand.kernels.gpu.clock import Clock
-from evenhand.kernels.gpu.each import drawn_ids
+from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep
@@ -22,7 +21,7 @@ from evenhand.sampling import LabelSample
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 from evenhand.training.step import gradients_of, mine
-from gpu_tables import DEVICES, needs_cuda
+from gpu_tables import DEVICES, drawn_ids, needs_cuda
 
 LOSSES = {
     "hinge": losses.bowl_loss,

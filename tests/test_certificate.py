@@ -14,7 +14,8 @@ from evenhand.data.dataset import Dataset, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import certify, evaluate, is_certifiable, loss_sample
 from evenhand.search import ExactIndex
-from evenhand.theory.certificate import (
+from evenhand.theory.mean_bounds import mean_bound
+from evenhand.theory.subpopulation_bounds import (
     all_hold_probability,
     bounds_of,
     certificate,
@@ -22,7 +23,6 @@ from evenhand.theory.certificate import (
     tail_masses,
     weighted_cvar,
 )
-from evenhand.theory.mean_bounds import mean_bound
 
 DELTA = 0.05
 TRIALS = 1000

@@ -355,7 +355,7 @@ def test_training_is_the_same_bit_for_bit_with_and_without_group_columns(user, t
     for name in ("plain", "grouped"):
         user("train", "--data", name, "--run", f"runs/{name}", *TINY)
     plain, grouped = (
-        safetensors.torch.load_file(tmp_path / f"runs/{name}/model/weights.safetensors")
+        safetensors.torch.load_file(small.weights_file(tmp_path / f"runs/{name}"))
         for name in ("plain", "grouped")
     )
     assert plain.keys() == grouped.keys()

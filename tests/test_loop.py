@@ -263,7 +263,7 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
     column, group = ("style", "worst") if where else ("all", "all")
     (score,) = [s for s in scores if (s.metric, s.column, s.group) == (metric, column, group)]
     assert score.value == max(values.values())
-    kept = safetensors.torch.load_file(run / "model/weights.safetensors")
+    kept = safetensors.torch.load_file(small.weights_file(run))
     final = load_latest_checkpoint(run / "checkpoints").everything()
     is_last = about["best_step"] == 60
     assert kept["label_table"].equal(final["model.label_table"]) == is_last

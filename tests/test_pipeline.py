@@ -307,14 +307,14 @@ def test_a_saved_model_is_loaded_to_the_bit(dataset, tmp_path):
     loaded = load_model(run, dataset, device=CPU)
     for name, tensor in model.state_dict().items():
         assert loaded.state_dict()[name].equal(tensor), name
-    assert [path.name for path in (run / "model").iterdir()] == ["weights.safetensors"]
+    assert [path.name for path in (run / "model").iterdir()] == ["weights"]
 
 
 def test_a_model_of_other_settings_does_not_fit(dataset, tmp_path):
     run = tmp_path / "run"
     begin_run(run, small.config("unused"), dataset, device=CPU)
     save_model(run, built(dataset, model__embedding_dim=9).training.model)
-    with pytest.raises(UserError, match=r"weights\.safetensors does not fit"):
+    with pytest.raises(UserError, match="model/weights does not fit"):
         load_model(run, dataset, device=CPU)
 
 

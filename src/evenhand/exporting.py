@@ -21,14 +21,13 @@ from evenhand.data import Dataset
 from evenhand.data.dataset import Strings
 from evenhand.data.vector_files import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
-from evenhand.distributed.weights import SavedWeights
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
 from evenhand.models.encoders import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.pipeline import open_run_data
 from evenhand.progress import count_bar
-from evenhand.saved_models import load_model_shard, run_config
+from evenhand.saved_models import load_model, open_weights, run_config
 from evenhand.training.feed import features_of
 from evenhand.version import __version__
 
@@ -103,7 +102,7 @@ def export_run(
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out folder, or remove it first")
     check_format(file_format)
-    model = load_model_shard(
+    model = load_model(
         folder,
         dataset,
         device=device,
@@ -167,7 +166,7 @@ def _advance(
 def _labels(
     folder: Path, model: Retriever, dataset: Dataset, config: Config, device: torch.device
 ) -> Source:
-    saved, discount = SavedWeights(folder / "model"), config.search.frequency_discount
+    saved, discount = open_weights(folder), config.search.frequency_discount
     counts = dataset.label_counts() if discount else None
 
     def block(first: int, last: int) -> Block:

@@ -8,7 +8,7 @@ import torch
 from evenhand.distributed.ranks import Ranks, are_any
 from evenhand.errors import UserError
 from evenhand.files import sync
-from evenhand.models.weights import all_finite
+from evenhand.store import all_finite
 from evenhand.training.checkpoint import Keeper
 from evenhand.training.metrics_file import append_line
 from evenhand.training.state import Plan, Training

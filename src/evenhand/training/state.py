@@ -13,8 +13,8 @@ from evenhand.losses import LossFn
 from evenhand.models.retriever import Retriever
 from evenhand.risk import Memory, mean_weights, top_weights
 from evenhand.sampling import LabelSampler
+from evenhand.store import Table
 from evenhand.training.checkpoint import Checkpoint
-from evenhand.training.checkpoint_files import Table
 from evenhand.training.feed import Batch, PairFeed
 from evenhand.training.optimizers import Optimizers
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at

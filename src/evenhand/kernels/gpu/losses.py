@@ -6,7 +6,6 @@ no kernel hands a matrix of coefficients to the next.
 """
 
 from functools import partial
-from inspect import signature
 from typing import NamedTuple
 
 import triton
@@ -45,17 +44,16 @@ def kernel_loss(loss_fn: LossFn) -> KernelLoss | None:
         >>> kernel_loss(partial(losses.contrastive_loss, margin=0.3, power=2.0))
         KernelLoss(kind=4, margin=0.3, power=2.0)
     """
-    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
-    if isinstance(loss_fn, partial) and loss_fn.args:
+    given = loss_fn if isinstance(loss_fn, partial) else partial(loss_fn)
+    if given.args:
         return None
-    if function is losses.softmax_loss:
+    settings = (getattr(given.func, "__kwdefaults__", None) or {}) | given.keywords
+    if given.func is losses.softmax_loss:
         return KernelLoss(SOFTMAX.value)
-    # Of a partial function, the signature has its arguments for defaults.
-    if function is losses.contrastive_loss:
-        settings = signature(loss_fn).parameters
-        return KernelLoss(CONTRASTIVE.value, settings["margin"].default, settings["power"].default)
-    if function is losses.bowl_loss:
-        kind = _MARGIN_LOSSES.get(signature(loss_fn).parameters["margin_loss"].default)
+    if given.func is losses.contrastive_loss:
+        return KernelLoss(CONTRASTIVE.value, settings["margin"], settings["power"])
+    if given.func is losses.bowl_loss:
+        kind = _MARGIN_LOSSES.get(settings["margin_loss"])
         return None if kind is None else KernelLoss(kind)
     return None
 

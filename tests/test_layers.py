@@ -37,8 +37,6 @@ ENTRANCES = ["evenhand", "evenhand.__main__", "evenhand.cli", "evenhand.theory"]
 # (from, to): imports against the order of the folders, each to be turned round.
 KNOWN_CIRCLES = {
     ("distributed", "training"): "distributed.evaluation takes `features_of` of training.feed",
-    ("report", "tuning"): "report.tradeoff reads the space and the choice of a study",
-    ("tables", "tuning"): "tables prints the choice of a study",
 }
 
 # The core computes on tensors: torch, and those parts of the standard library that touch nothing.

@@ -64,8 +64,8 @@ from evenhand.tables import (
 )
 from evenhand.train_command import ranks_of, train
 from evenhand.training.feed import bags_of
-from evenhand.tuning.command import tune
-from evenhand.tuning.shares import guarded_config
+from evenhand.tuning.search import tune
+from evenhand.tuning.smallest_group import build_guarding_config
 
 # Names of labels and folders are printed as they are: "[b]" and ":smile:" mean nothing special.
 console = PipedConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -383,7 +383,7 @@ def _config(options: argparse.Namespace, *, default: Path | None = None) -> Conf
     else:
         settings = read_settings(path) if path else {}
     settings = with_assignments(settings, [*_flag_settings(options), *options.set])
-    return guarded_config(settings, options, console)
+    return build_guarding_config(settings, options, console)
 
 
 def _flag_settings(options: argparse.Namespace) -> list[str]:

@@ -21,7 +21,7 @@ from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.files import check_is_file, read_json
-from evenhand.models.encoders import BagEncoder, RowRange
+from evenhand.models.encoders import RowRange, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.runs import check_trained_on
 from evenhand.store import (
@@ -89,7 +89,7 @@ def split_names(model: Retriever) -> list[str]:
     names = ["label_table"]
     if model.label_bias is not None:
         names.append("label_bias")
-    if isinstance(model.encoder, BagEncoder):
+    if row_encoder(model.encoder) is not None:
         names.append("encoder.weight")
     return names
 

@@ -11,8 +11,8 @@ from evenhand.config import build_config, read_settings, to_toml, with_assignmen
 from evenhand.data.dataset import Dataset, Groups, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score
-from evenhand.tuning.shares import group_share, num_hard_examples_for
-from evenhand.tuning.space import default_space, parsed_space, setting_of, with_settings
+from evenhand.tuning.smallest_group import group_share, num_hard_examples_for
+from evenhand.tuning.space import default_space, get_setting, parse_space, with_settings
 
 from .target import Target, answer, in_memory, require
 
@@ -87,16 +87,16 @@ ASSIGNMENTS = Target(
 
 def _read_space(data: bytes) -> Exception | None:
     words = _words(data)
-    space, refusal = answer(lambda: parsed_space(words, DEFAULT))
+    space, refusal = answer(lambda: parse_space(words, DEFAULT))
     if refusal is not None:
         return refusal
     for name, axis in space.items():
         for share in (0.0, 0.3, 0.999999):
             value, refusal = axis.at(share), None
             config, refusal = answer(lambda n=name, v=value: with_settings(DEFAULT, {n: v}))
-            is_it = refusal is not None or setting_of(config, name) == value
+            is_it = refusal is not None or get_setting(config, name) == value
             require(is_it, f"{name} = {value!r}")
-    again = parsed_space([f"{name}={axis}" for name, axis in space.items()], DEFAULT)
+    again = parse_space([f"{name}={axis}" for name, axis in space.items()], DEFAULT)
     require(again == space, "another space when read again from tuning.json")
     return None
 

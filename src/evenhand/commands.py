@@ -45,6 +45,7 @@ from evenhand.evaluation import (
 )
 from evenhand.faults import without_controls
 from evenhand.files import write_json
+from evenhand.models.features import bags_of
 from evenhand.pipeline import evaluate_run, label_index, open_run_data
 from evenhand.progress import PipedConsole, count_bar, file_bar
 from evenhand.public import fetch_public, list_public, verify_public
@@ -63,7 +64,6 @@ from evenhand.tables import (
     unseen_notes,
 )
 from evenhand.train_command import ranks_of, train
-from evenhand.training.feed import bags_of
 from evenhand.tuning.search import tune
 from evenhand.tuning.smallest_group import build_guarding_config
 

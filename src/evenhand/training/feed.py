@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, Rows, padded_rows, taken_rows
+from evenhand.data.dataset import IntArray, Part, padded_rows
 from evenhand.data.pairs import PairIndex
-from evenhand.data.weighting import unit_values
 from evenhand.kernels.permutation import keys_for, permute
 from evenhand.models.encoders import Bags, Features
+from evenhand.models.features import features_of
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
 CPU = torch.device("cpu")
@@ -202,26 +202,6 @@ def map_tensors(tensors: T, function: Callable[[Tensor], Tensor]) -> T:
         elif isinstance(field, Bags):
             fields[name] = map_tensors(field, function)
     return tensors._replace(**fields)
-
-
-def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.device) -> Features:
-    """The features of chosen queries as tensors."""
-    if not isinstance(part.features, Rows):
-        return torch.from_numpy(np.ascontiguousarray(part.features[query_ids])).to(device)
-    rows = taken_rows(part.features, query_ids)
-    if part.feature_weights is not None:
-        rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
-    return bags_of(rows, device=device)
-
-
-def bags_of(rows: Rows, *, device: torch.device) -> Bags:
-    """CSR rows in numpy as bags in torch."""
-    values = None if rows.values is None else torch.from_numpy(rows.values).to(device)
-    return Bags(
-        torch.from_numpy(np.asarray(rows.ids, dtype=np.int64)).to(device),
-        torch.from_numpy(np.asarray(rows.offsets, dtype=np.int64)).to(device),
-        values,
-    )
 
 
 # --- the order of an epoch ------------------------------------------------------------------------

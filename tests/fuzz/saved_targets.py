@@ -13,7 +13,7 @@ from evenhand.config import build_config
 from evenhand.data.checksums import MANIFEST as DATA_MANIFEST
 from evenhand.data.checksums import check_manifest, write_manifest
 from evenhand.distributed.ranks import Ranks
-from evenhand.saved_models import fill_model, open_weights
+from evenhand.saved_models import check_shapes, fill_model, open_weights
 from evenhand.store import MANIFEST, Table, open_store, save_tensors, sign
 from experiments.simulated_ranks import run_ranks
 
@@ -79,14 +79,19 @@ def _old_model() -> Path:
 
 
 MODEL = build_model(TINY, 5, 4, is_sparse=True)
-SHAPES = {name: tuple(tensor.shape) for name, tensor in MODEL.state_dict().items()}
 INDEX_SEED = b'{"version": 1, "folder": "shards-1"}'
 
 
 def _read_index(data: bytes) -> Exception | None:
     folder = _old_model()
     (folder / "weights.index.json").write_bytes(data)
-    _, refusal = answer(lambda: fill_model(MODEL, open_weights(folder.parent), SHAPES))
+
+    def load() -> None:
+        saved = open_weights(folder.parent)
+        check_shapes(saved, MODEL)
+        fill_model(MODEL, saved)
+
+    _, refusal = answer(load)
     if refusal is None:
         require(json.loads(data)["folder"] == "shards-1", "files from elsewhere")
     return refusal

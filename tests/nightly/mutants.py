@@ -520,7 +520,7 @@ MUTANTS += [
         "place = folder if not replaced_folder(folder).is_dir() else replaced_folder(folder)",
         "any_moment",
     ),
-    Mutant("store.py", "part, first - piece.first)", "part, first)", "any_rows"),
+    Mutant("store.py", "first - piece.first + block", "first + block", "any_rows"),
     Mutant("store.py", "or piece.first != row", "or piece.first < row", "forged"),
     Mutant("evaluation/scores.py", "count >= needed", "count > needed", "very_number"),
     Mutant(
@@ -545,7 +545,7 @@ MUTANTS += [
     Mutant("theory/arguments.py", "ROUNDING = 1e-9", "ROUNDING = 1e-2", "no_law"),
     Mutant("risk.py", "TIE = 1e-9", "TIE = 1e-3", "no_tie"),
     Mutant("risk.py", "logs[inside], logs[inside + 1]", "logs[inside - 1], logs[inside]", "ball"),
-    Mutant("sampling.py", "sizes = num_left.clamp(min=1)", "sizes = num_left", "every_label_is"),
+    Mutant("sampling.py", "sizes = num_left.clamp(min=1)", "sizes = num_left", "slots_are_empty"),
     Mutant(
         "search/neighbours.py",
         "    shares[similarities <= 0] = 0  # an empty slot, also where the power is 0\n",

@@ -112,10 +112,7 @@ def stream(
     out: Out = None,
     device: options.Device = None,
 ) -> None:
-    """The same format, of any size, in bounded memory, shuffled.
-
-    All of it or nothing: a conversion that was killed begins anew.
-    """
+    """The same format, of any size, in bounded memory, shuffled."""
     from evenhand.cli.console import console
     from evenhand.data.stream import stream_extreme
     from evenhand.progress import download_bar

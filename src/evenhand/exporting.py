@@ -22,9 +22,9 @@ from evenhand.distributed.shards import share_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
 from evenhand.models.encoders import RowRange
+from evenhand.models.features import features_of
 from evenhand.models.retriever import Retriever
 from evenhand.saved_models import load_model, open_weights, run_config
-from evenhand.training.feed import features_of
 from evenhand.version import __version__
 
 BLOCK_BYTES = 2**25  # of vectors, read and written at once

@@ -23,6 +23,7 @@ from evenhand.evaluation import (
     evaluate,
     score_table,
 )
+from evenhand.models.features import features_of
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar
 from evenhand.ranking import (
@@ -38,7 +39,6 @@ from evenhand.search import (
     RankedQueries,
     VotedQueries,
 )
-from evenhand.training.feed import features_of
 
 ALL_ROWS = slice(None)
 MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, Rows, pad_rows, take_rows
+from evenhand.data.dataset import IntArray, Part, pad_rows
 from evenhand.data.pairs import PairIndex
-from evenhand.data.weighting import unit_values
 from evenhand.kernels.permutation import keys_for, permute
 from evenhand.models.encoders import Bags, Features
+from evenhand.models.features import features_of
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
 CPU = torch.device("cpu")
@@ -202,22 +202,6 @@ def map_tensors(tensors: T, function: Callable[[Tensor], Tensor]) -> T:
         elif isinstance(field, Bags):
             fields[name] = map_tensors(field, function)
     return tensors._replace(**fields)
-
-
-def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.device) -> Features:
-    """The features of chosen queries as tensors."""
-    if not isinstance(part.features, Rows):
-        return torch.from_numpy(np.ascontiguousarray(part.features[query_ids])).to(device)
-    rows = take_rows(part.features, query_ids)
-    if part.feature_weights is not None:
-        rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
-    return bags_of(rows, device=device)
-
-
-def bags_of(rows: Rows, *, device: torch.device) -> Bags:
-    """CSR rows in numpy as bags in torch."""
-    offsets, ids, values = rows.to_torch(device)
-    return Bags(ids, offsets, values)
 
 
 # --- the order of an epoch ------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from evenhand.data.download import Checksum, RemoteFile, fetch
 from evenhand.errors import UserError
-from evenhand.faults import guarded
+from evenhand.faults import guard
 from evenhand.files import check_is_file
 from evenhand.progress import PipedConsole, download_bar
 
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"{folder}. Cite: {CITATIONS[name]}")
         return 0
 
-    return guarded(run)
+    return guard(run)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from evenhand.data import Dataset
 from evenhand.errors import StoppedError, UserError
-from evenhand.faults import STOPPED, guarded
+from evenhand.faults import STOPPED, guard
 from evenhand.files import read_json, write_json
 from evenhand.locking import locked
 from evenhand.progress import PipedConsole, stop_requested
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = torch.device(options.device or default)
         return reproduce(options, device=device, console=console)
 
-    return guarded(run)
+    return guard(run)
 
 
 def reproduce(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:

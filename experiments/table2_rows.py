@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from evenhand.config import build, with_assignments
+from evenhand.config import build, check_choice, check_positive, parse_toml, with_assignments
 from evenhand.errors import UserError
-from evenhand.settings import check_choice, check_positive, parsed_toml
 from experiments.image_models import STEMS
 
 TABLES = {
@@ -120,7 +119,7 @@ def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
 
 def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableRow:
     try:
-        sections = with_assignments(parsed_toml(text), assignments)
+        sections = with_assignments(parse_toml(text), assignments)
         for section in sections:
             if section not in ("row", "paper"):
                 raise UserError(f"there is no section [{section}] in {name}; known: row, paper")

@@ -17,14 +17,14 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "commands": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
-        "cli", "commands", "demo", "doctor", "stream_command", "train_command",
+        "cli", "doctor",
     ],
     "reports": ["report", "tables", "tuning"],
     "runs": [
-        "averaging", "build", "building", "building_risks", "exporting", "pipeline", "public",
+        "averaging", "build", "exporting", "pipeline", "public",
         "ranking", "runs", "saved_models", "training_run",
     ],
-    "settings": ["config", "faults", "progress", "search_config", "settings"],
+    "settings": ["config", "faults", "progress"],
     "system": ["distributed", "evaluation", "search", "store", "training"],
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "locking", "version"],  # for anything above the core
@@ -35,9 +35,7 @@ LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 # What may be imported without this package: by users, and by `python -m`.
 ENTRANCES = ["evenhand", "evenhand.__main__", "evenhand.cli", "evenhand.theory"]
 # (from, to): imports against the order of the folders, each to be turned round.
-KNOWN_CIRCLES = {
-    ("distributed", "training"): "distributed.evaluation takes `features_of` of training.feed",
-}
+KNOWN_CIRCLES = {}
 
 # The core computes on tensors: torch, and those parts of the standard library that touch nothing.
 ALLOWED_IN_CORE = {

@@ -17,11 +17,11 @@ from evenhand.data import Dataset, Rows
 from evenhand.data.dataset import IntArray
 from evenhand.errors import StoppedError, UserError
 from evenhand.files import atomic_path, check_is_file
+from evenhand.models.features import features_of
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar
 from evenhand.search import ExactIndex, LinearRanker
 from evenhand.search.ranker import check_rows, fit_ranker, hardest_labels
-from evenhand.training.feed import features_of
 
 DTYPES = {"offsets": "int64", "features": "int32", "values": "float32", "biases": "float32"}
 

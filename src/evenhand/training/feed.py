@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, Rows, padded_rows, taken_rows
+from evenhand.data.dataset import IntArray, Part, pad_rows
 from evenhand.data.pairs import PairIndex
-from evenhand.data.weighting import unit_values
 from evenhand.kernels.permutation import keys_for, permute
 from evenhand.models.encoders import Bags, Features
+from evenhand.models.features import features_of
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
 CPU = torch.device("cpu")
@@ -164,7 +164,7 @@ class PairFeed:
         if self.has_whole_queries:
             is_new = np.diff(query_ids, prepend=-1) != 0  # (B,)
             query_rows, query_ids = torch.from_numpy(np.cumsum(is_new) - 1), query_ids[is_new]
-            positives = padded_rows(self.part.positives, query_ids)  # (U, P)
+            positives = pad_rows(self.part.positives, query_ids)  # (U, P)
         elif self.masks_all_positives:
             positives = self._all_positives(query_ids, label_ids)  # (B, P)
         groups = None if self.pair_groups is None else self.pair_groups[pair_ids]
@@ -180,7 +180,7 @@ class PairFeed:
 
     def _all_positives(self, query_ids: IntArray, label_ids: IntArray) -> NDArray[np.int64]:
         """(B, P) every positive of each query; the drawn one first, as in-batch sampling needs."""
-        positives = padded_rows(self.part.positives, query_ids)
+        positives = pad_rows(self.part.positives, query_ids)
         is_drawn = positives == label_ids[:, None]  # (B, P)
         positives = np.where(is_drawn, positives[:, :1], positives)
         positives[:, 0] = label_ids
@@ -204,26 +204,6 @@ def map_tensors(tensors: T, function: Callable[[Tensor], Tensor]) -> T:
     return tensors._replace(**fields)
 
 
-def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.device) -> Features:
-    """The features of chosen queries as tensors."""
-    if not isinstance(part.features, Rows):
-        return torch.from_numpy(np.ascontiguousarray(part.features[query_ids])).to(device)
-    rows = taken_rows(part.features, query_ids)
-    if part.feature_weights is not None:
-        rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
-    return bags_of(rows, device=device)
-
-
-def bags_of(rows: Rows, *, device: torch.device) -> Bags:
-    """CSR rows in numpy as bags in torch."""
-    values = None if rows.values is None else torch.from_numpy(rows.values).to(device)
-    return Bags(
-        torch.from_numpy(np.asarray(rows.ids, dtype=np.int64)).to(device),
-        torch.from_numpy(np.asarray(rows.offsets, dtype=np.int64)).to(device),
-        values,
-    )
-
-
 # --- the order of an epoch ------------------------------------------------------------------------
 
 POOL_BLOCKS = 64
@@ -233,7 +213,7 @@ class PairOrder(NamedTuple):
     """The pairs in a random order, or in blocks.
 
     Data in memory is read in any order: an epoch is a keyed permutation of all pairs. On a disk
-    that would be a seek for every row, so data that is stored in a random order (`data.streaming`)
+    that would be a seek for every row, so data that is stored in a random order (`data.stream`)
     is read in blocks of consecutive pairs, a few megabytes each: the blocks in a random order, and
     so many of them at a time, a pool, with their pairs mixed. Where the first block begins is drawn
     as well, so that two epochs have different blocks, and every pair is as likely as any other to

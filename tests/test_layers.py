@@ -17,14 +17,14 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "commands": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
-        "cli", "commands", "demo", "doctor", "stream_command", "train_command",
+        "cli", "doctor",
     ],
     "reports": ["report", "tables", "tuning"],
     "runs": [
         "averaging", "build", "exporting", "pipeline", "public",
         "ranking", "runs", "saved_models", "training_run",
     ],
-    "settings": ["config", "faults", "progress", "search_config", "settings"],
+    "settings": ["config", "faults", "progress"],
     "system": ["distributed", "evaluation", "search", "store", "training"],
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "locking", "version"],  # for anything above the core

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import small
-from evenhand import demo, pipeline, training_run
+from evenhand import pipeline, training_run
 from evenhand.build import build_model, build_training, check_against_data
 from evenhand.data import open_dataset, save_dataset
 from evenhand.errors import UserError
@@ -111,7 +111,11 @@ def test_the_hardest_labels_of_a_run_are_different_labels(dataset, sampler, kind
 def test_a_cpu_takes_the_step_in_torch_with_tables_in_float32(dataset, precision):
     parts = built(dataset, training__precision=precision)
     chosen = parts.choose_step()
-    assert (chosen.kind, chosen.reason, chosen.describe()) == ("eager", None, "eager step")
+    assert (chosen.kind, chosen.reason, chosen.describe()) == (
+        "eager",
+        None,
+        "training step: eager",
+    )
     assert parts.training.model.label_table.dtype == torch.float32
 
 
@@ -398,35 +402,6 @@ def test_places_are_prepared_once(tmp_path, monkeypatch):
     assert calls == [{"min_population": 15000, "num_buckets": 512}]
     assert first.fingerprint == second.fingerprint
     assert (tmp_path / "datasets/places-15000-512/dataset.json").is_file()
-
-
-@pytest.mark.parametrize("name", demo.METHODS.values())
-def test_the_settings_of_the_demonstration_are_valid(name):
-    assert demo.preset(name).data.dataset == "places"
-
-
-def test_the_demonstration_trains_both_compares_and_can_be_run_again(
-    data_dir, tmp_path, monkeypatch, capsys
-):
-    def preset(name):
-        method = "snm" if "snm" in name else "s2m-annealed"
-        return small.config(data_dir, mining__method=method, training__num_steps=10)
-
-    monkeypatch.setattr(demo, "preset", preset)
-    folder = tmp_path / "demo"
-    demo.run_demo(folder, device=CPU, console=Console(width=120))
-    out = capsys.readouterr().out
-    assert "420 names to learn from" in out
-    assert "snm" in out
-    summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    assert {row["method"] for row in summary} == {"snm", "s2m"}
-    assert {row["group"] for row in summary} == {"all", "head", "torso", "tail"}
-    page = (folder / "report.html").read_text("utf-8")
-    assert "SNM and S²M on places" in page
-    before = small.fruits_of(folder / "s2m")
-    demo.run_demo(folder, device=CPU, console=QUIET)
-    assert small.fruits_of(folder / "s2m") == before
-    assert json.loads((folder / "summary.json").read_text("utf-8")) == summary
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

@@ -5,7 +5,6 @@ asked with (scale included): their product, plus the label's bias where there is
 The label table is read and written a block of rows at a time, and never held as a whole.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from evenhand.config import Config
 from evenhand.data import Dataset
@@ -26,8 +24,6 @@ from evenhand.files import atomic_folder, write_json
 from evenhand.models.encoders import RowRange
 from evenhand.models.features import features_of
 from evenhand.models.retriever import Retriever
-from evenhand.pipeline import open_run_data
-from evenhand.progress import count_bar
 from evenhand.saved_models import load_model, open_weights, run_config
 from evenhand.version import __version__
 
@@ -42,34 +38,6 @@ class Source(NamedTuple):
     name: str
     num_rows: int
     block_fn: Callable[[int, int], Block]  # first row, and the one after the last
-
-
-def export_command(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
-    """What `evenhand export` does."""
-    folder, out = Path(options.run), Path(options.out)
-    config = run_config(folder)
-    dataset = open_run_data(folder, console, data=options.data)
-    with count_bar(console, f"exporting {folder}") as advance:
-        manifest = export_run(
-            folder,
-            out,
-            dataset,
-            file_format=options.format,
-            num_shards=options.shards,
-            part_name=options.queries,
-            device=device,
-            progress_fn=advance,
-        )
-    size = sum(file["num_bytes"] for file in manifest["files"]) / 1e6
-    console.print(
-        f"{manifest['num_labels']:,} label vectors of {manifest['dimension']} dimensions"
-        + (f" and {manifest['num_queries']:,} query vectors" if options.queries else "")
-        + f", {size:,.1f} MB in {len(manifest['files'])} files; metric: {manifest['metric']}"
-    )
-    if config.search.num_neighbours or config.ranker.num_mined_labels:
-        console.print("these are the model's vectors; what neighbours or a ranker add is not there")
-    console.print(f"written to {out}; manifest.json says what is where")
-    return 0
 
 
 def export_run(

@@ -11,8 +11,8 @@ from torch import Tensor
 from evenhand.build import check_all_ids, check_neighbours, table_dtype
 from evenhand.config import Config, DataConfig
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
-from evenhand.data.dataset import IntArray, taken_rows
-from evenhand.data.weighting import weighted
+from evenhand.data.dataset import IntArray, take_rows
+from evenhand.data.weighting import weight_features
 from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
@@ -63,10 +63,10 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
             save_dataset(dataset, folder)
     dataset = open_dataset(folder)
     check_all_ids(dataset)
-    return weighted(dataset, config.weighting)
+    return weight_features(dataset, config.weighting)
 
 
-def open_run_data(run: Path, console: Console, *, data: str | None = None) -> Dataset:
+def open_run_data(run: Path, console: Console, *, data: str | Path | None = None) -> Dataset:
     """The data set of a run: where its settings say, or else where it lay when it was trained.
 
     Args:
@@ -133,7 +133,7 @@ def evaluate_model(
         if isinstance(index, ExactIndex):
             return vectors
         assert isinstance(part.features, Rows)
-        return index.asked(vectors, taken_rows(part.features, row_ids))
+        return index.asked(vectors, take_rows(part.features, row_ids))
 
     return evaluate(
         encode,

@@ -62,7 +62,7 @@ def _read_metrics(data: bytes) -> Exception | None:
     path = in_memory("metrics.jsonl", data)
     rows, refusal = answer(lambda: read_metrics(path))
     if refusal is None:
-        whole = twins.json_lines(path.read_text("utf-8"))
+        whole = twins.json_lines(data.decode("utf-8"))
         require(len(rows) == len(whole), f"{len(rows)} of {len(whole)} lines")
         for row, line in zip(rows, whole, strict=True):
             require(str(row) == str(json.loads(line)), "another line")

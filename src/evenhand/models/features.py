@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evenhand.data.dataset import Part, Rows, taken_rows
+from evenhand.data.dataset import Part, Rows, take_rows
 from evenhand.data.weighting import unit_values
 from evenhand.models.encoders import Bags, Features
 
@@ -14,7 +14,7 @@ def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.de
     """The features of chosen queries as tensors."""
     if not isinstance(part.features, Rows):
         return torch.from_numpy(np.ascontiguousarray(part.features[query_ids])).to(device)
-    rows = taken_rows(part.features, query_ids)
+    rows = take_rows(part.features, query_ids)
     if part.feature_weights is not None:
         rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
     return bags_of(rows, device=device)
@@ -22,9 +22,5 @@ def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.de
 
 def bags_of(rows: Rows, *, device: torch.device) -> Bags:
     """CSR rows in numpy as bags in torch."""
-    values = None if rows.values is None else torch.from_numpy(rows.values).to(device)
-    return Bags(
-        torch.from_numpy(np.asarray(rows.ids, dtype=np.int64)).to(device),
-        torch.from_numpy(np.asarray(rows.offsets, dtype=np.int64)).to(device),
-        values,
-    )
+    offsets, ids, values = rows.to_torch(device)
+    return Bags(ids, offsets, values)

@@ -10,7 +10,6 @@ A trial is a run like any other: it resumes from its checkpoint. It is finished 
 is written; its weights and checkpoints then go, because sixteen models fill a disk.
 """
 
-import argparse
 import dataclasses
 import math
 import shlex
@@ -26,7 +25,7 @@ import torch
 from rich.console import Console
 
 from evenhand.build import check_against_data
-from evenhand.config import Config, build_config, read_settings, to_toml
+from evenhand.config import Config, build_config, read_settings, to_toml, to_type
 from evenhand.data import Dataset
 from evenhand.data.dataset import memberships
 from evenhand.errors import UserError
@@ -44,10 +43,8 @@ from evenhand.faults import explain_out_of_memory
 from evenhand.files import atomic_folder, read_json, write_json, write_text
 from evenhand.locking import locked
 from evenhand.pipeline import evaluate_run, open_data
-from evenhand.progress import stop_requested
 from evenhand.report.rendering import format_duration
 from evenhand.runs import load_result, read_about
-from evenhand.settings import typed
 from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
 from evenhand.training_run import begin_run, resumable_config, train_run
@@ -58,7 +55,6 @@ from evenhand.tuning.results import (
     choose_trial,
     describe_choice,
     pareto_front,
-    trials_table,
     write_search_page,
 )
 from evenhand.tuning.space import (
@@ -97,69 +93,6 @@ class Search:
     @property
     def rule(self) -> Rule:
         return Rule(self.criterion, self.average, self.max_drop)
-
-
-def tune(
-    options: argparse.Namespace, config: Config | None, *, device: torch.device, console: Console
-) -> int:
-    """Runs a search and says what it chose; without a config, the one in --run goes on."""
-    if config is None:
-        folder, search, dataset = _resume(options, console)
-    else:
-        dataset = without_test(open_data(config.data, console))
-        folder = Path(options.run or f"runs/{dataset.name}-tune")
-        search = plan_search(config, dataset, **_search_settings(options, config))
-        begin_search(folder, search)
-    with locked(folder), stop_requested() as should_stop_fn:
-        if options.resume and options.trials is not None:
-            search = extend_search(folder, options.trials)
-        for line in describe_search(search, num_asked=options.trials):
-            console.print(line)
-        trials = run_trials(
-            folder, dataset, device=device, console=console, should_stop_fn=should_stop_fn
-        )
-    if trials is None:
-        again = shlex.quote(str(folder))
-        console.print(f"stopped; continue with: evenhand tune --resume --run {again}")
-        return 130
-    lines = conclude(folder, search, trials)
-    console.print(trials_table(trials, search.rule))
-    for line in lines:
-        console.print(line)
-    return 0
-
-
-def _search_settings(options: argparse.Namespace, config: Config) -> dict[str, Any]:
-    """Those of `plan_search` that are given."""
-    has_advice = options.smallest_share is not None or options.smallest_group is not None
-    given = {
-        "num_trials": options.trials,
-        "criterion": options.criterion,
-        "average": options.average,
-        "max_drop": options.max_drop,
-        "words": options.search,
-        "advised": config.mining.num_hard_examples if has_advice else None,
-        "seed": options.search_seed,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _resume(options: argparse.Namespace, console: Console) -> tuple[Path, Search, Dataset]:
-    """Opens the search in --run, on the data it was begun on."""
-    if options.run is None:
-        raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
-    free = ("run", "resume", "trials", "data", "device", "command")
-    given = [name for name, value in vars(options).items() if name not in free and value]
-    if given:
-        flag = given[0].removeprefix("search_").replace("_", "-")
-        raise UserError(
-            f"a search goes on with its own settings, so --resume takes no {flag}; leave it out, "
-            f"or begin another search in another --run folder"
-        )
-    folder = Path(options.run)
-    search, _ = open_search(folder)
-    place = None if options.data is None else Path(options.data)
-    return folder, search, open_search_data(folder, search, console, place=place)
 
 
 def open_search_data(
@@ -325,7 +258,7 @@ def open_search(folder: Path) -> tuple[Search, list[Trial]]:
             config=config,
             space=parse_space([f"{n}={axis}" for n, axis in saved["space"].items()], config),
             planned=tuple(_check_trial(PlannedTrial(**t), config) for t in saved["planned"]),
-            **{name: typed(name, saved[name], kind) for name, kind in SAVED.items()},
+            **{name: to_type(name, saved[name], kind) for name, kind in SAVED.items()},
         )
         trials = []
         for row in saved["trials"]:

@@ -9,17 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.config import Config, build_config, toml_value
+from evenhand.config import Config, build_config, parse_toml, toml_value
 from evenhand.errors import UserError
-from evenhand.methods import ANNEALED
-from evenhand.settings import parsed_toml
+from evenhand.methods import METHODS
 
 METHOD, NUM_STEPS = "mining.method", "training.num_steps"
 NUM_HARD_EXAMPLES, NUM_HARD_LABELS = "mining.num_hard_examples", "mining.num_hard_labels"
 ANNEAL_FRACTION, TAIL_FRACTION = "mining.anneal_fraction", "mining.tail_fraction"
 LEARNING_RATE = "training.learning_rate"
 SEARCHED_SECTIONS = ("model", "loss", "mining", "risk", "training")  # others change what is judged
-WITHOUT_MINING = {"s2m": "snm", "s2m-annealed": "snm", "cvar": "snm", "topk-sgd": "sgd"}  # k' = B
 BASELINES = ("snm", "sgd")
 SHORT_NAMES = {
     METHOD: "method",
@@ -104,7 +102,7 @@ def default_space(config: Config, *, advised: int | None = None) -> Space:
         space[NUM_HARD_LABELS] = _whole_numbers(around, most=mining.num_sampled_labels)
     space[LEARNING_RATE] = Span(training.learning_rate / 2, training.learning_rate * 2)
     space[NUM_STEPS] = _whole_numbers([training.num_steps / 2, training.num_steps])
-    if mining.method in ANNEALED:
+    if mining.is_annealed:
         space[ANNEAL_FRACTION] = Choices((0.0, 0.5, 1.0))
     return space
 
@@ -134,7 +132,7 @@ def parse_space(words: Sequence[str], config: Config) -> Space:
     is_used = {
         NUM_HARD_EXAMPLES: mining.mines_examples,
         NUM_HARD_LABELS: mining.draws_labels,
-        ANNEAL_FRACTION: mining.method in ANNEALED,
+        ANNEAL_FRACTION: mining.is_annealed,
     }
     for name in space:
         if METHOD not in space and not is_used.get(name, True):
@@ -159,7 +157,7 @@ def _parse_axis(name: str, text: str, config: Config) -> Choices | Span:
 def _parse_value(name: str, text: str, config: Config) -> Value:
     """A value as its setting has it; one that the setting cannot have is refused."""
     try:
-        value = parsed_toml(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except ValueError:  # a bare word
         value = text
     if isinstance(value, str) and ("," in value or ".." in value):  # written as an escape
@@ -249,9 +247,9 @@ def _canonical(config: Config, settings: Settings) -> Settings:
     mining = with_settings(config, settings).mining  # refused here, if it is impossible
     method = mining.method
     if mining.num_counting == mining.batch_size:
-        method = WITHOUT_MINING.get(method, method)
+        method = METHODS[method].at_whole_batch or method
     changes: Settings = {METHOD: method, NUM_HARD_EXAMPLES: mining.num_counting}
-    if ANNEAL_FRACTION in settings and method not in ANNEALED:
+    if ANNEAL_FRACTION in settings and not METHODS[method].is_annealed:
         changes[ANNEAL_FRACTION] = config.mining.anneal_fraction
     return settings | changes
 

@@ -111,7 +111,11 @@ def test_the_hardest_labels_of_a_run_are_different_labels(dataset, sampler, kind
 def test_a_cpu_takes_the_step_in_torch_with_tables_in_float32(dataset, precision):
     parts = built(dataset, training__precision=precision)
     chosen = parts.choose_step()
-    assert (chosen.kind, chosen.reason, chosen.describe()) == ("eager", None, "eager step")
+    assert (chosen.kind, chosen.reason, chosen.describe()) == (
+        "eager",
+        None,
+        "training step: eager",
+    )
     assert parts.training.model.label_table.dtype == torch.float32
 
 

@@ -25,7 +25,7 @@ from evenhand.config import Config
 from evenhand.data import Dataset, open_dataset
 from evenhand.demo import METHODS, preset
 from evenhand.evaluation import score_table
-from evenhand.pipeline import evaluate_model, open_data
+from evenhand.runs import evaluate_model, open_data
 from evenhand.training.loop import Training, train_step
 from evenhand.training.recorded import RecordedStep
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at

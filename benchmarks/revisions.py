@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from evenhand.building import build_training
 from evenhand.demo import preset
-from evenhand.pipeline import open_data
+from evenhand.runs import open_data
 from evenhand.training.loop import train_step
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 

@@ -32,7 +32,7 @@ from evenhand.data import Dataset
 from evenhand.data.spool import keys_of
 from evenhand.data.streaming import stream_extreme
 from evenhand.evaluation import score_table
-from evenhand.pipeline import begin_run, evaluate_model, load_model, train_run
+from evenhand.runs import begin_run, evaluate_model, load_model, train_run
 from evenhand.training.order import Order, pairs_at
 
 NUM_ROWS, NUM_LABELS, BATCH_SIZE, BLOCK_PAIRS = 400_000, 200, 512, 1024

@@ -11,7 +11,7 @@ from evenhand.data import save_dataset
 from evenhand.files import write_json
 from evenhand.models.encoders import BagEncoder, Bags
 from evenhand.models.retriever import Retriever
-from evenhand.runs import read_about
+from evenhand.run_folder import read_about
 from experiments.table3 import fixture
 
 BAGS = Bags(torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]), torch.tensor([1.0, 0.5, 2.0]))

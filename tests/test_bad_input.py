@@ -17,8 +17,7 @@ from evenhand.commands import console
 from evenhand.config import build_config
 from evenhand.data import Rows, save_dataset
 from evenhand.errors import UserError
-from evenhand.pipeline import open_data
-from evenhand.training_run import begin_run
+from evenhand.runs import begin_run, open_data
 from small import bytes_of, run_main, settings_file
 
 GOOD_LINES = ["6 4 3", "0 0:1.0 2:0.5", "1 1:1", "2 3:2", "0,1 0:1", "1 2:1", "2 1:1 3:0.25"]
@@ -527,7 +526,7 @@ FULL = [  # function, its n-th call, what the sentence names
     ("evenhand.training.checkpoint_files.sync", 6, "checkpoints/step-00000020"),
     ("evenhand.distributed.weights.write_weights", 1, "model/weights.safetensors"),
     ("evenhand.distributed.weights.write_weights", 2, "model/weights.safetensors"),
-    ("evenhand.runs.save_outcome", 1, "evaluation/test/outcome.npz"),
+    ("evenhand.run_folder.save_outcome", 1, "evaluation/test/outcome.npz"),
     ("os.rename", 1, ""),
     ("evenhand.files.sync", 1, "config.toml"),
 ]
@@ -553,7 +552,7 @@ def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, c
 def test_a_full_disk_while_evaluating_again_leaves_the_old_evaluation(copy, tmp_path, home):
     before = bytes_of(copy)
     answer = small.run(
-        home, "evaluate", copy, disturb=["evenhand.runs.save_outcome", 1, errno.ENOSPC]
+        home, "evaluate", copy, disturb=["evenhand.run_folder.save_outcome", 1, errno.ENOSPC]
     )
     assert_says(answer.sentence, "outcome.npz", "No space left", "untouched")
     assert bytes_of(copy) == before

@@ -488,7 +488,7 @@ def test_an_error_of_the_program_itself_is_not_hidden(home, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("evenhand.pipeline.run_config", broken)
+    monkeypatch.setattr("evenhand.runs.run_config", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["evaluate", "runs/first"])
 
@@ -498,7 +498,7 @@ def test_an_error_of_the_disk_is_one_sentence(home, monkeypatch, capsys, number)
     def full(*arguments):
         raise OSError(number, os.strerror(number), "some/file")
 
-    monkeypatch.setattr("evenhand.pipeline.run_config", full)
+    monkeypatch.setattr("evenhand.runs.run_config", full)
     sentence = run_main(capsys, "evaluate", "runs/first").sentence
     assert sentence.startswith("some/file could not be opened or written")
     assert os.strerror(number) in sentence
@@ -508,7 +508,7 @@ def test_an_interruption_is_said_and_told_by_the_exit_code(home, monkeypatch, ca
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evenhand.pipeline.run_config", interrupted)
+    monkeypatch.setattr("evenhand.runs.run_config", interrupted)
     answer = run_main(capsys, "evaluate", "runs/first")
     assert (answer.code, answer.err) == (130, "evenhand: interrupted\n")
 

@@ -19,9 +19,8 @@ from evenhand.data import Strings, save_dataset
 from evenhand.data.vector_files import Block, write_blocks
 from evenhand.errors import UserError
 from evenhand.exporting import export_run
-from evenhand.pipeline import evaluate_model
+from evenhand.runs import begin_run, evaluate_model
 from evenhand.saved_models import load_model, save_model
-from evenhand.training_run import begin_run
 from small import config, dense_dataset, text_dataset
 from test_saved_models import begun_run, save_by
 

@@ -24,7 +24,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation import load_outcome
 from evenhand.files import parse_json, read_json
 from evenhand.ranking import load_ranker
-from evenhand.runs import _read_scores, read_about, read_metrics
+from evenhand.run_folder import _read_scores, read_about, read_metrics
 from evenhand.tuning.space import parsed_space
 from fuzz import array_targets, network_targets
 from fuzz.campaign import smallest

@@ -33,7 +33,7 @@ from evenhand.evaluation.scan import is_in_slice, slices_to_look_at
 from evenhand.report import write_report
 from evenhand.report.certificate import _known_groups
 from evenhand.report.study import study_of
-from evenhand.runs import RunResult
+from evenhand.run_folder import RunResult
 from evenhand.tuning.search import default_criterion
 from evenhand.tuning.shares import group_share
 from small import run_main

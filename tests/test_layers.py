@@ -17,9 +17,9 @@ LAYERS = {
     "app": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "averaging", "building", "building_risks", "cli", "commands", "config", "demo", "doctor",
-        "exporting", "faults", "methods", "pipeline", "progress", "public", "ranking",
-        "report", "runs", "saved_models", "search_config", "serving", "settings",
-        "stream_command", "tables", "train_command", "training_run", "tuning",
+        "exporting", "faults", "methods", "progress", "public", "ranking",
+        "report", "run_folder", "runs", "saved_models", "search_config", "serving", "settings",
+        "stream_command", "tables", "train_command", "tuning",
     ],
     "system": ["distributed", "evaluation", "search", "training"],
     "parts": ["data", "models", "theory"],

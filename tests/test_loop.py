@@ -15,13 +15,12 @@ from evenhand.errors import UserError
 from evenhand.losses import softmax_loss
 from evenhand.models.encoders import MlpEncoder, RowGradients
 from evenhand.models.retriever import Retriever
-from evenhand.pipeline import evaluate_run
-from evenhand.runs import read_metrics
+from evenhand.run_folder import read_metrics
+from evenhand.runs import evaluate_run, train_run
 from evenhand.training.checkpoint import load_latest_checkpoint
 from evenhand.training.loop import Places, clipped, train
 from evenhand.training.metrics_file import append_line, rewind_metrics
 from evenhand.training.step import Gradients
-from evenhand.training_run import train_run
 
 CPU = torch.device("cpu")
 
@@ -297,7 +296,7 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
     from rich.console import Console
 
     from evenhand.data import save_dataset
-    from evenhand.training_run import begin_run
+    from evenhand.runs import begin_run
 
     data = save_dataset(dataset, tmp_path / "data")
     config = small.config(

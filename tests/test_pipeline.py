@@ -11,17 +11,20 @@ import torch
 from rich.console import Console
 
 import small
-from evenhand import demo, pipeline, training_run
+from evenhand import demo, runs
 from evenhand.building import build_model, build_training, check_against_data
 from evenhand.data import open_dataset, save_dataset
 from evenhand.errors import UserError
 from evenhand.mining import hardest_labels, mask_positives
 from evenhand.models.encoders import BagEncoder, MlpEncoder
-from evenhand.pipeline import (
+from evenhand.runs import (
+    begin_run,
     evaluate_model,
     evaluate_run,
     label_index,
     open_data,
+    resumable_config,
+    train_run,
 )
 from evenhand.sampling import (
     Distinct,
@@ -33,7 +36,6 @@ from evenhand.sampling import (
 )
 from evenhand.saved_models import load_model, run_config, save_model
 from evenhand.training.optimizers import RowAdagrad, RowAdam
-from evenhand.training_run import begin_run, resumable_config, train_run
 
 CPU = torch.device("cpu")
 QUIET = Console(quiet=True)
@@ -125,7 +127,7 @@ def test_tables_in_bfloat16_are_refused_where_no_step_rounds_by_chance(dataset):
 def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(
     dataset, most_copied, monkeypatch
 ):
-    monkeypatch.setattr(pipeline, "MOST_COPIED", most_copied)
+    monkeypatch.setattr(runs, "MOST_COPIED", most_copied)
     model = built(dataset, training__precision="bfloat16").training.model
     config = small.config("unused")
     outcome = evaluate_model(model, dataset, "test", config)
@@ -278,7 +280,7 @@ def test_a_run_begins_as_a_whole_or_not_at_all(dataset, tmp_path, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(training_run, "about_run", broken)
+    monkeypatch.setattr(runs, "about_run", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         begin_run(tmp_path / "b/run", config, dataset, device=CPU)
     assert not list((tmp_path / "b").iterdir())
@@ -339,7 +341,7 @@ def test_a_run_without_validation_keeps_its_last_weights(dataset, tmp_path, vali
     begin_run(run, config, data, device=CPU)
     assert train_run(run, config, data, device=CPU, console=QUIET)
     last = build_training(config, data, CPU).training
-    last.load(training_run.load_latest_checkpoint(run / "checkpoints"))
+    last.load(runs.load_latest_checkpoint(run / "checkpoints"))
     assert last.step == 6
     kept = load_model(run, data, device=CPU)
     assert kept.label_table.equal(last.model.label_table)
@@ -351,7 +353,7 @@ def test_training_time_adds_up_over_resumptions(dataset, tmp_path, monkeypatch):
     config, run = small.config("unused", training__num_steps=8), tmp_path / "run"
     begin_run(run, config, dataset, device=CPU)
     seconds = iter(range(100))
-    monkeypatch.setattr(training_run.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(runs.time, "monotonic", lambda: float(next(seconds)))
     stretch = {"device": CPU, "console": Console(quiet=True, get_time=lambda: 0.0)}
     abouts = []
     for should_stop in (True, False, False):
@@ -391,7 +393,7 @@ def test_places_are_prepared_once(tmp_path, monkeypatch):
         return small.text_dataset()
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "load_places", load)
+    monkeypatch.setattr(runs, "load_places", load)
     config = dataclasses.replace(small.config("places").data, num_buckets=512)
     first, second = open_data(config, QUIET), open_data(config, QUIET)
     assert calls == [{"min_population": 15000, "num_buckets": 512}]

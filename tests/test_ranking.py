@@ -10,17 +10,16 @@ import torch
 from rich.console import Console
 
 import small
-from evenhand import pipeline, ranking, training_run
+from evenhand import ranking, runs
 from evenhand.building import check_against_data, check_ranker
 from evenhand.cli import main
-from evenhand.config import build_config
+from evenhand.config import build_config, to_toml
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
-from evenhand.pipeline import evaluate_model, evaluate_run
 from evenhand.ranking import fitted_ranker, load_ranker, ranker_path, save_ranker
-from evenhand.runs import load_result, read_about
+from evenhand.run_folder import load_result, read_about
+from evenhand.runs import begin_run, evaluate_model, evaluate_run, train_run
 from evenhand.saved_models import load_model, weights_path
-from evenhand.training_run import begin_run, train_run
 from experiments.table3 import fixture
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
@@ -49,7 +48,7 @@ def begun(tmp_path):
     """A run folder that is ready to be trained, its settings and its data."""
     save_dataset(fixture(), tmp_path / "data")
     config = config_of(tmp_path / "data")
-    dataset = pipeline.open_data(config.data, QUIET)
+    dataset = runs.open_data(config.data, QUIET)
     begin_run(tmp_path / "run", config, dataset, device=CPU)
     return tmp_path / "run", config, dataset
 
@@ -89,7 +88,7 @@ def test_features_may_lie_on_disk(begun, tmp_path):
     plain = {**dataclasses.asdict(begun[1])}
     plain["data"]["weighting"] = "as-is"
     config = build_config(plain)
-    dataset = pipeline.open_data(config.data, QUIET)
+    dataset = runs.open_data(config.data, QUIET)
     assert isinstance(dataset.parts["train"].features.values.base, np.memmap | mmap.mmap)
     begin_run(tmp_path / "other", config, dataset, device=CPU)
     assert train_run(tmp_path / "other", config, dataset, device=CPU, console=QUIET)
@@ -103,19 +102,19 @@ def test_after_a_kill_between_model_and_ranker_only_the_ranker_is_fitted(begun, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(training_run, "fitted_ranker", killed)
+        patch.setattr(runs, "fitted_ranker", killed)
         with pytest.raises(KeyboardInterrupt):
             train_run(*begun, device=CPU, console=QUIET)
     assert not read_about(folder)["is_complete"]
     with pytest.raises(UserError, match="no fitted ranker yet; finish it: evenhand train --resume"):
         evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
     weights = weights_path(folder).read_bytes()
-    monkeypatch.setattr(training_run, "train", killed)  # the model must not be trained again
+    monkeypatch.setattr(runs, "train", killed)  # the model must not be trained again
     assert train_run(*begun, device=CPU, console=QUIET)
     assert weights_path(folder).read_bytes() == weights
     assert read_about(folder)["is_complete"]
     ranker = ranker_path(folder).read_bytes()
-    monkeypatch.setattr(training_run, "fitted_ranker", killed)  # nor fitted, once all is there
+    monkeypatch.setattr(runs, "fitted_ranker", killed)  # nor fitted, once all is there
     assert train_run(*begun, device=CPU, console=QUIET)
     assert ranker_path(folder).read_bytes() == ranker
 
@@ -165,7 +164,7 @@ def test_an_average_has_a_ranker_of_its_own(tmp_path, capsys):
     runs = []
     for seed in (1, 2):
         config = config_of(tmp_path / "data")
-        (tmp_path / f"{seed}.toml").write_text(training_run.to_toml(config))
+        (tmp_path / f"{seed}.toml").write_text(to_toml(config))
         runs.append(str(tmp_path / f"run{seed}"))
         words = ["train", str(tmp_path / f"{seed}.toml"), "--run", runs[-1], "--seed", str(seed)]
         assert main(words) == 0

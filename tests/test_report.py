@@ -19,7 +19,7 @@ from evenhand.report.markup import Html, element, interval, listed, percent, use
 from evenhand.report.study import study_of
 from evenhand.report.tables import _members
 from evenhand.report.verdict import comparison, verdict
-from evenhand.runs import RunResult
+from evenhand.run_folder import RunResult
 
 NUM_LABELS = 60
 SCRIPTS = ("LATIN", "THAI", "GREEK", "ARABIC", "LAO", "NOBODY")

@@ -11,7 +11,7 @@ from evenhand.evaluation import Outcome, certify, score_table
 from evenhand.report import write_report
 from evenhand.report.certificate import _bound_words, _known_groups, certificate_section
 from evenhand.report.study import study_of
-from evenhand.runs import RunResult
+from evenhand.run_folder import RunResult
 
 EVIL = '<script>alert("x")</script>'
 SCRIPTS = ("LATIN", EVIL, "NOBODY")

@@ -11,7 +11,7 @@ from evenhand.evaluation import Outcome, score_table
 from evenhand.report import write_report
 from evenhand.report.slices import chance, slices_section
 from evenhand.report.study import study_of
-from evenhand.runs import RunResult
+from evenhand.run_folder import RunResult
 from small import text_dataset
 
 EVIL = "<script>alert(1)</script>"

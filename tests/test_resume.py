@@ -142,11 +142,11 @@ def test_the_final_checkpoint_holds_every_state(undisturbed):
 
 
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
-    ("sparse", "evenhand.training_run.train", 1, "kill", []),  # nothing is there but the settings
+    ("sparse", "evenhand.runs.train", 1, "kill", []),  # nothing is there but the settings
     ("sparse", "evenhand.training.loop.append_line", 2, "kill", []),
     ("sparse", "evenhand.training.loop.append_line", 6, "kill after", [15]),
     # A best model that no checkpoint knows of.
-    ("sparse", "evenhand.training_run.save_model", 2, "kill after", [15]),
+    ("sparse", "evenhand.runs.save_model", 2, "kill after", [15]),
     # Staging is empty; then it has its tensors, but not its state; then all, but not its name.
     ("sparse", "safetensors.torch.save_file", 1, "kill", [-15]),
     ("sparse", "safetensors.torch.save_file", 1, "kill after", [-15]),
@@ -162,12 +162,12 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ),  # 15 not yet removed
     (
         "sparse",
-        "evenhand.training_run.write_json",
+        "evenhand.runs.write_json",
         3,
         "kill",
         [30, 40],
     ),  # trained, not said
-    ("sparse", "evenhand.runs.save_outcome", 1, "kill after", [30, 40]),  # half evaluated
+    ("sparse", "evenhand.run_folder.save_outcome", 1, "kill after", [30, 40]),  # half evaluated
     # In the background, the first is or is not there when the second begins.
     ("background", "safetensors.torch.save_file", 1, "kill", None),
     ("background", "evenhand.training.checkpoint_files.sync", 2, "kill", None),
@@ -182,8 +182,8 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("several groups", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("maximum", "evenhand.training.loop.append_line", 7, "kill", [15]),
     ("tired", "evenhand.training.loop.append_line", 5, "kill", [15]),
-    ("tired", "evenhand.training_run.write_json", 3, "kill", [15, 20]),  # had stopped early already
-    ("without validation", "evenhand.training_run.save_model", 1, "kill", [30, 40]),
+    ("tired", "evenhand.runs.write_json", 3, "kill", [15, 20]),  # had stopped early already
+    ("without validation", "evenhand.runs.save_model", 1, "kill", [30, 40]),
 ]
 
 

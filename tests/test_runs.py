@@ -13,8 +13,7 @@ import small
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
-from evenhand.pipeline import evaluate_run
-from evenhand.runs import (
+from evenhand.run_folder import (
     about_run,
     check_trained_on,
     load_result,
@@ -22,7 +21,7 @@ from evenhand.runs import (
     read_metrics,
     save_result,
 )
-from evenhand.training_run import begin_run, train_run
+from evenhand.runs import begin_run, evaluate_run, train_run
 
 CPU = torch.device("cpu")
 QUIET = Console(quiet=True)

@@ -19,9 +19,8 @@ from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.models.initial import RowRange
-from evenhand.pipeline import evaluate_model, evaluate_run
+from evenhand.runs import begin_run, evaluate_model, evaluate_run, is_trained
 from evenhand.saved_models import load_model, load_model_shard, save_model
-from evenhand.training_run import begin_run, is_trained
 from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, text_dataset
 from split import TABLES, rank_model

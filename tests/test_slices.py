@@ -663,7 +663,7 @@ def run_folder(tmp_path_factory):
     """A run that misses all of one region, evaluated on two parts, with texts that look odd."""
     from evenhand.cli import main
     from evenhand.data import open_dataset, save_dataset
-    from evenhand.runs import save_result
+    from evenhand.run_folder import save_result
 
     folder = tmp_path_factory.mktemp("slices")
     dataset = small.text_dataset()

@@ -230,7 +230,7 @@ def test_where_every_trial_diverges_none_is_chosen(home, monkeypatch, capsys):
 KILLS = [  # function, its n-th call, when; how many trials have been written down by then
     ("os.rename", 2, "kill", 0),  # the folder of the first trial is not whole
     ("evenhand.training.loop.append_line", 9, "kill", 2),  # in the third trial
-    ("evenhand.runs.save_outcome", 2, "kill after", 1),  # the second one is half evaluated
+    ("evenhand.run_folder.save_outcome", 2, "kill after", 1),  # the second one is half evaluated
     ("evenhand.tuning.search.write_json", 3, "kill", 1),  # evaluated, but not written down
     ("evenhand.tuning.trials.write_tradeoff", 1, "kill", 4),  # all but the picture
 ]
@@ -261,7 +261,7 @@ def test_a_complete_search_resumed_trains_nothing_and_says_the_same(home):
     folder = home / "complete"
     shutil.copytree(home / "whole", folder)
     (folder / "best.toml").unlink()
-    disturb = ["evenhand.training_run.train", 1, "kill"]
+    disturb = ["evenhand.runs.train", 1, "kill"]
     answer = run(home, "tune", "--resume", "--run", folder, disturb=disturb)
     assert answer.code == 0, answer.err
     assert fruits(folder) == fruits(home / "whole")

@@ -49,7 +49,7 @@ from evenhand.config import Config, build_config
 from evenhand.data.dataset import Dataset, Rows
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.files import read_json, write_json
-from evenhand.pipeline import open_data
+from evenhand.runs import open_data
 from evenhand.training import split_step as split_step_module
 from evenhand.training.split_step import SplitStep
 

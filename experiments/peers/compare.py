@@ -33,8 +33,8 @@ from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weighted
 from evenhand.files import read_json, write_json
-from evenhand.pipeline import label_index
 from evenhand.ranking import fitted_ranker
+from evenhand.runs import label_index
 from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, train
 from experiments.peers.score_mixtures import (

@@ -21,7 +21,7 @@ from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.ranking import fitted_ranker, save_ranker
-from evenhand.runs import about_run, read_about
+from evenhand.run_folder import about_run, read_about
 from evenhand.saved_models import load_model, run_config, save_model
 
 

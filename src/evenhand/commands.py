@@ -45,11 +45,11 @@ from evenhand.evaluation import (
 )
 from evenhand.faults import without_controls
 from evenhand.files import write_json
-from evenhand.pipeline import evaluate_run, label_index, open_run_data
 from evenhand.progress import PipedConsole, count_bar, file_bar
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
-from evenhand.runs import RunResult, check_trained_on, load_result
+from evenhand.run_folder import RunResult, check_trained_on, load_result
+from evenhand.runs import evaluate_run, label_index, open_run_data
 from evenhand.saved_models import load_model, run_config
 from evenhand.stream_command import data_check, data_stream
 from evenhand.tables import (

@@ -15,12 +15,11 @@ from evenhand.evaluation import Score
 from evenhand.faults import explain_out_of_memory
 from evenhand.files import write_json
 from evenhand.locking import locked
-from evenhand.pipeline import evaluate_run, open_data
 from evenhand.progress import stop_requested
 from evenhand.report import write_report
-from evenhand.runs import load_result
+from evenhand.run_folder import load_result
+from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
 from evenhand.tables import main_rows, results_table, row_title
-from evenhand.training_run import begin_run, resumable_config, train_run
 
 METHODS = {"snm": "demo-snm.toml", "s2m": "demo-s2m.toml"}
 GROUPS = ("all", "head", "torso", "tail", "worst tenth of countries", "worst 3 scripts")

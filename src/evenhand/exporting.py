@@ -26,8 +26,8 @@ from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
-from evenhand.pipeline import open_run_data
 from evenhand.progress import count_bar
+from evenhand.runs import open_run_data
 from evenhand.saved_models import load_model_shard, run_config
 from evenhand.training.feed import features_of
 from evenhand.version import __version__

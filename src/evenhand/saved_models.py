@@ -22,7 +22,7 @@ from evenhand.errors import UserError
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import all_finite
-from evenhand.runs import check_trained_on
+from evenhand.run_folder import check_trained_on
 
 
 def run_config(folder: Path) -> Config:

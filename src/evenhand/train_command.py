@@ -24,10 +24,17 @@ from evenhand.distributed.ranks import ProcessRanks, wait_for_all
 from evenhand.errors import UserError
 from evenhand.faults import explain_out_of_memory
 from evenhand.locking import locked
-from evenhand.pipeline import evaluate_run, open_data, open_run_data
 from evenhand.progress import stop_requested
+from evenhand.runs import (
+    begin_run,
+    evaluate_run,
+    is_trained,
+    open_data,
+    open_run_data,
+    resumable_config,
+    train_run,
+)
 from evenhand.tables import results_table, unseen_notes
-from evenhand.training_run import begin_run, is_trained, resumable_config, train_run
 
 ConfigFn = Callable[[Path | None], Config]  # the settings of the command, over those of a file
 

@@ -54,9 +54,8 @@ TESTED_BY = {
     "report/curves.py": "test_report.py",
     "config.py": "test_config.py",
     "building.py": "test_pipeline.py",
-    "pipeline.py": "test_pipeline.py",
-    "runs.py": "test_runs.py",
-    "training_run.py": "test_pipeline.py",
+    "run_folder.py": "test_runs.py",
+    "runs.py": "test_pipeline.py",
     "tuning/space.py": "test_tuning.py",
     "averaging.py": "test_averaging.py",
     "exporting.py": "test_export.py",
@@ -605,17 +604,15 @@ MUTANTS += [
         "num_labels",
         "cannot_meet",
     ),
+    Mutant("runs.py", "else biases - discounts", "else biases + discounts", "frequency_discount"),
     Mutant(
-        "pipeline.py", "else biases - discounts", "else biases + discounts", "frequency_discount"
-    ),
-    Mutant(
-        "runs.py",
+        "run_folder.py",
         '*lines, _ = _read_text(path).split("\\n")',
         "lines = _read_text(path).splitlines()",
         "cut_short",
     ),
     Mutant(
-        "training_run.py",
+        "runs.py",
         'round(seconds + about.get("training_seconds", 0.0), 1)',
         "round(seconds, 1)",
         "adds_up",

@@ -31,7 +31,7 @@ from evenhand.report.slices import slices_section
 from evenhand.report.study import Study, study_of
 from evenhand.report.tables import groups_section, main_section
 from evenhand.report.verdict import verdict
-from evenhand.runs import RunResult
+from evenhand.run_folder import RunResult
 from evenhand.version import __version__
 
 ABOUT = {  # run.json, in the order it is shown

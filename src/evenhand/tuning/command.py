@@ -12,8 +12,8 @@ from evenhand.config import Config
 from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.locking import locked
-from evenhand.pipeline import open_data
 from evenhand.progress import stop_requested
+from evenhand.runs import open_data
 from evenhand.tables import trials_table
 from evenhand.tuning.notes import choice_notes, search_notes
 from evenhand.tuning.search import (

@@ -22,12 +22,11 @@ from evenhand.evaluation import Score, selected_score, selected_value
 from evenhand.faults import explain_out_of_memory
 from evenhand.files import write_text
 from evenhand.locking import locked
-from evenhand.pipeline import evaluate_run
 from evenhand.report.tradeoff import write_tradeoff
-from evenhand.runs import load_result, read_about
+from evenhand.run_folder import load_result, read_about
+from evenhand.runs import begin_run, evaluate_run, resumable_config, train_run
 from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
-from evenhand.training_run import begin_run, resumable_config, train_run
 from evenhand.tuning.choice import Trial, chosen_trial
 from evenhand.tuning.search import PART, Search, open_search, record
 from evenhand.tuning.space import with_settings

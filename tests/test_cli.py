@@ -82,6 +82,7 @@ def test_a_run_folder_holds_all_that_was_promised(home):
         "config.toml",
         "run.json",
         "metrics.jsonl",
+        "model/query_data.safetensors",
         "model/weights.safetensors",
         *(f"checkpoints/step-{step:08d}/{name}" for step in (15, 20) for name in CHECKPOINT_FILES),
         "evaluation/test/outcome.npz",

@@ -17,7 +17,7 @@ LAYERS = {
     "app": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "averaging", "building", "building_risks", "cli", "commands", "config", "demo", "doctor",
-        "exporting", "faults", "methods", "progress", "public", "ranking",
+        "exporting", "faults", "methods", "progress", "public",
         "report", "run_folder", "runs", "saved_models", "search_config", "serving", "settings",
         "stream_command", "tables", "train_command", "tuning",
     ],

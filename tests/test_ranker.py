@@ -6,8 +6,7 @@ import scipy.optimize
 import torch
 
 from evenhand.data.dataset import Rows
-from evenhand.kernels import cpu_classifiers
-from evenhand.search import ExactIndex, LinearRanker, NeighbourIndex, RankedIndex
+from evenhand.search import ExactIndex, LinearRanker, classifiers
 from evenhand.search import ranker as ranker_module
 from evenhand.search.ranker import fit_ranker, hardest_labels
 
@@ -98,10 +97,10 @@ def test_there_is_no_gap_between_primal_and_dual(seed):
     inputs, signs, costs = label_rows(0, features, is_right, mined)
     rows = rows_of(inputs[:, :-1].astype(np.float32))
     arrays = rows.offsets, rows.ids.view(np.uint32), rows.values
-    squares = cpu_classifiers.squared_lengths(*arrays, 7)
+    squares = classifiers.squared_lengths(*arrays, 7)
     np.testing.assert_allclose(squares, (inputs**2).sum(1), rtol=1e-5)
     weights, alphas = np.zeros(7, np.float32), np.empty(len(signs), np.float32)
-    bias = cpu_classifiers._fit_label(
+    bias = classifiers._fit_label(
         np.arange(len(signs), dtype=np.int32), int((signs > 0).sum()), *arrays, squares,
         np.float32(COSTS["positive_cost"]), np.float32(COSTS["negative_cost"]), 1e-6, 20_000,
         np.uint64(seed), weights, alphas, np.empty(len(signs), np.int32),
@@ -139,7 +138,7 @@ def test_rows_that_rest_are_looked_at_again(seed):
 def test_squared_lengths_are_those_of_summed_values():
     offsets, ids = np.array([0, 3, 3]), np.array([1, 0, 1], np.uint32)
     values = np.array([0.5, 2, 1.5], np.float32)
-    squares = cpu_classifiers.squared_lengths(offsets, ids, values, 2)
+    squares = classifiers.squared_lengths(offsets, ids, values, 2)
     assert squares.tolist() == [1 + 2**2 + 2**2, 1]
 
 
@@ -211,13 +210,6 @@ def test_small_weights_are_dropped_and_the_rest_is_as_it_was():
     assert not is_kept.all()
     assert (whole[:, :-1] < -0.2).any()
     np.testing.assert_array_equal(found, np.where(is_kept, whole, 0))
-
-
-def test_a_label_has_a_feature_once():
-    features, is_right, mined = problem(4, num_features=40)
-    weights = fitted(features, is_right, mined).weights
-    for label in range(len(weights)):
-        assert len(set(weights.row(label))) == weights.lengths()[label]
 
 
 def same(one, other):
@@ -299,56 +291,6 @@ def test_mined_labels_are_the_highest_that_are_wrong():
     assert done == [(4, 11), (8, 11), (11, 11)]
 
 
-# --- the index ------------------------------------------------------------------------------------
-
-
-def parts_of_an_index(seed):
-    features, is_right, mined = problem(seed, num_rows=40, num_labels=15)
-    features = np.abs(features)
-    generator = np.random.default_rng(seed)
-    table = torch.from_numpy(generator.standard_normal((15, 4))).float()
-    vectors = torch.from_numpy(generator.standard_normal((6, 4))).float()
-    exact = ExactIndex(table)
-    voted = NeighbourIndex(
-        exact, rows_of(features), Rows(*rows_of(is_right)[:2]),
-        num_features=7, num_neighbours=3, weight=2.0, power=1.0,
-    )  # fmt: skip
-    return features[:6], fitted(features, is_right, mined), vectors, exact, voted
-
-
-@pytest.mark.parametrize("with_neighbours", [False, True])
-@pytest.mark.parametrize("num_candidates", [1, 6, 15, 100])
-@pytest.mark.parametrize("num_results", [1, 4, 9])
-def test_candidates_are_ordered_by_the_sum_of_scores(num_candidates, num_results, with_neighbours):
-    features, ranker, vectors, exact, voted = parts_of_an_index(num_candidates)
-    inner = voted if with_neighbours else exact
-    asked_inner = voted.asked(vectors, rows_of(features)) if with_neighbours else vectors
-    index = RankedIndex(inner, ranker, weight=1.7, num_candidates=num_candidates)
-    asked = index.asked(vectors, rows_of(features))
-    assert len(index) == 15
-    assert len(asked) == 6
-    assert asked.device == vectors.device
-    every = torch.arange(15).expand(6, -1)
-    before = inner.scores_of(asked_inner, every).numpy().astype(np.float64)
-    weights = dense_weights(ranker)
-    after = before + 1.7 * (features @ weights[:, :-1].T + weights[:, -1])
-    found = index.search(asked, num_results)
-    for query in range(6):
-        candidates = np.argsort(-before[query])[: max(num_candidates, num_results)]
-        best = sorted(candidates, key=lambda label: -after[query, label])[:num_results]
-        assert found.label_ids[query].tolist() == best
-        np.testing.assert_allclose(found.scores[query], after[query, best], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(index.scores_of(asked, every), after, rtol=1e-4, atol=1e-4)
-    assert index.scores_of(asked, torch.full((6, 2), -1)).isneginf().all()
-
-
-def test_a_weight_of_0_leaves_the_order_as_it_was():
-    features, ranker, vectors, exact, _ = parts_of_an_index(0)
-    index = RankedIndex(exact, ranker, weight=0.0, num_candidates=5)
-    found = index.search(index.asked(vectors, rows_of(features)), 5)
-    assert found.label_ids.tolist() == exact.search(vectors, 5).label_ids.tolist()
-
-
 # --- bad input ------------------------------------------------------------------------------------
 
 
@@ -365,14 +307,6 @@ def test_what_does_not_fit_together_is_refused():
         ranker.scores(rows_of(features), np.full((30, 1), 5))
     with pytest.raises(ValueError, match=r"label_ids must be \(30, C\)"):
         ranker.scores(rows_of(features), np.zeros((29, 1), int))
-    with pytest.raises(ValueError, match="of 5 labels, the index of 6"):
-        RankedIndex(ExactIndex(torch.zeros(6, 2)), ranker, weight=1.0, num_candidates=3)
-    index = ExactIndex(torch.zeros(5, 2))
-    with pytest.raises(ValueError, match="num_candidates must be at least 1, got 0"):
-        RankedIndex(index, ranker, weight=1.0, num_candidates=0)
-    ranked = RankedIndex(index, ranker, weight=1.0, num_candidates=3)
-    with pytest.raises(ValueError, match="num_results must be at least 1, got 0"):
-        ranked.search(ranked.asked(torch.zeros(30, 2), rows_of(features)), 0)
 
 
 @pytest.mark.parametrize(

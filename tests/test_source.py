@@ -160,7 +160,8 @@ MAY_READ = {
     "data/vector_files.py": "what was just written",
     "distributed/weights.py": "after check_is_file",
     "models/weights.py": "paths that were checked by their readers",
-    "ranking.py": "after check_is_file",
+    "search/query_data.py": "after check_is_file",
+    "search/ranker.py": "after check_is_file",
     "training/checkpoint.py": "files that agree with the manifest",
 }
 

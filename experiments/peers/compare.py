@@ -33,8 +33,8 @@ from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weighted
 from evenhand.files import read_json, write_json
-from evenhand.ranking import fitted_ranker
-from evenhand.runs import label_index
+from evenhand.runs import mine_and_fit_ranker
+from evenhand.search import label_index
 from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, train
 from experiments.peers.score_mixtures import (
@@ -328,13 +328,13 @@ class Bench:
         model = averaged_model(models) if len(models) > 1 else models[0]
         config = build_config(settings)
         began = time.perf_counter()
-        ranker = fitted_ranker(model, dataset, config, console=Console(quiet=True))
+        ranker = mine_and_fit_ranker(model, dataset, config, console=Console(quiet=True))
         ranker_seconds = time.perf_counter() - began if ranker is not None else 0.0
         began = time.perf_counter()
         part = dataset.parts[ASKED[side]]
         row_ids = np.arange(len(part))
         queries = model.query_vectors(features_of(part, row_ids, device=torch.device("cpu")))
-        index = label_index(model, dataset, config)  # the settings have no handicap
+        index = label_index(model)  # the settings have no handicap
         num_candidates = NUM_CANDIDATES
         if dataset.num_labels <= MOST_LABELS_OF_OVR:
             num_candidates = dataset.num_labels

@@ -20,9 +20,11 @@ from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
-from evenhand.ranking import fitted_ranker, save_ranker
 from evenhand.run_folder import about_run, read_about
+from evenhand.runs import mine_and_fit_ranker, query_data_of, query_data_path, ranker_path
 from evenhand.saved_models import load_model, run_config, save_model
+from evenhand.search.query_data import save_query_data
+from evenhand.search.ranker import save_ranker
 
 
 def averaged_model(models: Sequence[Retriever]) -> Retriever:
@@ -73,7 +75,7 @@ def average_runs(
         model=dataclasses.replace(configs[0].model, embedding_dim=whole.label_table.shape[1]),
     )
     began = time.monotonic()
-    ranker = fitted_ranker(whole, dataset, config, console=console)
+    ranker = mine_and_fit_ranker(whole, dataset, config, console=console)
     abouts = [read_about(folder) for folder in folders]
     about = {
         **about_run(out, config, dataset, device),
@@ -89,8 +91,9 @@ def average_runs(
         write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
         write_json(staging / "run.json", about)
         save_model(staging, whole)
+        save_query_data(query_data_path(staging), query_data_of(dataset, config))
         if ranker is not None:
-            save_ranker(staging, ranker)
+            save_ranker(ranker_path(staging), ranker)
     return config
 
 

@@ -22,7 +22,6 @@ from evenhand.config import (
 )
 from evenhand.data import (
     Dataset,
-    featurizer_from,
     load_extreme,
     load_places,
     load_public_extreme,
@@ -36,7 +35,6 @@ from evenhand.doctor import doctor
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,
-    check_scores,
     checked_slices,
     compare_outcomes,
     findings_json,
@@ -49,8 +47,8 @@ from evenhand.progress import PipedConsole, count_bar, file_bar
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
 from evenhand.run_folder import RunResult, check_trained_on, load_result
-from evenhand.runs import evaluate_run, label_index, open_run_data
-from evenhand.saved_models import load_model, run_config
+from evenhand.runs import evaluate_run, load_searcher, open_run_data
+from evenhand.saved_models import run_config
 from evenhand.stream_command import data_check, data_stream
 from evenhand.tables import (
     differences_table,
@@ -63,7 +61,6 @@ from evenhand.tables import (
     unseen_notes,
 )
 from evenhand.train_command import ranks_of, train
-from evenhand.training.feed import bags_of
 from evenhand.tuning.command import tune
 from evenhand.tuning.shares import guarded_config
 
@@ -238,20 +235,17 @@ def search_command(options: argparse.Namespace) -> int:
             raise UserError(f"a query must hold more than white space, got {query!r}")
     if options.results < 1:
         raise UserError(f"--results must be at least 1, got {options.results}")
-    config = run_config(folder)
-    dataset = open_run_data(folder, console, data=options.data)
-    featurizer = featurizer_from(dataset.featurizer)
-    device = _device(options)
-    model = load_model(folder, dataset, device=device)
-    index = label_index(model, dataset, config)  # texts have no values
-    bags = bags_of(featurizer.featurize(options.queries), device=device)
-    found = index.search(model.query_vectors(bags), options.results)
-    check_scores(found.label_ids, found.scores)
+    searcher = load_searcher(
+        folder,
+        device=_device(options),
+        dataset_fn=lambda: open_run_data(folder, console, data=options.data),
+    )
+    found = searcher.search(options.queries, options.results)
     results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)
     for query, ids, scores in results:
         table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)
         for label_id, score in zip(ids, scores, strict=True):
-            table.add_row(f"{score:.3f}", Text(dataset.label_name(label_id)))
+            table.add_row(f"{score:.3f}", Text(searcher.label_name(label_id)))
         console.print(table)
     return 0
 

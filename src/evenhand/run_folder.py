@@ -5,7 +5,8 @@ run.json           what was run where: data set, versions, commit, device, time
 metrics.jsonl      a line a logged step or validation; the same bytes whenever repeated
 checkpoints/       where `--resume` continues (its files: training/checkpoint_files.py)
 model/             the chosen weights and, where there is one, the ranker (safetensors); of many
-                   ranks a file of rows each, and weights.index.json, which names them
+                   ranks a file of rows each, and weights.index.json, which names them;
+                   query_data.safetensors, by which queries are answered without the data set
 evaluation/<part>/ what happened to every pair, and the scores by subpopulation; slices.json, once
                    `evenhand slices` has looked for those that are failed
 report.html
@@ -28,6 +29,7 @@ from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
 from evenhand.files import parse_json, read_json, read_text, write_json
+from evenhand.search import QueryData
 from evenhand.version import __version__
 
 SECONDS = ("training_seconds", "ranker_seconds")
@@ -111,7 +113,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def check_trained_on(folder: Path, dataset: Dataset) -> None:
+def check_trained_on(folder: Path, dataset: Dataset | QueryData) -> None:
     """Refuses a data set that is not the one a run was trained on."""
     fingerprint = read_about(folder)["dataset"].get("fingerprint")
     if fingerprint != dataset.fingerprint:
@@ -134,6 +136,8 @@ def _read_text(path: Path) -> str:
 def _read_scores(path: Path) -> list[Score]:
     rows = read_json(path)
     try:
+        if not isinstance(rows, list):
+            raise TypeError("it is no list")
         return [_score(row) for row in rows]
     except (TypeError, KeyError, ValueError) as error:  # JSON, but not what `save_result` wrote
         raise UserError(

@@ -14,19 +14,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from evenhand.building import (
     build_training,
     check_against_data,
     check_all_ids,
     check_neighbours,
+    check_ranker,
     table_dtype,
 )
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
-from evenhand.data.dataset import IntArray, taken_rows
-from evenhand.data.weighting import weighted
+from evenhand.data.weighting import inverse_frequencies, weighted
 from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.distributed.shards import Shards
@@ -36,26 +35,24 @@ from evenhand.evaluation.statistics import BUILT_IN
 from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar, step_bar
-from evenhand.ranking import fitted_ranker, load_ranker, ranker_path, save_ranker
 from evenhand.run_folder import about_run, check_trained_on, read_about, save_result
 from evenhand.saved_models import has_model, load_model, run_config, save_model
 from evenhand.search import (
     ExactIndex,
+    HybridIndex,
     LinearRanker,
-    NeighbourIndex,
-    RankedIndex,
-    RankedQueries,
-    VotedQueries,
+    Neighbours,
+    QueryData,
+    Searcher,
+    label_index,
 )
+from evenhand.search.query_data import load_query_data, save_query_data
+from evenhand.search.ranker import fit_ranker, hardest_labels, load_ranker, save_ranker
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
-from evenhand.training.feed import features_of
+from evenhand.training.feed import chosen_features, features_of
 from evenhand.training.loop import Places, Training, train
 from evenhand.training.metrics_file import last_logged_step, rewind_metrics
 from evenhand.training.split_step import SplitStep
-
-ALL_ROWS = slice(None)
-MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
-
 
 # --- data -----------------------------------------------------------------------------------------
 
@@ -164,6 +161,8 @@ def train_run(
         Whether all is complete; if not, it was asked to stop and can be resumed.
     """
     wants_ranker = config.ranker.num_mined_labels > 0
+    if (ranks is None or ranks.rank == 0) and not query_data_path(folder).exists():
+        save_query_data(query_data_path(folder), query_data_of(dataset, config))
     if not (wants_ranker and is_trained(folder)):
         ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
         is_complete = _train_model(
@@ -335,13 +334,13 @@ def _add_ranker(
         began = time.monotonic()
         model = load_model(folder, dataset, device=device)
         try:
-            ranker = fitted_ranker(
+            ranker = mine_and_fit_ranker(
                 model, dataset, config, console=console, should_stop_fn=should_stop_fn
             )
         except StoppedError:
             return False
         assert ranker is not None
-        save_ranker(folder, ranker)
+        save_ranker(ranker_path(folder), ranker)
         about["ranker_seconds"] = round(time.monotonic() - began, 1)
     write_json(folder / "run.json", about | {"is_complete": True})
     return True
@@ -378,6 +377,179 @@ def _validator(
     return validate
 
 
+# --- the ranker -----------------------------------------------------------------------------------
+
+
+def ranker_path(folder: Path) -> Path:
+    return folder / "model" / "ranker.safetensors"
+
+
+def mine_and_fit_ranker(
+    model: Retriever,
+    dataset: Dataset,
+    config: Config,
+    *,
+    console: Console,
+    should_stop_fn: Callable[[], bool] = lambda: False,
+) -> LinearRanker | None:
+    """A ranker for a trained model, if the config asks for one: mined with the model alone.
+
+    The neighbours have no part in it: the nearest training query of a training query is itself.
+
+    Raises:
+        StoppedError: it was asked to stop; what is finished is not kept.
+    """
+    settings, part = config.ranker, dataset.parts["train"]
+    if not settings.num_mined_labels:
+        return None
+    check_ranker(config, dataset)
+    assert isinstance(part.features, Rows)
+    if model.label_table.dtype != torch.float32:
+        model = copy.deepcopy(model).float()
+    device = model.label_table.device
+
+    def advance_or_stop(
+        advance: Callable[[int, int], None],
+    ) -> Callable[[int, int], None]:
+        def progress_fn(done: int, total: int) -> None:
+            advance(done, total)
+            if done < total and should_stop_fn():
+                raise StoppedError
+
+        return progress_fn
+
+    with torch.no_grad(), count_bar(console, "mining labels (queries)") as advance:
+        mined = hardest_labels(
+            lambda row_ids: model.query_vectors(features_of(part, row_ids, device=device)),
+            ExactIndex(model.label_vectors(), label_bias=model.biases()),
+            part.positives,
+            settings.num_mined_labels,
+            progress_fn=advance_or_stop(advance),
+        )
+    with count_bar(console, "fitting the ranker (pairs)") as advance:
+        return fit_ranker(
+            part.features,
+            part.positives,
+            mined,
+            num_features=dataset.num_features,
+            num_labels=dataset.num_labels,
+            positive_cost=settings.positive_cost,
+            negative_cost=settings.negative_cost,
+            smallest_weight=settings.smallest_weight,
+            seed=config.training.seed,
+            progress_fn=advance_or_stop(advance),
+        )
+
+
+def load_run_ranker(folder: Path, config: Config, data: Dataset | QueryData) -> LinearRanker | None:
+    """The ranker of a run; None where its settings ask for none."""
+    if not config.ranker.num_mined_labels:
+        return None
+    if not ranker_path(folder).exists():
+        raise UserError(
+            f"{folder} holds no fitted ranker yet; finish it: "
+            f"evenhand train --resume --run {folder}"
+        )
+    return load_ranker(
+        ranker_path(folder), num_features=data.num_features, num_labels=data.num_labels
+    )
+
+
+# --- searching ------------------------------------------------------------------------------------
+
+
+def query_data_path(folder: Path) -> Path:
+    return folder / "model" / "query_data.safetensors"
+
+
+def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = True) -> QueryData:
+    """What a run with these settings takes from its data set to answer queries.
+
+    Args:
+        weighs_features: False for queries that are weighted already, as those of `dataset` are.
+    """
+    train = dataset.parts["train"]
+    data = QueryData(
+        dataset.name,
+        dataset.fingerprint,
+        dataset.num_features,
+        dataset.num_labels,
+        dataset.is_sparse,
+        dataset.featurizer,
+        dataset.label_names,
+    )
+    if weighs_features and config.data.weighting != "as-is":
+        assert isinstance(train.features, Rows)
+        weights = train.feature_weights
+        if weights is None and config.data.weighting == "unit":
+            weights = np.ones(dataset.num_features, dtype=np.float32)
+        elif weights is None:
+            weights = inverse_frequencies(train.features, dataset.num_features)
+        data = data._replace(feature_weights=weights)
+    if config.search.frequency_discount:
+        data = data._replace(label_counts=dataset.label_counts())
+    if config.search.num_neighbours:
+        check_neighbours(config, dataset)
+        assert isinstance(train.features, Rows)
+        data = data._replace(train_features=train.features, train_positives=train.positives)
+    return data
+
+
+def load_searcher(
+    folder: Path, *, device: torch.device, dataset_fn: Callable[[], Dataset] | None = None
+) -> Searcher:
+    """A trained run, ready to be asked, from its folder alone.
+
+    Args:
+        dataset_fn: opens the data set of the run, for a folder of an earlier version.
+    """
+    config, path = run_config(folder), query_data_path(folder)
+    if path.exists():
+        data = load_query_data(path)
+        check_trained_on(folder, data)
+    elif dataset_fn is not None:
+        data = query_data_of(dataset_fn(), config)
+    else:
+        raise UserError(
+            f"{folder} does not hold {path.name}, without which it needs its data set; write it: "
+            f"evenhand train --resume --run {folder}"
+        )
+    model = load_model(folder, data, device=device)
+    return build_searcher(model, data, config, load_run_ranker(folder, config, data))
+
+
+def build_searcher(
+    model: Retriever, data: QueryData, config: Config, ranker: LinearRanker | None = None
+) -> Searcher:
+    """A model with what its settings add to its scores: handicap, votes, and a ranker if given."""
+    search = config.search
+    exact = label_index(
+        model, label_counts=data.label_counts, frequency_discount=search.frequency_discount
+    )
+    neighbours = None
+    if search.num_neighbours:
+        if data.train_features is None or data.train_positives is None:
+            raise UserError("search.num_neighbours needs the training queries, which are not there")
+        neighbours = Neighbours(
+            data.train_features,
+            data.train_positives,
+            num_features=data.num_features,
+            num_neighbours=search.num_neighbours,
+            power=search.neighbour_power,
+        )
+    if neighbours is None and ranker is None:
+        return Searcher(model, exact, data)
+    index = HybridIndex(
+        exact,
+        neighbours=neighbours,
+        vote_weight=search.neighbour_weight,
+        ranker=ranker,
+        ranker_weight=config.ranker.weight,
+        num_candidates=config.ranker.num_candidates,
+    )
+    return Searcher(model, index, data)
+
+
 # --- evaluation -----------------------------------------------------------------------------------
 
 
@@ -401,10 +573,15 @@ def evaluate_model(
                 "neighbours and rankers are for one process, and the model is split between "
                 f"{ranks.num_ranks}; evaluate it without torchrun"
             )
-        rows = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
+        first, last = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
+        own_index = label_index(
+            model,
+            label_counts=dataset.label_counts()[first:last],
+            frequency_discount=config.search.frequency_discount,
+        )
         return evaluate_split(
             model,
-            label_index(model, dataset, config, rows=slice(*rows)),
+            own_index,
             dataset,
             part_name,
             ranks=ranks,
@@ -412,74 +589,18 @@ def evaluate_model(
             cutoffs=config.evaluation.cutoffs,
             progress=progress_fn,
         )
-    part, device = dataset.parts[part_name], model.label_table.device
-    encoder = model.encoder
-    if model.label_table.dtype != torch.float32:
-        encoder = copy.deepcopy(encoder).float()
-    index = model_index(model, dataset, config, ranker)
-
-    def encode(row_ids: IntArray) -> Tensor | VotedQueries | RankedQueries:
-        vectors = model.as_queries(encoder(features_of(part, row_ids, device=device)))
-        if isinstance(index, ExactIndex):
-            return vectors
-        assert isinstance(part.features, Rows)
-        return index.asked(vectors, taken_rows(part.features, row_ids))
-
+    part = dataset.parts[part_name]
+    data = query_data_of(dataset, config, weighs_features=False)
+    searcher = build_searcher(model, data, config, ranker)
     return evaluate(
-        encode,
-        index,
+        lambda row_ids: searcher.prepare(chosen_features(part, row_ids)),
+        searcher.index,
         part,
         dataset.label_counts(),
         num_results=max(config.evaluation.cutoffs),
         cutoffs=config.evaluation.cutoffs,
         num_train_queries=len(dataset.parts["train"]),
         progress=progress_fn,
-    )
-
-
-def label_index(
-    model: Retriever, dataset: Dataset, config: Config, *, rows: slice = ALL_ROWS
-) -> ExactIndex:
-    """All labels by the model's scores, less what the settings take off for being frequent.
-
-    Args:
-        rows: those of all labels that the model holds.
-    """
-    biases = model.biases()
-    if config.search.frequency_discount:
-        device = model.label_table.device
-        counts = torch.from_numpy(dataset.label_counts()[rows]).to(device, torch.float32)
-        discounts = config.search.frequency_discount * torch.log1p(counts)
-        biases = -discounts if biases is None else biases - discounts
-    table = model.label_table.detach()
-    if table.numel() <= MOST_COPIED:
-        return ExactIndex(model.unit(table.float()), label_bias=biases)
-    return ExactIndex(table, label_bias=biases, vectors_fn=lambda rows: model.unit(rows.float()))
-
-
-def model_index(
-    model: Retriever, dataset: Dataset, config: Config, ranker: LinearRanker | None = None
-) -> ExactIndex | NeighbourIndex | RankedIndex:
-    """All labels by the model's scores and, where there are any, by the neighbours and a ranker."""
-    index: ExactIndex | NeighbourIndex
-    index = label_index(model, dataset, config)
-    if config.search.num_neighbours:
-        train_part = dataset.parts["train"]
-        check_neighbours(config, dataset)
-        assert isinstance(train_part.features, Rows)
-        index = NeighbourIndex(
-            index,
-            train_part.features,
-            train_part.positives,
-            num_features=dataset.num_features,
-            num_neighbours=config.search.num_neighbours,
-            weight=config.search.neighbour_weight,
-            power=config.search.neighbour_power,
-        )
-    if ranker is None:
-        return index
-    return RankedIndex(
-        index, ranker, weight=config.ranker.weight, num_candidates=config.ranker.num_candidates
     )
 
 
@@ -503,7 +624,7 @@ def evaluate_run(
         )
     config = run_config(folder)
     model = load_model(folder, dataset, device=device, dtype=table_dtype(config), ranks=ranks)
-    ranker = load_ranker(folder, config, dataset)
+    ranker = load_run_ranker(folder, config, dataset)
     with count_bar(console, title or f"evaluating {folder} on {part_name}") as advance:
         outcome = evaluate_model(
             model, dataset, part_name, config, ranker=ranker, progress_fn=advance, ranks=ranks

@@ -8,7 +8,7 @@ import torch
 
 from evenhand.building import build_model
 from evenhand.config import Config, build_config, read_settings
-from evenhand.data import Dataset, Rows
+from evenhand.data import Dataset
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.distributed.weights import (
@@ -23,6 +23,7 @@ from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.models.weights import all_finite
 from evenhand.run_folder import check_trained_on
+from evenhand.search import QueryData
 
 
 def run_config(folder: Path) -> Config:
@@ -51,7 +52,7 @@ def save_model(folder: Path, model: Retriever, *, ranks: Ranks | None = None) ->
 
 def load_model(
     folder: Path,
-    dataset: Dataset,
+    dataset: Dataset | QueryData,
     *,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
@@ -78,7 +79,7 @@ def load_model(
 
 def load_model_shard(
     folder: Path,
-    dataset: Dataset,
+    dataset: Dataset | QueryData,
     *,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
@@ -93,8 +94,10 @@ def load_model_shard(
             f"{folder} holds no trained model yet; finish it: "
             f"evenhand train --resume --run {folder}"
         )
-    is_sparse = isinstance(dataset.parts["train"].features, Rows)
+    is_sparse = dataset.is_sparse
     sizes = config, dataset.num_features, dataset.num_labels
+    whole = build_model(*sizes, is_sparse=is_sparse, device="meta")
+    check_shapes(SavedWeights(folder / "model"), whole)  # before memory of that size is asked for
     model = build_model(
         *sizes,
         is_sparse=is_sparse,
@@ -103,10 +106,14 @@ def load_model_shard(
         label_rows=label_rows,
         feature_rows=feature_rows,
     ).to_empty(device=device)
-    whole = build_model(*sizes, is_sparse=is_sparse, device="meta")
     rows = {"label_table": label_rows, "label_bias": label_rows, "encoder.weight": feature_rows}
     fill_model(model, folder / "model", whole, rows=rows)
     return model
+
+
+def check_shapes(saved: SavedWeights, whole: Retriever) -> None:
+    """Refuses saved weights whose names or shapes are not those of a model."""
+    saved.check({name: tuple(weights.shape) for name, weights in whole.state_dict().items()})
 
 
 def fill_model(
@@ -123,7 +130,7 @@ def fill_model(
         rows: by name, those that `model` holds; all of a tensor that is not named.
     """
     saved = SavedWeights(weights_folder)
-    saved.check({name: tuple(weights.shape) for name, weights in whole.state_dict().items()})
+    check_shapes(saved, whole)
     for name, target in model.state_dict().items():
         own = rows.get(name)
         saved.read(name, target, first_row=0 if own is None else own.first)

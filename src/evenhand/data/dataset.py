@@ -156,6 +156,11 @@ class Dataset:
         return counted(ids, self.num_labels)
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether queries are rows of feature ids; False: dense vectors."""
+        return isinstance(self.parts["train"].features, Rows)
+
+    @property
     def is_read_in_blocks(self) -> bool:
         """Whether it may be larger than memory."""
         return any(part.block_pairs for part in self.parts.values())

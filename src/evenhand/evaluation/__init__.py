@@ -20,7 +20,6 @@ from evenhand.evaluation.comparison import Difference, GroupList, compare_outcom
 from evenhand.evaluation.outcome import (
     CUTOFFS,
     Outcome,
-    check_scores,
     evaluate,
     load_outcome,
     save_outcome,
@@ -55,7 +54,6 @@ __all__ = [
     "Score",
     "Slice",
     "certify",
-    "check_scores",
     "check_selector",
     "checked_slices",
     "compare_outcomes",

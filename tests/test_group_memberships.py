@@ -28,8 +28,8 @@ from evenhand.evaluation import (
     worst_groups,
     worst_members,
 )
-from evenhand.evaluation.attributes import attributes_of
-from evenhand.evaluation.scan import is_in_slice, slices_to_look_at
+from evenhand.evaluation.slice_attributes import attributes_of
+from evenhand.evaluation.slice_search import is_in_slice, slices_to_look_at
 from evenhand.report import write_report
 from evenhand.report.certificate import _known_groups
 from evenhand.report.study import study_of

@@ -31,7 +31,7 @@ from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_value
-from evenhand.evaluation.statistics import BUILT_IN
+from evenhand.evaluation.groups import BUILT_IN
 from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar, step_bar

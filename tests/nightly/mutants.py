@@ -23,7 +23,7 @@ TESTED_BY = {
     "theory/cvar.py": "test_theory_cvar.py",
     "theory/mean_bounds.py": "test_certificate.py",
     "theory/certificate.py": "test_certificate.py",
-    "evaluation/scan.py": "test_slices.py",
+    "evaluation/slice_search.py": "test_slices.py",
     "tuning/choice.py": "test_tuning.py",
     "data/download.py": "test_download.py",
     "data/extreme.py": "test_extreme.py",
@@ -46,7 +46,6 @@ TESTED_BY = {
     "distributed/weights.py": "test_saved_models.py",
     "evaluation/outcome.py": "test_evaluation.py",
     "evaluation/scores.py": "test_evaluation.py",
-    "evaluation/statistics.py": "test_evaluation.py",
     "search/exact.py": "test_search.py",
     "search/searcher.py": "test_searcher.py",
     "search/neighbours.py": "test_hybrid.py",
@@ -158,7 +157,9 @@ MUTANTS = [
     Mutant("risk.py", "[places] / counts[places]", "[places]", "group_means"),
     Mutant("risk.py", "counts[places]).where(is_member, 0)", "counts[places])", "several_groups"),
     Mutant("risk.py", "-1).where(is_member, 0)", "-1).expand_as(ids)", "several_groups"),
-    Mutant("evaluation/scan.py", "[columns[owners]] + within", "[columns[owners]]", "looked_at"),
+    Mutant(
+        "evaluation/slice_search.py", "[columns[owners]] + within", "[columns[owners]]", "looked_at"
+    ),
     Mutant("risk.py", "floor = torch.finfo(weights.dtype).tiny", "floor = 0.0", "group"),
     Mutant("risk.py", "self._mixtures() @ values", "self._mixtures().T @ values", "mixtures"),
     Mutant("risk.py", "weights @ self._mixtures()", "self._mixtures() @ weights", "mixtures"),
@@ -369,22 +370,51 @@ MUTANTS = [
     Mutant(
         "theory/certificate.py", "= np.argsort(-losses)", "= np.argsort(losses)", "minimum_over"
     ),
-    Mutant("evaluation/scan.py", "counts <= MAX_SHARE", "counts < MAX_SHARE", "looked_at"),
-    Mutant("evaluation/scan.py", "_pairs) & (counts <=", "_pairs + 1) & (counts <=", "looked_at"),
-    Mutant("evaluation/scan.py", "small[_firsts(sums[small])]", "small", "looked_at"),
-    Mutant("evaluation/scan.py", "(codes >= 0) & fulfils", "fulfils", "members"),
-    Mutant("evaluation/scan.py", "earlier * (lengths.max(initial=0) + 1) + ", "", "lost_as_many"),
-    Mutant("evaluation/scan.py", "[generator.permuted(places, axis=1)]", "[places]", "arrangement"),
-    Mutant("evaluation/scan.py", "generator.permuted(drawn, axis=2)", "drawn", "arrangement"),
+    Mutant("evaluation/slice_search.py", "counts <= MAX_SHARE", "counts < MAX_SHARE", "looked_at"),
     Mutant(
-        "evaluation/scan.py", "drawn, axis=2", "drawn.reshape(count, -1), axis=1", "arrangement"
+        "evaluation/slice_search.py",
+        "_pairs) & (counts <=",
+        "_pairs + 1) & (counts <=",
+        "looked_at",
     ),
-    Mutant("evaluation/scan.py", "np.maximum(expected, counts * mean_loss)", "expected", "formula"),
-    Mutant("evaluation/scan.py", "(num_conditions - 1)", "num_conditions", "formula"),
-    Mutant("evaluation/scan.py", "max(1, len(pairs) - 1)", "len(pairs)", "formula"),
-    Mutant("evaluation/scan.py", "sums - squares / lengths", "sums", "formula"),
-    Mutant("evaluation/scan.py", "largest >= to_reach -", "largest > to_reach +", "p_value"),
-    Mutant("evaluation/scan.py", "(1 + num_reached) /", "num_reached /", "one_after_the_other"),
+    Mutant("evaluation/slice_search.py", "small[_firsts(sums[small])]", "small", "looked_at"),
+    Mutant("evaluation/slice_search.py", "(codes >= 0) & fulfils", "fulfils", "members"),
+    Mutant(
+        "evaluation/slice_search.py",
+        "earlier * (lengths.max(initial=0) + 1) + ",
+        "",
+        "lost_as_many",
+    ),
+    Mutant(
+        "evaluation/slice_search.py",
+        "[generator.permuted(places, axis=1)]",
+        "[places]",
+        "arrangement",
+    ),
+    Mutant(
+        "evaluation/slice_search.py", "generator.permuted(drawn, axis=2)", "drawn", "arrangement"
+    ),
+    Mutant(
+        "evaluation/slice_search.py",
+        "drawn, axis=2",
+        "drawn.reshape(count, -1), axis=1",
+        "arrangement",
+    ),
+    Mutant(
+        "evaluation/slice_search.py",
+        "np.maximum(expected, counts * mean_loss)",
+        "expected",
+        "formula",
+    ),
+    Mutant("evaluation/slice_search.py", "(num_conditions - 1)", "num_conditions", "formula"),
+    Mutant("evaluation/slice_search.py", "max(1, len(pairs) - 1)", "len(pairs)", "formula"),
+    Mutant("evaluation/slice_search.py", "sums - squares / lengths", "sums", "formula"),
+    Mutant(
+        "evaluation/slice_search.py", "largest >= to_reach -", "largest > to_reach +", "p_value"
+    ),
+    Mutant(
+        "evaluation/slice_search.py", "(1 + num_reached) /", "num_reached /", "one_after_the_other"
+    ),
     Mutant("tuning/choice.py", "max((trial.average", "min((trial.average", "rule"),
     Mutant("tuning/choice.py", "<= max_drop + ROUNDING", "<= max_drop", "just_the_drop"),
     Mutant("tuning/choice.py", "<= max_drop + ROUNDING", "< max_drop", "rule"),
@@ -564,7 +594,7 @@ MUTANTS += [
     Mutant("evaluation/outcome.py", "tuple(sorted(set(cutoffs)))", "tuple(cutoffs)", "any_order"),
     Mutant("evaluation/scores.py", "max(1, len(judged) // 10)", "len(judged) // 10", "tenth"),
     Mutant(
-        "evaluation/statistics.py",
+        "evaluation/scores.py",
         "quantile(0.025), quantile(0.975)",
         "quantile(0.05), quantile(0.95)",
         "percentiles_of",

@@ -6,8 +6,8 @@ import numpy as np
 
 from evenhand.data.dataset import Dataset, IntArray
 from evenhand.errors import UserError
+from evenhand.evaluation.groups import DoubleArray, check_belongs
 from evenhand.evaluation.outcome import Outcome
-from evenhand.evaluation.statistics import DoubleArray, check_belongs
 from evenhand.theory.certificate import CAP, TAIL_FRACTIONS, Certificate, certificate, loss_weights
 
 RECIPROCAL_RANK = "reciprocal rank"

@@ -1,6 +1,6 @@
 """Who is failed: the slices that explain a model's failures, with a correction for many looks.
 
-A slice is a conjunction of conditions on different columns (`attributes`), such as "script = THAI
+A slice is a conjunction of conditions on different columns (`slice_attributes`), such as "script = THAI
 and length 9 or more". `find_slices` looks at all of them that hold enough pairs, takes the one that
 explains most, sets its pairs aside and looks again, until what is left could be chance.
 
@@ -45,9 +45,10 @@ from numpy.typing import NDArray
 
 from evenhand.data.dataset import Dataset, IntArray
 from evenhand.errors import UserError
-from evenhand.evaluation.attributes import Attribute, attributes_of
+from evenhand.evaluation.groups import DoubleArray, check_belongs
 from evenhand.evaluation.outcome import Outcome
-from evenhand.evaluation.scan import (
+from evenhand.evaluation.slice_attributes import Attribute, attributes_of
+from evenhand.evaluation.slice_search import (
     Conditions,
     is_in_slice,
     largest_score,
@@ -55,7 +56,6 @@ from evenhand.evaluation.scan import (
     slices_to_look_at,
     strata_of,
 )
-from evenhand.evaluation.statistics import DoubleArray, check_belongs
 
 MIN_PAIRS, MIN_SHARE = 30, 0.001  # a slice with fewer pairs, or a smaller share, is not looked at
 LEVEL = 0.05
@@ -117,7 +117,7 @@ def find_slices(
         progress: called with the number of permutations done, and how many are certain to come.
 
     Example:
-        >>> from evenhand.evaluation.attributes import nominal
+        >>> from evenhand.evaluation.slice_attributes import nominal
         >>> script = nominal("script", np.repeat([0, 1], [300, 100]), ["LATIN", "THAI"])
         >>> losses = np.concatenate([np.arange(300) % 10 == 0, np.arange(100) % 2 == 0])
         >>> found = find_slices(losses.astype(float), np.arange(400), [script])

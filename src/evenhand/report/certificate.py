@@ -8,7 +8,7 @@ import numpy as np
 
 from evenhand.data.dataset import memberships
 from evenhand.evaluation import Outcome, certify, is_certifiable, loss_sample
-from evenhand.evaluation.statistics import DoubleArray
+from evenhand.evaluation.groups import DoubleArray
 from evenhand.report.charts import DASHES, MARKS, legend, run_class
 from evenhand.report.markup import (
     Attributes,

@@ -23,8 +23,8 @@ from evenhand.data import Dataset
 from evenhand.data.dataset import memberships
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, check_selector, group_columns
+from evenhand.evaluation.groups import BUILT_IN
 from evenhand.evaluation.scores import MIN_PAIRS
-from evenhand.evaluation.statistics import BUILT_IN
 from evenhand.files import atomic_folder, read_json, write_json, write_text
 from evenhand.settings import typed
 from evenhand.tuning.choice import NAN, Trial, chosen_trial, pareto_front

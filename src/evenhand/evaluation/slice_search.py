@@ -16,8 +16,8 @@ from scipy.sparse import block_diag, csr_matrix
 from scipy.special import xlogy
 
 from evenhand.data.dataset import IntArray
-from evenhand.evaluation.attributes import Attribute
-from evenhand.evaluation.statistics import DoubleArray
+from evenhand.evaluation.groups import DoubleArray
+from evenhand.evaluation.slice_attributes import Attribute
 
 MAX_SHARE = 0.5  # a slice is a part: a larger one is what others are seen against
 VALUES_AT_ONCE = 2**22  # of permuted losses: 16 MB

@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 TOOLS := $(VENV)/tools
+FUZZING := $(VENV)/fuzzing
 DRAWING := $(VENV)/drawing
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
@@ -18,13 +19,17 @@ $(TOOLS): $(READY)
 	$(INSTALL) '.[places,dev]'
 	touch $(TOOLS)
 
+$(FUZZING): $(TOOLS)
+	$(INSTALL) '.[places,dev,fuzz]'
+	touch $(FUZZING)
+
 demo: $(READY)  ## train SNM and S2M on places, compare them, write the report
 	$(BIN)/evenhand demo
 
 test: $(TOOLS)  ## every test, each file by one of a few processes
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
-nightly: $(TOOLS)  ## small mistakes put into the package: each must make a test fail; minutes
+nightly: $(FUZZING)  ## mutants, the long tests, fuzzing, killed runs: about an hour
 	$(BIN)/python -m tests.nightly
 
 check: $(TOOLS)  ## format, lint, strict types
@@ -37,7 +42,7 @@ coverage: $(TOOLS)  ## lines of the core that the tests run, at least 95 %
 	$(BIN)/pytest --quiet --cov=evenhand --cov-report=
 	$(BIN)/coverage report --include='$(CORE)' --show-missing --fail-under=95
 
-fuzz: $(TOOLS)  ## MINUTES of damaged inputs for every parser; findings in fuzzing/
+fuzz: $(FUZZING)  ## MINUTES of damaged inputs for every parser; findings in fuzzing/
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) --processes $(or $(PROCESSES),2)
 
 format: $(TOOLS)

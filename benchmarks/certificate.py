@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import beta, binom
 
-from evenhand.theory.certificate import (
+from evenhand.theory.subpopulation_bounds import (
     CLUSTER_ANCHORS,
     anchor_excess,
     bounds_of,

@@ -20,7 +20,7 @@ from evenhand.files import read_json
 from evenhand.theory.bias import empirical_cvar_bias
 from evenhand.theory.consistency import top_minimiser
 from evenhand.theory.cvar import cvar_curve
-from evenhand.theory.order import batch_weights, label_weights
+from evenhand.theory.order_weights import batch_weights, label_weights
 
 try:
     import matplotlib

@@ -17,7 +17,8 @@ import speed_tables
 DOCS = Path(__file__).parents[1] / "docs"
 Tables = dict[str, list[str]]  # lines of a table, by its mark
 PAGES: dict[str, Callable[[], Tables]] = {
-    "../README.md": readme_tables.tables,
+    "../README.md": readme_tables.readme_tables,
+    "results.md": readme_tables.results_tables,
     "speed.md": speed_tables.tables,
     "reproduction.md": reproduction_tables.tables,
     "scaling.md": scaling_tables.tables,

@@ -1,4 +1,4 @@
-"""The tables of README.md, from the committed results."""
+"""The tables of README.md and docs/results.md, from the committed results."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,7 @@ SHOWN = [
     ("recall@1", "all"),
     ("recall@1", "tail"),
 ]
+README_SHOWN = [("recall@10", group) for group in ("all", "worst 3 of script", "head", "tail")]
 WORDS = {
     "worst 3 of script": "worst 3 scripts",
     "worst tenth of country": "worst tenth of countries",
@@ -81,14 +82,14 @@ def _time(rows: dict[str, Any], name: str | None, *, digits: int) -> str:
     return f"{row['milliseconds']:,.{digits}f}, {row['ratio_to_product']:,.1f}"
 
 
-def places_table() -> list[str]:
-    """SNM, Algorithm 1 and its annealed form: recall, and the difference to SNM in points."""
-    lines = ["| | SNM | S²M, Algorithm 1 | S²M, annealed |", "|---|---|---|---|"]
+def places_table(methods: dict[str, str], shown: list[tuple[str, str]]) -> list[str]:
+    """SNM beside other methods (name -> title): recall, and the difference to SNM in points."""
+    lines = [f"| | SNM | {' | '.join(methods.values())} |", f"|---|---|{'---|' * len(methods)}"]
     for size, model in MODELS.items():
         differences = _read(f"places-{size}-seeds.json")["differences"]
-        for metric, group in SHOWN:
-            rows = [_row(differences[method], metric, group) for method in ("s2m", "s2m-annealed")]
-            head = f"**{model}**, " if (metric, group) == SHOWN[0] else ""
+        for metric, group in shown:
+            rows = [_row(differences[method], metric, group) for method in methods]
+            head = f"**{model}**, " if (metric, group) == shown[0] else ""
             title = f"{head}{metric}, {WORDS.get(group, group)}"
             lines.append(f"| {title} | {_share(rows[0]['baseline'])} | {_cell(*rows)} |")
     return lines
@@ -118,6 +119,12 @@ def _read(file: str) -> Any:
     return json.loads((RESULTS / file).read_text("utf-8"))
 
 
-def tables() -> dict[str, list[str]]:
-    """Every table, by the mark in README.md that it stands under."""
-    return {"places": places_table(), "speed": speed_table()}
+def readme_tables() -> dict[str, list[str]]:
+    """The tables of README.md, by the mark that they stand under."""
+    return {"places": places_table({"s2m-annealed": "S²M, annealed"}, README_SHOWN)}
+
+
+def results_tables() -> dict[str, list[str]]:
+    """The tables of docs/results.md, by the mark that they stand under."""
+    methods = {"s2m": "S²M, Algorithm 1", "s2m-annealed": "S²M, annealed"}
+    return {"places": places_table(methods, SHOWN), "speed": speed_table()}

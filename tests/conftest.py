@@ -11,9 +11,6 @@ from hypothesis import HealthCheck, Phase, settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Targets and engines, which test_fuzz*.py run; and what `make nightly` runs.
-collect_ignore_glob = ["fuzz/*.py", "nightly/*.py"]
-
 # Without a GPU its kernels run in Triton's interpreter, which is chosen when they are defined.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -14,7 +14,8 @@ from evenhand.data.dataset import Dataset, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import certify, evaluate, is_certifiable, loss_sample
 from evenhand.search import ExactIndex
-from evenhand.theory.certificate import (
+from evenhand.theory.mean_bounds import mean_bound
+from evenhand.theory.subpopulation_bounds import (
     all_hold_probability,
     bounds_of,
     certificate,
@@ -22,7 +23,6 @@ from evenhand.theory.certificate import (
     tail_masses,
     weighted_cvar,
 )
-from evenhand.theory.mean_bounds import mean_bound
 
 DELTA = 0.05
 FINE = np.concatenate([np.geomspace(0.004, 1, 60), [0.1, 0.2, 0.5]])  # tail fractions
@@ -258,6 +258,18 @@ def test_the_probability_of_a_single_rank_is_a_beta_law_for_many_draws_too():
     for rank, mass in (1, 1e-4), (50, 0.002), (3000, 0.15), (19_900, 0.996):
         found = all_hold_probability(np.array([rank]), np.array([mass]), 20_000)
         assert math.isclose(found, beta.cdf(mass, rank, 20_001 - rank), abs_tol=1e-8)
+
+
+@pytest.mark.parametrize("num_draws", [1, 2, 25, 300])
+def test_the_band_fails_with_probability_delta(num_draws):
+    ranks, masses = tail_masses(num_draws, DELTA)
+    generator = np.random.default_rng(0)
+    fails = 0
+    for _ in range(20):
+        uniforms = np.sort(generator.random((1000, num_draws)), axis=1)
+        fails += np.count_nonzero((uniforms[:, ranks - 1] > masses).any(axis=1))
+    error = math.sqrt(DELTA * (1 - DELTA) / 20_000)
+    assert abs(fails / 20_000 - DELTA) < 5 * error
 
 
 def chance_to_fail(ranks, masses, num_draws):

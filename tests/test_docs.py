@@ -17,9 +17,7 @@ BLOCK = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<text>.*?)^```\s*$", re.MULTILI
 SHELL = ("console", "bash", "sh", "shell")
 ENDS = ("|", ">", ">>", "&&", "||", ";", "&")
 
-every_page = pytest.mark.parametrize(
-    "page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES]
-)
+TEXTS = {page: page.read_text("utf-8") for page in PAGES}
 
 
 def blocks_of(text, *kinds):
@@ -63,25 +61,26 @@ def parse(words):
         return None if exit_.code == 0 else exit_
 
 
-@every_page
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_every_python_block_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_blocks(page.read_text("utf-8"), str(page))
+    run_blocks(TEXTS[page], str(page))
 
 
-@every_page
-def test_every_command_is_one_the_parser_knows(page):
-    for line_number, words in commands_of(page.read_text("utf-8")):
-        place = f"{page.name}, block of line {line_number}"
-        assert not isinstance(parse(words), SystemExit), f"{place}: evenhand {shlex.join(words)}"
+def test_every_command_is_one_the_parser_knows():
+    unknown = [
+        f"{page.name}, block of line {line_number}: evenhand {shlex.join(words)}"
+        for page, text in TEXTS.items()
+        for line_number, words in commands_of(text)
+        if isinstance(parse(words), SystemExit)
+    ]
+    assert not unknown, "\n".join(unknown)
 
 
-@every_page
-def test_every_experiment_is_one_its_parser_knows(page):
-    for command in re.findall(
-        r"^python -m experiments\.reproduce (.*)", page.read_text("utf-8"), re.M
-    ):
-        assert reproduce._parser().parse_args(shlex.split(command, comments=True))
+def test_every_experiment_is_one_its_parser_knows():
+    for text in TEXTS.values():
+        for command in re.findall(r"^python -m experiments\.reproduce (.*)", text, re.M):
+            assert reproduce._parser().parse_args(shlex.split(command, comments=True))
 
 
 def flags_by_command():
@@ -126,14 +125,15 @@ def named_flags(text, commands):
         yield from ((word.partition("=")[0], of) for word in words if re.match("--[a-z]", word))
 
 
-@every_page
-def test_every_flag_in_the_text_is_one_the_command_takes(page):
-    commands = flags_by_command()
-    for flag, names in named_flags(page.read_text("utf-8"), commands):
-        flag = flag.rstrip(".,;:")
-        assert any(flag in commands[name] for name in names), (
-            f"{page.name}: {flag} is no flag of {', '.join(sorted(names)) or 'a command there'}"
-        )
+def test_every_flag_in_the_text_is_one_the_command_takes():
+    commands, wrong = flags_by_command(), []
+    for page, text in TEXTS.items():
+        for flag, names in named_flags(text, commands):
+            flag = flag.rstrip(".,;:")
+            if not any(flag in commands[name] for name in names):
+                of = ", ".join(sorted(names)) or "a command there"
+                wrong.append(f"{page.name}: {flag} is no flag of {of}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_flag_that_no_command_of_the_page_takes_is_found():
@@ -151,23 +151,21 @@ def test_the_readme_shows_python():
 # Tables that are made from something else.
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2])
-def test_the_tables_of_methods_are_those_of_the_results(monkeypatch, noise):
+def test_the_tables_of_methods_are_those_of_the_results(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     methods = importlib.import_module("methods")
-    assert methods.table_of(methods.RESULTS, noise) in (ROOT / "docs/methods.md").read_text("utf-8")
+    page = (ROOT / "docs/methods.md").read_text("utf-8")
+    for noise in (0.0, 0.2):
+        assert methods.table_of(methods.RESULTS, noise) in page, noise
 
 
-RESULT_PAGES = ["../README.md", "speed.md", "reproduction.md", "scaling.md"]
-
-
-@pytest.mark.parametrize("name", RESULT_PAGES)
-def test_tables_of_results_are_those_of_the_results(monkeypatch, name):
+def test_tables_of_results_are_those_of_the_results(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     pages = importlib.import_module("pages")
-    assert list(pages.PAGES) == RESULT_PAGES
-    page = (ROOT / "docs" / name).read_text("utf-8")
-    assert pages.with_tables(page, pages.PAGES[name]()) == page
+    assert list(pages.PAGES) == ["../README.md", "speed.md", "reproduction.md", "scaling.md"]
+    for name, tables in pages.PAGES.items():
+        page = (ROOT / "docs" / name).read_text("utf-8")
+        assert pages.with_tables(page, tables()) == page, name
 
 
 def theory_rows():
@@ -179,7 +177,7 @@ def theory_rows():
 
 
 def test_every_function_of_the_theory_exists_and_so_does_its_test():
-    sources = [path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py")]
+    sources = [path.read_text("utf-8") for path in Path(__file__).parent.rglob("test_*.py")]
     known_tests = set(re.findall(r"^def (test_\w+)", "\n".join(sources), re.MULTILINE))
     rows = list(theory_rows())
     assert len(rows) > 50
@@ -201,10 +199,29 @@ def test_every_public_function_of_the_theory_is_in_its_tables():
     assert functions <= named, functions - named
 
 
-@every_page
-def test_every_link_to_a_file_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
+# README.md is also shown by package indexes, which know no other file of this repository.
+HOME = re.compile(r"https://(github|raw\.githubusercontent)\.com/evenhand/evenhand/(blob/)?main/")
+
+
+def test_every_link_to_a_file_leads_somewhere():
+    broken = []
+    for page, text in TEXTS.items():
+        inline = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
+        for target in inline + re.findall(r"^\[[^]]+\]: (\S+)", text, re.MULTILINE):
+            local = ROOT / HOME.sub("", target) if HOME.match(target) else page.parent / target
+            is_elsewhere = "://" in target and not HOME.match(target)
+            if not is_elsewhere and not local.exists():
+                broken.append(f"{page.name}: {target}")
+    assert not broken, "\n".join(broken)
+
+
+def test_the_readme_can_be_read_on_a_package_index():
+    text = PAGES[0].read_text("utf-8")
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert targets
+    assert [target for target in targets if not target.startswith("https://")] == []
+    used = set(re.findall(r"\]\[([^]]+)\]", text))
+    assert used == set(re.findall(r"^\[([^]]+)\]: ", text, re.MULTILINE))
 
 
 # These tests must be able to fail.

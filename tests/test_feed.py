@@ -14,9 +14,10 @@ from evenhand.data.dataset import Part, Rows
 from evenhand.errors import UserError
 from evenhand.kernels.permutation import permute
 from evenhand.models.encoders import Bags
+from evenhand.models.features import features_of
 from evenhand.sampling import InBatchSampler
 from evenhand.training import feed as feed_module
-from evenhand.training.feed import PairFeed, features_of
+from evenhand.training.feed import PairFeed
 
 CPU = torch.device("cpu")
 POSITIVES = [[4], [1, 3, 0], [], [2, 4], [5], [0, 1], [3]]  # 10 pairs of 7 queries

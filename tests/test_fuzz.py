@@ -6,13 +6,11 @@ further. Below are the inputs that once did harm, each with what it must come to
 
 import io
 import math
-from random import Random
 
 import numpy as np
 import pytest
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from evenhand.building import check_all_ids
 from evenhand.config import build_config, read_settings, with_assignments
@@ -27,11 +25,9 @@ from evenhand.run_folder import _read_scores, read_about, read_metrics
 from evenhand.search.ranker import load_ranker
 from evenhand.tuning.space import parsed_space
 from fuzz import array_targets, network_targets
-from fuzz.campaign import smallest
-from fuzz.mutation import mutated
+from fuzz.inputs import corpus_of, inputs_of
 from fuzz.registry import TARGETS
 from fuzz.target import forget_scratch, scratch
-from fuzz.worker import corpus_of
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]  # numpy's remarks
 every_target = pytest.mark.parametrize("name", TARGETS)
@@ -59,10 +55,6 @@ def test_the_seeds_are_read_and_the_corpus_is_read_or_refused(name):
 @every_target
 def test_hypothesis_finds_nothing_either(name):
     target = TARGETS[name]
-    inputs = [*target.seeds, *corpus_of(name)]
-    changed = st.integers(0, 2**64).map(lambda seed: mutated(Random(seed), inputs, target.words))
-    pieces = st.lists(st.sampled_from([*target.seeds, *target.words, b"\n", b" "]), max_size=6)
-    anything = st.one_of(st.binary(max_size=200), pieces.map(b"".join))
 
     @settings(
         max_examples=60,
@@ -71,15 +63,11 @@ def test_hypothesis_finds_nothing_either(name):
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(data=st.one_of(changed, anything))
+    @given(data=inputs_of(target))
     def look(data):
         target.check_fn(data)
 
     look()
-
-
-def test_an_input_is_made_as_small_as_it_can_be():
-    assert smallest(b"aaaXbbbYccc", lambda d: b"X" in d and b"Y" in d, most_tries=1000) == b"XY"
 
 
 # --- what did harm --------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ def test_a_margin_loss_matches_its_oracle(name, margin):
 @given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 2**31), st.sampled_from([0, 0.5]))
 def test_a_loss_matches_its_oracle(name, batch_size, num_labels, seed, share_empty):
     positives, negatives = random_scores(batch_size, num_labels, seed=seed, share_empty=share_empty)
+    before = positives.clone(), negatives.clone()
     actual = LOSSES[name].loss_fn(positives, negatives)
+    assert torch.equal(positives, before[0])  # arguments stay as they are
+    assert torch.equal(negatives, before[1])
     expected = [
         LOSSES[name].oracle(positive, row, num_labels)
         for positive, row in zip(positives.tolist(), negatives.tolist(), strict=True)
@@ -164,34 +167,6 @@ def test_extreme_scores_stay_finite(name, dtype):
 
 
 @every_loss
-def test_the_order_of_labels_changes_nothing(name):
-    positives, negatives = random_scores(4, 6, share_empty=0.3)
-    order = torch.randperm(6)
-    torch.testing.assert_close(
-        LOSSES[name].loss_fn(positives, negatives[:, order]),
-        LOSSES[name].loss_fn(positives, negatives),
-    )
-
-
-@every_loss
-def test_losses_follow_the_order_of_examples(name):
-    positives, negatives = random_scores(6, 4, share_empty=0.3)
-    order = torch.randperm(6)
-    torch.testing.assert_close(
-        LOSSES[name].loss_fn(positives[order], negatives[order]),
-        LOSSES[name].loss_fn(positives, negatives)[order],
-    )
-
-
-@every_loss
-def test_an_example_is_not_touched_by_its_neighbours(name):
-    positives, negatives = random_scores(5, 3, share_empty=0.3)
-    together = LOSSES[name].loss_fn(positives, negatives)
-    alone = [LOSSES[name].loss_fn(positives[b : b + 1], negatives[b : b + 1]) for b in range(5)]
-    torch.testing.assert_close(together, torch.cat(alone))
-
-
-@every_loss
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [
@@ -211,34 +186,6 @@ def test_every_number_format_is_kept(name, dtype, tolerance):
     assert losses.shape == (8,)
     expected = LOSSES[name].loss_fn(positives.double(), negatives.double())
     torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-@every_loss
-def test_arguments_are_not_changed(name):
-    positives, negatives = random_scores(3, 4, share_empty=0.3)
-    before = positives.clone(), negatives.clone()
-    LOSSES[name].loss_fn(positives, negatives)
-    assert torch.equal(positives, before[0])
-    assert torch.equal(negatives, before[1])
-
-
-@given(st.floats(-100, 100))
-def test_adding_a_constant_to_all_scores_does_not_change_the_softmax_loss(constant):
-    positives, negatives = random_scores(4, 5, share_empty=0.3)
-    torch.testing.assert_close(
-        softmax_loss(positives + constant, negatives + constant),
-        softmax_loss(positives, negatives),
-        rtol=1e-10,
-        atol=1e-12,
-    )
-
-
-@every_loss
-def test_a_harder_negative_and_an_easier_positive_never_lower_and_never_raise_the_loss(name):
-    positives, negatives = random_scores(50, 4, seed=2)
-    losses = LOSSES[name].loss_fn(positives, negatives)
-    assert (LOSSES[name].loss_fn(positives, negatives + 0.3) >= losses).all()
-    assert (LOSSES[name].loss_fn(positives + 0.3, negatives) <= losses).all()
 
 
 def test_a_cosine_rounded_past_one_costs_nothing():
@@ -302,19 +249,19 @@ def test_an_empty_slot_is_never_shown_to_a_margin_loss_of_ones_own():
     assert by_negative[0, 1] == 0
 
 
-@pytest.mark.parametrize("margin", [-1.5, 1.01, math.nan])
-def test_a_margin_that_is_no_cosine_is_refused(margin):
-    with pytest.raises(ValueError, match=f"margin must be between -1 and 1 .*got {margin}"):
-        contrastive_loss(torch.zeros(1), torch.zeros(1, 1), margin=margin)
-
-
 @pytest.mark.parametrize("margin", [-1, 1])
 def test_the_outermost_margins_are_allowed(margin):
     losses = contrastive_loss(torch.tensor([1.0]), torch.tensor([[1.0]]), margin=margin)
     assert losses.tolist() == [(1 - margin) ** 2]
 
 
-@pytest.mark.parametrize("power", [0, 0.99, math.nan])
-def test_a_power_below_one_is_refused(power):
-    with pytest.raises(ValueError, match=f"power must be at least 1 .*got {power}"):
-        contrastive_loss(torch.zeros(1), torch.zeros(1, 1), power=power)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(({"margin": m}, f"margin .* between -1 and 1 .*got {m}") for m in (-1.5, 1.01, math.nan)),
+        *(({"power": p}, f"power must be at least 1 .*got {p}") for p in (0, 0.99, math.nan)),
+    ],
+)
+def test_a_margin_that_is_no_cosine_and_a_power_below_one_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        contrastive_loss(torch.zeros(1), torch.zeros(1, 1), **settings)

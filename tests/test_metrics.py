@@ -103,11 +103,8 @@ def test_propensities_follow_the_formula_and_grow_with_the_count():
     expected = [oracles.propensity(count, 1000) for count in counts.tolist()]
     torch.testing.assert_close(actual, torch.tensor(expected))
     assert (actual.diff() > 0).all()
-
-
-@pytest.mark.parametrize("num_examples", [1, 2])
-def test_a_propensity_never_exceeds_one(num_examples):
-    assert label_propensities(torch.tensor([0, 2]), num_examples).tolist() == [1, 1]
+    for num_examples in (1, 2):  # log N - 1 is negative
+        assert label_propensities(torch.tensor([0, 2]), num_examples).tolist() == [1, 1]
 
 
 def test_the_bundle_holds_what_the_single_functions_return():

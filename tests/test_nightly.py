@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from nightly import __main__ as nightly
+from nightly import mutation as nightly
 from nightly.mutants import Mutant
 
 

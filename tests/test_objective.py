@@ -1,5 +1,3 @@
-from itertools import pairwise
-
 import pytest
 import torch
 from hypothesis import given
@@ -61,55 +59,20 @@ def test_s2m_matches_the_slow_oracle(name, problem):
 
 
 @every_loss
-def test_every_label_and_every_example_is_plain_sgd(name):
+def test_the_corners_are_sgd_snm_top_sgd_and_the_maximal_loss(name):
     positives, negatives = fixed_problem()
-    expected = oracles.sgd(LOSSES[name].oracle, positives.tolist(), negatives.tolist())
-    assert s2m(positives, negatives, 7, 5, name).item() == pytest.approx(expected, rel=1e-12)
-    plain = LOSSES[name].loss_fn(positives, negatives).mean()
-    torch.testing.assert_close(s2m(positives, negatives, 7, 5, name), plain)
-
-
-@every_loss
-@pytest.mark.parametrize("num_hard_labels", [1, 3])
-def test_every_example_is_stochastic_negative_mining(name, num_hard_labels):
-    positives, negatives = fixed_problem()
-    rows = positives.tolist(), negatives.tolist()
-    expected = oracles.snm(LOSSES[name].oracle, *rows, num_hard_labels)
-    actual = s2m(positives, negatives, num_hard_labels, 5, name).item()
-    assert actual == pytest.approx(expected, rel=1e-12)
-
-
-@every_loss
-@pytest.mark.parametrize("num_hard_examples", [1, 3])
-def test_every_label_is_average_top_sgd(name, num_hard_examples):
-    positives, negatives = fixed_problem()
-    rows = positives.tolist(), negatives.tolist()
-    expected = oracles.top_sgd(LOSSES[name].oracle, *rows, num_hard_examples)
-    actual = s2m(positives, negatives, 7, num_hard_examples, name).item()
-    assert actual == pytest.approx(expected, rel=1e-12)
-
-
-@every_loss
-def test_one_example_is_the_maximal_loss_of_the_minibatch(name):
-    positives, negatives = fixed_problem()
-    rows = zip(positives.tolist(), negatives.tolist(), strict=True)
-    expected = max(LOSSES[name].oracle(positive, row, 3) for positive, row in rows)
-    assert s2m(positives, negatives, 3, 1, name).item() == pytest.approx(expected, rel=1e-12)
-
-
-@every_loss
-def test_the_objective_never_rises_with_more_examples(name):
-    positives, negatives = fixed_problem(batch_size=8)
-    values = [s2m(positives, negatives, 3, count, name).item() for count in range(1, 9)]
-    assert all(later <= earlier for earlier, later in pairwise(values))
-    assert values[-1] < values[0]
-
-
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "softmax"])
-def test_an_average_over_labels_never_rises_with_more_labels(name):
-    positives, negatives = fixed_problem()
-    values = [s2m(positives, negatives, count, 2, name).item() for count in range(1, 8)]
-    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(values))
+    rows, oracle = (positives.tolist(), negatives.tolist()), LOSSES[name].oracle
+    corners = {
+        (7, 5): oracles.sgd(oracle, *rows),  # every label and every example
+        (1, 5): oracles.snm(oracle, *rows, 1),  # every example
+        (3, 5): oracles.snm(oracle, *rows, 3),
+        (7, 1): oracles.top_sgd(oracle, *rows, 1),  # every label
+        (7, 3): oracles.top_sgd(oracle, *rows, 3),
+        (3, 1): max(oracle(own, row, 3) for own, row in zip(*rows, strict=True)),
+    }
+    for counts, expected in corners.items():
+        actual = s2m(positives, negatives, *counts, name).item()
+        assert actual == pytest.approx(expected, rel=1e-12), counts
 
 
 @every_loss

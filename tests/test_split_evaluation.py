@@ -12,9 +12,9 @@ from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import evaluate
+from evenhand.models.features import features_of
 from evenhand.runs import evaluate_model
 from evenhand.search import ExactIndex
-from evenhand.training.feed import features_of
 from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, text_dataset, with_parts
 from split import rank_model

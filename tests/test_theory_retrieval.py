@@ -14,7 +14,6 @@ import theory_oracles as oracles
 from evenhand.losses import contrastive_loss, exponential, hinge, logistic, squared_hinge
 from evenhand.theory import (
     bowl_bound,
-    expected_snm_loss,
     label_weights,
     least_contrastive_loss_of_a_miss,
     least_loss_of_a_miss,
@@ -104,11 +103,6 @@ def test_the_least_loss_of_a_miss_is_the_one_found_by_hand(margin_loss, least_fn
     assert actual == pytest.approx(least_fn(share), rel=1e-10)
 
 
-@every_margin_loss
-def test_of_the_whole_weight_it_is_twice_the_loss_at_zero(margin_loss):
-    assert least_loss_of_a_miss(margin_loss) == pytest.approx(2 * phi(margin_loss)(0.0), rel=1e-15)
-
-
 def test_a_margin_loss_that_is_not_convex_or_lets_a_miss_go_free_is_refused():
     def ramp(margins):
         return hinge(margins).clamp(max=1)
@@ -178,13 +172,6 @@ def test_more_hard_labels_than_results_over_the_same_constant_bound_nothing():
     assert losses[0] / least_loss_of_a_miss(hinge) == 0.75  # below the retrieval loss of 1
     # Over the smaller constant, 2 r / k, it bounds again.
     assert bowl_bound(scores, labels, num_results=1, num_hard_labels=2).tolist() == [1.5]
-
-
-def test_the_smaller_constant_is_needed():
-    # r = 1, k = 4: label and one rival at 1, the others at -1. The loss is 0 + (2 + 0 + 0 + 0) / 4.
-    scores = [[1.0, 1.0, -1.0, -1.0, -1.0]]
-    assert retrieval_loss(scores, [0], num_results=1).tolist() == [1]
-    assert bowl_bound(scores, [0], num_results=1, num_hard_labels=4).tolist() == [1.0]
 
 
 # The contrastive loss.
@@ -264,14 +251,6 @@ def test_the_expected_loss_over_samples_bounds_the_retrieval_loss_among_all_labe
             scores, labels, num_results=num_results, weights=weights, margin_loss=margin_loss
         )
         assert (bound >= missed - SLACK).all()
-
-
-def test_the_order_weighted_loss_with_lemma_1s_weights_is_the_expected_snm_loss():
-    generator = np.random.default_rng(0)
-    scores, counts = generator.normal(size=(4, 6)), {"num_sampled_labels": 3, "num_hard_labels": 2}
-    actual = order_weighted_losses(scores, [0] * 4, weights=label_weights(5, **counts))
-    positives, negatives = np.maximum(0, 1 - scores[:, 0]), np.maximum(0, 1 + scores[:, 1:])
-    assert actual == pytest.approx(expected_snm_loss(positives, negatives, **counts), rel=1e-12)
 
 
 # Refusals.

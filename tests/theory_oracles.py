@@ -152,6 +152,11 @@ def cvar_by_quantiles(losses, probabilities, tail_fraction):
     return total / tail_fraction
 
 
+def cvar_of_sample(losses, tail_fraction):
+    """The same for equally likely losses: the hardest share, the last of them in part."""
+    return cvar_by_quantiles(losses, [1 / len(losses)] * len(losses), tail_fraction)
+
+
 def agnostic_top(losses, group_ids, num_hard_examples):
     """Lemma 3's right side: the maximum over all mixtures, and the mixtures that reach it."""
     groups = range(max(group_ids) + 1)
@@ -168,3 +173,16 @@ def agnostic_top(losses, group_ids, num_hard_examples):
             )
     best = max(values.values())
     return best, [counts for counts, value in values.items() if value == best]
+
+
+# Rademacher complexity.
+
+
+def rademacher(functions):
+    """The definition as loops: all sign vectors, all functions (M, N)."""
+    num_examples = len(functions[0])
+    suprema = [
+        max(sum(s * v for s, v in zip(signs, row, strict=True)) for row in functions)
+        for signs in itertools.product([-1, 1], repeat=num_examples)
+    ]
+    return sum(suprema) / len(suprema) / num_examples

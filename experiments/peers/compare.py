@@ -33,9 +33,9 @@ from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weighted
 from evenhand.files import read_json, write_json
+from evenhand.models.features import features_of
 from evenhand.runs import mine_and_fit_ranker
 from evenhand.search import label_index
-from evenhand.training.feed import features_of
 from evenhand.training.loop import Places, train
 from experiments.peers.score_mixtures import (
     STAGES,

@@ -23,6 +23,7 @@ from evenhand.distributed.shards import share_of
 from evenhand.distributed.weights import SavedWeights
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
+from evenhand.models.features import features_of
 from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar
@@ -32,7 +33,6 @@ from evenhand.saved_models import load_model_shard, run_config
 from evenhand.search import QueryData
 from evenhand.search.query_data import load_query_data
 from evenhand.search.searcher import discounted
-from evenhand.training.feed import features_of
 from evenhand.version import __version__
 
 BLOCK_BYTES = 2**25  # of vectors, read and written at once

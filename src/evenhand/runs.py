@@ -33,6 +33,7 @@ from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_value
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.files import atomic_folder, write_json, write_text
+from evenhand.models.features import chosen_features, features_of
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar, step_bar
 from evenhand.run_folder import about_run, check_trained_on, read_about, save_result
@@ -49,7 +50,6 @@ from evenhand.search import (
 from evenhand.search.query_data import load_query_data, save_query_data
 from evenhand.search.ranker import fit_ranker, hardest_labels, load_ranker, save_ranker
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
-from evenhand.training.feed import chosen_features, features_of
 from evenhand.training.loop import Places, Training, train
 from evenhand.training.metrics_file import last_logged_step, rewind_metrics
 from evenhand.training.split_step import SplitStep

@@ -1,5 +1,6 @@
 """Slow, obvious parsers, written from the formats and not from the code. None: refused."""
 
+import csv
 import re
 
 import numpy as np
@@ -124,63 +125,17 @@ def group_values(data: bytes, num_rows: int) -> dict | None:
 
 # --- tables ---------------------------------------------------------------------------------------
 
-MOST_CHARACTERS = 131072  # of a cell
-
 
 def table(data: bytes, delimiter: str) -> list[list[str]] | None:
     """The rows that are not blank, by the strict rules of quoting."""
     lines = unicode_lines(data)
     if lines is None:
         return None
-    text = "".join(line + "\n" for line in lines)
-    rows, row, place = [], [], 0
-    while place < len(text):
-        if not row and text[place] in "\r\n":  # an empty line
-            end = _line_end(text, place)
-            if end is None:
-                return None
-            place = end
-            continue
-        cell, place = _cell(text, place, delimiter)
-        if cell is None or len(cell) > MOST_CHARACTERS:
-            return None
-        row.append(cell)
-        if text[place] == delimiter:
-            place += 1
-            continue
-        rows.append(row)
-        row, end = [], _line_end(text, place)
-        if end is None:
-            return None
-        place = end
+    try:
+        rows = list(csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True))
+    except csv.Error:
+        return None
     return [row for row in rows if any(cell.strip() for cell in row)]
-
-
-def _cell(text: str, place: int, delimiter: str) -> tuple[str | None, int]:
-    if text[place] != '"':
-        end = place
-        while text[end] != delimiter and text[end] not in "\r\n":
-            end += 1
-        return text[place:end], end
-    pieces, place = [], place + 1
-    while True:
-        end = text.find('"', place)
-        if end < 0:
-            return None, place
-        pieces.append(text[place:end])
-        if text[end + 1] == '"':
-            pieces.append('"')
-            place = end + 2
-            continue
-        is_end = text[end + 1] == delimiter or text[end + 1] in "\r\n"
-        return ("".join(pieces) if is_end else None), end + 1
-
-
-def _line_end(text: str, place: int) -> int | None:
-    """Behind the end of a line; a \\r that is not part of it is refused."""
-    while text[place] == "\r":
-        place += 1
-    return place + 1 if text[place] == "\n" else None
 
 
 # --- text -----------------------------------------------------------------------------------------

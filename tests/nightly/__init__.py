@@ -1,1 +1,1 @@
-"""Mutants of the package, for `make nightly`: too slow for `make test` (see CONTRIBUTING.md)."""
+"""What `make nightly` runs: too slow for `make test` (see CONTRIBUTING.md)."""

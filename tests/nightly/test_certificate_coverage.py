@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom
 
-from evenhand.theory.certificate import certificate, tail_masses, weighted_cvar
+from evenhand.theory.subpopulation_bounds import certificate, weighted_cvar
 from test_certificate import DELTA, FINE, certified, clustered_truth, clusters, cvar_of_atoms
 
 TRIALS = 1000
@@ -96,15 +96,3 @@ def test_bounds_by_cluster_hold_and_bounds_that_overlook_the_clusters_are_refute
             failures["overlooked"] += bool(np.any(overlooked < truth - 1e-12))
     assert not is_refuted(failures["minded"])
     assert failures["overlooked"] > 0.15 * TRIALS / 5
-
-
-@pytest.mark.parametrize("num_draws", [1, 2, 25, 300])
-def test_the_band_fails_with_probability_delta(num_draws):
-    ranks, masses = tail_masses(num_draws, DELTA)
-    generator = np.random.default_rng(0)
-    fails = 0
-    for _ in range(20):
-        uniforms = np.sort(generator.random((1000, num_draws)), axis=1)
-        fails += np.count_nonzero((uniforms[:, ranks - 1] > masses).any(axis=1))
-    error = math.sqrt(DELTA * (1 - DELTA) / 20_000)
-    assert abs(fails / 20_000 - DELTA) < 5 * error

@@ -17,9 +17,9 @@ from evenhand.distributed.search import SplitIndex
 from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
 from evenhand.models.encoders import BagEncoder, Bags, Features
+from evenhand.models.features import features_of
 from evenhand.models.retriever import Retriever
 from evenhand.search.exact import ExactIndex
-from evenhand.training.feed import features_of
 
 
 class SplitEncoder:

@@ -8,7 +8,13 @@ from evenhand.data.dataset import Dataset, IntArray
 from evenhand.errors import UserError
 from evenhand.evaluation.groups import DoubleArray, check_belongs
 from evenhand.evaluation.outcome import Outcome
-from evenhand.theory.certificate import CAP, TAIL_FRACTIONS, Certificate, certificate, loss_weights
+from evenhand.theory.subpopulation_bounds import (
+    CAP,
+    TAIL_FRACTIONS,
+    Certificate,
+    certificate,
+    loss_weights,
+)
 
 RECIPROCAL_RANK = "reciprocal rank"
 # What is drawn independently, and what a subpopulation is made of.

@@ -1,8 +1,9 @@
 """Who is failed: the slices that explain a model's failures, with a correction for many looks.
 
-A slice is a conjunction of conditions on different columns (`slice_attributes`), such as "script = THAI
-and length 9 or more". `find_slices` looks at all of them that hold enough pairs, takes the one that
-explains most, sets its pairs aside and looks again, until what is left could be chance.
+A slice is a conjunction of conditions on different columns (see `slice_attributes`), such as
+"script = THAI and length 9 or more". `find_slices` looks at all of them that hold enough pairs,
+takes the one that explains most, sets its pairs aside and looks again, until what is left could be
+chance.
 
 The score is that of a scan statistic (Kulldorff 1997), on SliceLine's search space (Sagadeeva and
 Boehm 2021). For a slice of n pairs with a mean loss of t, where e is expected of them,

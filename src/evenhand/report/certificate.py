@@ -24,7 +24,7 @@ from evenhand.report.markup import (
     table,
 )
 from evenhand.report.study import Study
-from evenhand.theory.certificate import Certificate
+from evenhand.theory.subpopulation_bounds import Certificate
 
 LOSS = "reciprocal rank"
 TABLE_FRACTIONS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)

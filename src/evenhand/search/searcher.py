@@ -10,13 +10,13 @@ from torch import Tensor
 from evenhand.data.dataset import FloatArray, IntArray, Rows, Strings
 from evenhand.data.text import featurizer_from
 from evenhand.data.weighting import unit_values
+from evenhand.models.features import as_tensors
 from evenhand.models.retriever import Retriever
 from evenhand.search.exact import ExactIndex
 from evenhand.search.hybrid import HybridIndex, HybridQueries
 from evenhand.search.index import SearchResult, check_scores
 from evenhand.search.query_data import QueryData
 from evenhand.search.ranker import check_rows
-from evenhand.training.feed import as_tensors
 
 MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
 

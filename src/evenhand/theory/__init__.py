@@ -1,13 +1,15 @@
 """The paper's statements as functions: each one computed, most of them in more ways than one.
 
-order        order-weighted averages, and the weights that random draws give to each rank
-expected     Lemma 1: the expected S2M loss, and the average the paper says it equals
-retrieval    the retrieval loss, and the losses that bound it
-cvar         the conditional value at risk, in three ways, and Lemma 3
-consistency  Proposition 2: what the top-k' loss is consistent for
-bias         Lemma 4: how far the CVaR of a sample is from that of the law
-bounds       Proposition 5: bounds of the CVaR by that of a sample; rademacher holds their parts
-certificate  what one's own data say of every subpopulation; mean_bounds holds its parts
+order_weights         order-weighted averages, and the weights of random draws for each rank
+expected              Lemma 1: the expected S2M loss, and the average the paper says it equals
+retrieval             the retrieval loss, and the losses that bound it
+cvar                  the conditional value at risk, in three ways, and Lemma 3
+consistency           Proposition 2: what the top-k' loss is consistent for
+bias                  Lemma 4: how far the CVaR of a sample is from that of the law
+bounds                Proposition 5: bounds of the CVaR by that of a sample
+rademacher            the complexity of a class, which those bounds rest on
+subpopulation_bounds  the certificate: what one's own data say of every subpopulation
+mean_bounds           confidence bounds of means, which the certificate rests on
 """
 
 from evenhand.theory.bias import (
@@ -56,7 +58,7 @@ from evenhand.theory.expected import (
     simulated_shared_s2m_loss,
     snm_loss_distribution,
 )
-from evenhand.theory.order import (
+from evenhand.theory.order_weights import (
     batch_weights,
     inclusion_probabilities,
     label_weights,

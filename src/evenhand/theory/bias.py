@@ -29,7 +29,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betaincc
 
-from evenhand.theory.order import DoubleArray
+from evenhand.theory.arguments import (
+    DoubleArray,
+    check_at_least_one,
+    check_tail_fraction,
+    checked_law,
+)
 
 
 def expected_empirical_cvar(
@@ -48,7 +53,8 @@ def expected_empirical_cvar(
         0.75
     """
     least, gaps, survival = _gaps(values, probabilities)
-    _check(num_examples, tail_fraction)
+    check_at_least_one("num_examples", num_examples)
+    check_tail_fraction(tail_fraction)
     kept = tail_fraction * num_examples
     missing = _expected_shortfall(num_examples, survival, kept)  # E[(c - X)_+]
     return float(least + gaps @ (1 - missing / kept))
@@ -66,7 +72,8 @@ def empirical_cvar_bias(
         -0.25
     """
     _, gaps, survival = _gaps(values, probabilities)
-    _check(num_examples, tail_fraction)
+    check_at_least_one("num_examples", num_examples)
+    check_tail_fraction(tail_fraction)
     kept = tail_fraction * num_examples
     missing = _expected_shortfall(num_examples, survival, kept)
     # Jensen's gap of a concave function; the least and greatest value cancel out of it.
@@ -81,7 +88,8 @@ def cvar_bias_bound(*, loss_bound: float, num_examples: int, tail_fraction: floa
         >>> cvar_bias_bound(loss_bound=1.0, num_examples=100, tail_fraction=0.5)
         0.05
     """
-    _check(num_examples, tail_fraction)
+    check_at_least_one("num_examples", num_examples)
+    check_tail_fraction(tail_fraction)
     return loss_bound / (4 * tail_fraction * math.sqrt(num_examples))
 
 
@@ -92,15 +100,7 @@ class _Gaps(NamedTuple):
 
 
 def _gaps(values: ArrayLike, probabilities: ArrayLike) -> _Gaps:
-    points = np.asarray(values, dtype=np.float64)
-    masses = np.asarray(probabilities, dtype=np.float64)
-    if points.ndim != 1 or points.shape != masses.shape or points.size == 0:
-        raise ValueError(
-            f"values and probabilities must be two lists of one length, at least 1, "
-            f"got shapes {points.shape} and {masses.shape}"
-        )
-    if not ((masses >= 0).all() and abs(masses.sum() - 1) <= 1e-9):
-        raise ValueError(f"probabilities must be 0 or more and sum to 1, got {masses}")
+    points, masses = checked_law(values, probabilities)
     order = np.argsort(points[masses > 0])
     points, masses = points[masses > 0][order], masses[masses > 0][order]
     survival = np.cumsum(masses[::-1])[::-1][1:]  # P[U >= the upper end]
@@ -122,13 +122,3 @@ def _at_most(count: int, num_draws: int, success: DoubleArray) -> DoubleArray:
         return np.full_like(success, float(count >= num_draws))
     probability: DoubleArray = betaincc(count + 1, num_draws - count, success)
     return probability
-
-
-def _check(num_examples: int, tail_fraction: float) -> None:
-    if num_examples < 1:
-        raise ValueError(f"num_examples must be at least 1 (draws of a sample), got {num_examples}")
-    if not 0 < tail_fraction <= 1:
-        raise ValueError(
-            f"tail_fraction must be above 0 and at most 1 (a share of examples), "
-            f"got {tail_fraction}"
-        )

@@ -34,7 +34,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from evenhand.theory.order import DoubleArray
+from evenhand.theory.arguments import (
+    DoubleArray,
+    check_at_least_one,
+    check_chance,
+    check_tail_fraction,
+)
 from evenhand.theory.rademacher import threshold_rademacher
 
 
@@ -303,14 +308,6 @@ def _sizes(group_sizes: ArrayLike) -> DoubleArray:
 
 
 def _check(num_examples: int, tail_fraction: float, failure_probability: float) -> None:
-    if num_examples < 1:
-        raise ValueError(f"num_examples must be at least 1 (a sample), got {num_examples}")
-    if not 0 < tail_fraction <= 1:
-        raise ValueError(
-            f"tail_fraction must be above 0 and at most 1 (a share), got {tail_fraction}"
-        )
-    if not 0 < failure_probability < 1:
-        raise ValueError(
-            f"failure_probability must be between 0 and 1 (a probability), "
-            f"got {failure_probability}"
-        )
+    check_at_least_one("num_examples", num_examples)
+    check_tail_fraction(tail_fraction)
+    check_chance("failure_probability", failure_probability)

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from evenhand.theory.order import DoubleArray
+from evenhand.theory.arguments import DoubleArray, check_tail_fraction
 
 ROUNDING = 1e-12  # relative; sums of probabilities are not exact
 
@@ -75,11 +75,7 @@ def top_minimiser(
         >>> best.predictions.round(3).tolist(), best.level, int(best.num_collapsed)
         ([0.444, 0.333, 0.222], 2, 1)
     """
-    if not 0 < tail_fraction <= 1:
-        raise ValueError(
-            f"tail_fraction must be above 0 and at most 1 (a share of examples), "
-            f"got {tail_fraction}"
-        )
+    check_tail_fraction(tail_fraction)
     probabilities = _rows(label_probabilities)
     weights = _query_weights(query_probabilities, len(probabilities))
     cap = _best_cap(_steps(probabilities), weights, tail_fraction)

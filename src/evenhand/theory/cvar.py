@@ -16,9 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evenhand.theory.order import DoubleArray, check_count
-
-ROUNDING = 1e-9  # how far from 1 the sum of probabilities may be
+from evenhand.theory.arguments import DoubleArray, check_count, check_tail_fraction, checked_law
 
 
 class WorstDensity(NamedTuple):
@@ -40,8 +38,9 @@ def cvar_by_definition(
         >>> cvar_by_definition([4.0, 1.0, 3.0, 2.0], 0.5)
         3.5
     """
+    check_tail_fraction(tail_fraction)
     thresholds, costs = _costs_of_thresholds(losses, probabilities)
-    return float((thresholds + costs / _checked_fraction(tail_fraction)).min())
+    return float((thresholds + costs / tail_fraction).min())
 
 
 def cvar_of_nonnegative_thresholds(
@@ -56,10 +55,10 @@ def cvar_of_nonnegative_thresholds(
         >>> cvar_of_nonnegative_thresholds([-1.0, -3.0], 1.0), cvar_by_definition([-1.0, -3.0], 1.0)
         (0.0, -2.0)
     """
-    tail_fraction = _checked_fraction(tail_fraction)
+    check_tail_fraction(tail_fraction)
     thresholds, costs = _costs_of_thresholds(losses, probabilities)
     risks = np.where(thresholds >= 0, thresholds + costs / tail_fraction, np.inf)
-    losses, probabilities = _checked(losses, probabilities)
+    losses, probabilities = checked_law(losses, probabilities)
     at_zero = (probabilities * losses.clip(min=0)).sum() / tail_fraction
     return float(min(risks.min(), at_zero))
 
@@ -76,10 +75,7 @@ def cvar_by_top(
         >>> cvar_by_top([4.0, 1.0, 3.0, 2.0], 0.5), cvar_by_top([4.0, 1.0, 3.0, 2.0], 0.375)
         (3.5, 3.6666666666666665)
     """
-    losses, probabilities = _checked(losses, probabilities)
-    order = np.argsort(-losses, kind="stable")
-    weights = _weights_from_the_top(probabilities[order], _checked_fraction(tail_fraction))
-    return float(weights @ losses[order])
+    return cvar_by_worst_density(losses, tail_fraction, probabilities=probabilities).value
 
 
 def cvar_by_worst_density(
@@ -93,10 +89,11 @@ def cvar_by_worst_density(
         >>> cvar_by_worst_density([4.0, 1.0, 3.0, 2.0], 0.5).weights.tolist()
         [0.5, 0.0, 0.5, 0.0]
     """
-    losses, probabilities = _checked(losses, probabilities)
+    check_tail_fraction(tail_fraction)
+    losses, probabilities = checked_law(losses, probabilities)
     order = np.argsort(-losses, kind="stable")
     weights = np.empty_like(losses)
-    weights[order] = _weights_from_the_top(probabilities[order], _checked_fraction(tail_fraction))
+    weights[order] = _weights_from_the_top(probabilities[order], tail_fraction)
     return WorstDensity(float(weights @ losses), weights)
 
 
@@ -112,10 +109,9 @@ def cvar_curve(
         [4.0, 3.5, 2.5]
     """
     fractions = np.asarray(tail_fractions, dtype=np.float64)
-    if fractions.size:
-        _checked_fraction(float(fractions.min()))
-        _checked_fraction(float(fractions.max()))
-    losses, probabilities = _checked(losses, probabilities)
+    for tail_fraction in fractions.ravel():
+        check_tail_fraction(tail_fraction)
+    losses, probabilities = checked_law(losses, probabilities)
     order = np.argsort(-losses, kind="stable")
     shares = np.append(0.0, np.cumsum(probabilities[order]).clip(max=1.0))
     shares[-1] = 1.0  # the sum of many 1/N is not quite
@@ -138,7 +134,7 @@ def agnostic_top(losses: ArrayLike, group_ids: ArrayLike, *, num_hard_examples: 
         >>> agnostic_top([5.0, 1.0, 4.0, 3.0], [0, 0, 1, 1], num_hard_examples=3)
         AgnosticTop(value=4.0, mixture=array([0.33333333, 0.66666667]))
     """
-    losses, _ = _checked(losses, None)
+    losses, _ = checked_law(losses, None)
     group_ids = _checked_groups(group_ids, len(losses))
     check_count("num_hard_examples", num_hard_examples, len(losses), "losses")
     hardest = np.argsort(-losses, kind="stable")[:num_hard_examples]  # (k',)
@@ -153,7 +149,7 @@ def _costs_of_thresholds(
 
     t + E[(U - t)+] / alpha is straight between two losses, so its minimum is at one of them.
     """
-    losses, probabilities = _checked(losses, probabilities)
+    losses, probabilities = checked_law(losses, probabilities)
     order = np.argsort(losses, kind="stable")
     thresholds = losses[order]
     share_above = np.cumsum(probabilities[order][::-1])[::-1][1:]  # (N - 1,)
@@ -166,31 +162,6 @@ def _weights_from_the_top(probabilities: DoubleArray, tail_fraction: float) -> D
     taken = np.minimum(np.cumsum(probabilities), tail_fraction)
     taken[-1] = tail_fraction
     return np.diff(taken, prepend=0.0) / tail_fraction
-
-
-def _checked(losses: ArrayLike, probabilities: ArrayLike | None) -> tuple[DoubleArray, DoubleArray]:
-    losses = np.asarray(losses, dtype=np.float64)
-    if losses.ndim != 1 or not losses.size or not np.isfinite(losses).all():
-        raise ValueError(f"losses must be one row of finite numbers, got {losses}")
-    if probabilities is None:
-        return losses, np.full(len(losses), 1 / len(losses))
-    probabilities = np.asarray(probabilities, dtype=np.float64)
-    if probabilities.shape != losses.shape or not (probabilities >= 0).all():
-        raise ValueError(
-            f"probabilities must be {len(losses)} numbers of at least 0 (one for each loss), "
-            f"got {probabilities}"
-        )
-    if not abs(probabilities.sum() - 1) <= ROUNDING:
-        raise ValueError(f"probabilities must sum to 1, got a sum of {probabilities.sum()}")
-    return losses, probabilities / probabilities.sum()
-
-
-def _checked_fraction(tail_fraction: float) -> float:
-    if not 0 < tail_fraction <= 1:
-        raise ValueError(
-            f"tail_fraction must be above 0 and at most 1 (it is a share), got {tail_fraction}"
-        )
-    return tail_fraction
 
 
 def _checked_groups(group_ids: ArrayLike, num_examples: int) -> NDArray[np.int64]:

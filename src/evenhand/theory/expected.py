@@ -26,10 +26,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evenhand.theory.order import (
-    DoubleArray,
+from evenhand.theory.arguments import DoubleArray, check_count
+from evenhand.theory.order_weights import (
     batch_weights,
-    check_count,
     label_weights,
     order_weighted_average,
     shared_label_weights,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-DoubleArray = NDArray[np.float64]
+from evenhand.theory.arguments import DoubleArray, check_chance
 
 LARGEST_BET = 1 - 2.0**-10  # a bet of 1 loses all of its stake on one draw
 MARGIN = 1e-9  # to the safe side: of rounding, and of a bound that close to 1, which is made 1
@@ -73,8 +73,7 @@ def _bets(num_draws: int, delta: float) -> DoubleArray:
 def _check(
     values: DoubleArray, weights: DoubleArray, counts: NDArray[np.int64], delta: float
 ) -> None:
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be between 0 and 1 (it is a probability), got {delta}")
+    check_chance("delta", delta)
     if not counts.sum() >= 1:
         raise ValueError("values must hold at least one draw, got none")
     if not (np.all(values >= 0) and np.all(values <= weights) and np.all(weights <= 1)):

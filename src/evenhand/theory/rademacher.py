@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import poch
 
+from evenhand.theory.arguments import DoubleArray
 from evenhand.theory.expected import Estimate
-from evenhand.theory.order import DoubleArray
 
 MOST_SIGNS = 20  # 2**20 sign vectors are the most that are enumerated
 SIGNS_AT_ONCE = 2**13

@@ -22,12 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize_scalar
 
 from evenhand.losses import MarginLoss, hinge
-from evenhand.theory.order import (
-    DoubleArray,
-    check_count,
-    label_weights,
-    order_weighted_average,
-)
+from evenhand.theory.arguments import DoubleArray, check_count
+from evenhand.theory.order_weights import label_weights, order_weighted_average
 
 FARTHEST = 32.0  # margins are looked at from -32 to 32,
 SMALLEST_SHARE = 1e-12  # between which the least loss is found for such shares: log(1e12) = 27.6

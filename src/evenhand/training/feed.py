@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import FloatArray, IntArray, Part, Rows, padded_rows, taken_rows
+from evenhand.data.dataset import IntArray, Part, padded_rows
 from evenhand.data.pairs import PairIndex
-from evenhand.data.weighting import unit_values
-from evenhand.models.encoders import Bags, Features
+from evenhand.models.encoders import Bags
+from evenhand.models.features import features_of
 from evenhand.training.order import Order, WholeQueries, pairs_at
 from evenhand.training.step import Batch
 
@@ -190,35 +190,3 @@ def _mapped(tensors: T, function: Callable[[Tensor], Tensor]) -> T:
         elif isinstance(field, Bags):
             fields[name] = _mapped(field, function)
     return tensors._replace(**fields)
-
-
-def features_of(part: Part, query_ids: np.ndarray[Any, Any], *, device: torch.device) -> Features:
-    """The features of chosen queries as tensors."""
-    return as_tensors(chosen_features(part, query_ids), device=device)
-
-
-def chosen_features(part: Part, query_ids: np.ndarray[Any, Any]) -> Rows | FloatArray:
-    """The features of chosen queries, weighted if the part says so: rows, or dense (B, F)."""
-    if not isinstance(part.features, Rows):
-        return np.ascontiguousarray(part.features[query_ids])
-    rows = taken_rows(part.features, query_ids)
-    if part.feature_weights is not None:
-        rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
-    return rows
-
-
-def as_tensors(features: Rows | FloatArray, *, device: torch.device) -> Features:
-    """Rows as bags, or a dense array as a tensor, on a device."""
-    if not isinstance(features, Rows):
-        return torch.from_numpy(features).to(device)
-    return bags_of(features, device=device)
-
-
-def bags_of(rows: Rows, *, device: torch.device) -> Bags:
-    """CSR rows in numpy as bags in torch."""
-    values = None if rows.values is None else torch.from_numpy(rows.values).to(device)
-    return Bags(
-        torch.from_numpy(np.asarray(rows.ids, dtype=np.int64)).to(device),
-        torch.from_numpy(np.asarray(rows.offsets, dtype=np.int64)).to(device),
-        values,
-    )

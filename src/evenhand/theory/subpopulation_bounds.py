@@ -30,7 +30,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import betaincinv, gammaln
 
-from evenhand.theory.mean_bounds import DoubleArray, mean_bound
+from evenhand.theory.arguments import DoubleArray, check_chance
+from evenhand.theory.cvar import cvar_curve
+from evenhand.theory.mean_bounds import mean_bound
 
 IntArray = NDArray[np.int64]
 
@@ -138,11 +140,7 @@ def weighted_cvar(
         >>> weighted_cvar(np.array([0.0, 1.0, 0.5]), np.ones(3), np.array([1.0, 0.5]))
         array([0.5       , 0.83333333])
     """
-    order = np.argsort(-losses)
-    masses = np.concatenate([[0.0], weights[order].cumsum()])
-    sums = np.concatenate([[0.0], (losses * weights)[order].cumsum()])
-    tails = np.interp(tail_fractions, masses / masses[-1], sums / masses[-1])
-    return np.asarray(tails / tail_fractions)
+    return cvar_curve(losses, tail_fractions, probabilities=weights / weights.sum())
 
 
 # --- independent losses: a band and anchors -------------------------------------------------------
@@ -322,8 +320,7 @@ def _checked_fractions(tail_fractions: ArrayLike) -> DoubleArray:
 
 
 def _check(losses: DoubleArray, delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be between 0 and 1 (it is a probability), got {delta}")
+    check_chance("delta", delta)
     if losses.ndim != 1 or not len(losses):
         raise ValueError(f"losses must hold one number a query, at least one, got {losses.shape}")
     if not (np.all(losses >= 0) and np.all(losses <= 1)):

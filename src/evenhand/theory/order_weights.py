@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-DoubleArray = NDArray[np.float64]
+from evenhand.theory.arguments import DoubleArray, check_count
 
 # log(x! / (x / e)^x) of small numbers, for which Stirling's series has too few digits.
 SMALL_STIRLING = np.array([math.lgamma(x + 1) - x * math.log(x or 1) + x for x in range(16)])
@@ -136,13 +136,6 @@ def inclusion_probabilities(
         return _inclusion_of_all(others, others_drawn, num_kept - 1)
     num_larger = (_checked_ranks(ranks, population_size) - 1).astype(np.float64)
     return _cumulative(num_kept - 1, others, num_larger, others_drawn)
-
-
-def check_count(name: str, value: int, limit: int, of_what: str) -> None:
-    if not 1 <= value <= limit:
-        raise ValueError(
-            f"{name} must be between 1 and {limit} (the number of {of_what}), got {value}"
-        )
 
 
 def _draw_weights(

@@ -121,13 +121,6 @@ def test_copies_of_a_query_in_its_cluster_prove_nothing_more():
     assert np.all(alone.bounds[:3] < once.bounds[:3] - 0.01)  # what the clusters guard against
 
 
-def test_names_of_clusters_do_not_matter():
-    losses, ids = clusters(np.random.default_rng(0), 50)
-    names = np.array([f"city {n}" for n in range(50)])[::-1]
-    numbered, named = (certificate(losses, cluster_ids=c) for c in (ids, names[ids]))
-    np.testing.assert_allclose(numbered.bounds, named.bounds, rtol=1e-9)
-
-
 # --- the curve ------------------------------------------------------------------------------------
 
 loss_lists = st.lists(
@@ -293,27 +286,15 @@ def chance_to_fail(ranks, masses, num_draws):
 
 @pytest.mark.parametrize(
     ("num_draws", "delta"),
-    [(1, 1e-16), (2, 1e-15), (10, 1e-14), (45, 1e-13), (45, 1e-15), (45, 1e-9), (1, 1e-320)],
-)
-def test_a_band_of_a_tiny_delta_holds_though_1_minus_delta_has_few_digits(num_draws, delta):
-    with decimal.localcontext():
-        assert chance_to_fail(*tail_masses(num_draws, delta), num_draws) <= delta
-
-
-@pytest.mark.parametrize(
-    ("num_draws", "delta"), [(2, 0.1), (3, 0.1), (5, 0.05), (8, 0.05), (20, 0.01)]
-)
+    [
+        (1, 1e-320), (1, 1e-16), (2, 1e-15), (10, 1e-14), (45, 1e-13), (45, 1e-9),
+        (2, 0.1), (3, 0.1), (5, 0.05), (8, 0.05), (20, 0.01),
+    ],
+)  # fmt: skip
 def test_the_band_fails_no_more_often_than_promised_not_even_by_rounding(num_draws, delta):
+    """Of a tiny delta, 1 - delta has few digits."""
     with decimal.localcontext():
         assert chance_to_fail(*tail_masses(num_draws, delta), num_draws) <= delta
-
-
-def test_the_masses_rise_and_lie_above_the_shares_of_the_sample():
-    for num_draws in (3, 1000, 30_000):
-        ranks, masses = tail_masses(num_draws, DELTA)
-        assert ranks[0] == 1
-        assert np.all(np.diff(masses) > 0)
-        assert np.all(masses >= ranks / num_draws * 0.98)
 
 
 # --- bounds of a mean -----------------------------------------------------------------------------

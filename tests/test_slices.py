@@ -24,7 +24,7 @@ from evenhand.evaluation.slice_search import (
     slices_to_look_at,
     strata_of,
 )
-from evenhand.evaluation.slices import loss_interval, pair_losses
+from evenhand.evaluation.slices import loss_interval, metric_losses
 from evenhand.tables import slice_notes
 from small import run_main
 
@@ -480,11 +480,11 @@ def test_losses_are_misses_or_one_minus_the_reciprocal_rank():
     dataset = small.text_dataset()
     outcome = outcome_of(dataset, "test", region_missed(dataset, "test", 0))
     ranks = outcome.ranks.tolist()
-    assert pair_losses(outcome, "recall@5").tolist() == [float(not 1 <= r <= 5) for r in ranks]
+    assert metric_losses(outcome, "recall@5").tolist() == [float(not 1 <= r <= 5) for r in ranks]
     expected = [1 - 1 / rank if rank else 1.0 for rank in ranks]
-    assert pair_losses(outcome, "reciprocal rank").tolist() == expected
+    assert metric_losses(outcome, "reciprocal rank").tolist() == expected
     with pytest.raises(UserError, match=r"one of recall@1, recall@5, recall@10, reciprocal rank"):
-        pair_losses(outcome, "recall@7")
+        metric_losses(outcome, "recall@7")
 
 
 def test_slices_of_a_run_are_named_and_their_figures_of_another_part_are_of_that_part():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data.dataset import FloatArray, IntArray, Part, padded_rows, pairs_of
@@ -103,6 +104,14 @@ def evaluate(
             "cutoffs": np.array(cutoffs),
         }
     )
+
+
+def pair_losses(outcome: Outcome, cutoff: int | None = None) -> NDArray[np.float64]:
+    """1 - 1 / rank of every pair, or 1 beyond a cutoff and 0 within; 1 if not found: (N,)."""
+    ranks = np.asarray(outcome.ranks, dtype=np.int64)
+    if cutoff is None:
+        return np.where(ranks > 0, 1 - 1 / np.maximum(ranks, 1), 1.0)
+    return np.where((ranks == 0) | (ranks > cutoff), 1.0, 0.0)
 
 
 def _first(values: Tensor, absent: float) -> Tensor:

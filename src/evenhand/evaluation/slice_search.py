@@ -312,7 +312,7 @@ def largest_score(
     mean_loss: float,
     num_permutations: int,
     generator: np.random.Generator,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> Found:
     """The slice of the largest score, and how often chance alone would reach that score."""
     if not looks.conditions:
@@ -332,7 +332,6 @@ def largest_score(
         permuted = permuted_losses(single, slabs, count, generator)
         largest = scorer.scores(fast.totals(permuted)).max(axis=0)  # (B,)
         num_reached += int((largest >= to_reach - ROUNDING * max(1.0, to_reach)).sum())
-        if progress is not None:
-            progress(start + count)
+        progress(start + count)
     p_value = (1 + num_reached) / (1 + num_permutations) if score > 0 else 1.0
     return Found(place, score, p_value)

@@ -18,7 +18,7 @@ from evenhand.evaluation.slice_attributes import attributes_of, nominal, ordinal
 from evenhand.evaluation.slice_search import (
     is_in_slice,
     largest_score,
-    permuted_losses,
+    permute_losses,
     scorer_of,
     slabs_of,
     slices_to_look_at,
@@ -247,7 +247,7 @@ def test_the_p_value_is_that_of_all_permutations(seed):
 def test_every_arrangement_is_drawn_equally_often_and_no_other():
     losses = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
     slabs = slabs_of(TINY_QUERIES, first_strata(TINY_QUERIES))
-    drawn = permuted_losses(losses, slabs, 9600, np.random.default_rng(0)).T
+    drawn = permute_losses(losses, slabs, 9600, np.random.default_rng(0)).T
     known = {tuple(np.round(a, 3)) for a in all_arrangements(losses, TINY_QUERIES)}
     assert len(known) == 6 * 8
     seen, counts = np.unique(np.round(drawn, 3), axis=0, return_counts=True)

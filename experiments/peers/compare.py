@@ -27,7 +27,7 @@ import scipy.sparse
 import torch
 from rich.console import Console
 
-from evenhand.averaging import averaged_model
+from evenhand.averaging import average_models
 from evenhand.building import build_training
 from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
@@ -325,7 +325,7 @@ class Bench:
             self.judges[side] = Judge(dataset, ASKED[side])
         trained = [self.trained_model(settings, side, seed) for seed in seeds]
         models = [model for model, _ in trained]
-        model = averaged_model(models) if len(models) > 1 else models[0]
+        model = average_models(models) if len(models) > 1 else models[0]
         config = build_config(settings)
         began = time.perf_counter()
         ranker = mine_and_fit_ranker(model, dataset, config, console=Console(quiet=True))

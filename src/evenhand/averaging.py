@@ -27,7 +27,7 @@ from evenhand.search.query_data import save_query_data
 from evenhand.search.ranker import save_ranker
 
 
-def averaged_model(models: Sequence[Retriever]) -> Retriever:
+def average_models(models: Sequence[Retriever]) -> Retriever:
     """One model whose scores are the mean of the models' scores."""
     first = models[0]
     encoders = [model.encoder for model in models if isinstance(model.encoder, BagEncoder)]
@@ -69,7 +69,7 @@ def average_runs(
     configs = [run_config(folder) for folder in folders]
     _check_alike(folders, configs)
     device = torch.device("cpu")
-    whole = averaged_model([load_model(folder, dataset, device=device) for folder in folders])
+    whole = average_models([load_model(folder, dataset, device=device) for folder in folders])
     config = dataclasses.replace(
         configs[0],
         model=dataclasses.replace(configs[0].model, embedding_dim=whole.label_table.shape[1]),

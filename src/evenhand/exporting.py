@@ -32,7 +32,7 @@ from evenhand.runs import open_run_data, query_data_of, query_data_path
 from evenhand.saved_models import load_model_shard, run_config
 from evenhand.search import QueryData
 from evenhand.search.query_data import load_query_data
-from evenhand.search.searcher import discounted
+from evenhand.search.searcher import discount_biases
 from evenhand.version import __version__
 
 BLOCK_BYTES = 2**25  # of vectors, read and written at once
@@ -197,7 +197,7 @@ def _label_blocks(
             column = torch.empty(last - first, 1)
             saved.read("label_bias", column, first_row=first)
             biases = column[:, 0]  # (n,)
-        biases = discounted(biases, None if counts is None else counts[first:last], discount)
+        biases = discount_biases(biases, None if counts is None else counts[first:last], discount)
         return Block(
             np.arange(first, last),
             model.unit(rows).cpu().numpy(),

@@ -49,6 +49,8 @@ TESTED_BY = {
     "evaluation/scores.py": "test_evaluation.py",
     "search/exact.py": "test_search.py",
     "search/searcher.py": "test_searcher.py",
+    "search/query_data.py": "test_searcher.py",
+    "evaluation/groups.py": "test_evaluation.py",
     "search/neighbours.py": "test_hybrid.py",
     "report/maps.py": "test_report.py",
     "report/verdict.py": "test_report.py",
@@ -256,6 +258,16 @@ MUTANTS = [
     Mutant(
         "search/hybrid.py", "max(num_results, self.num_candidates)", "num_results", "of_the_loops"
     ),
+    Mutant("search/hybrid.py", "self.vote_weight * votes.values", "votes.values", "of_the_loops"),
+    Mutant(
+        "search/searcher.py",
+        "unit_values(queries, data.feature_weights)",
+        "queries.values",
+        "its_evaluation_found",
+    ),
+    Mutant("search/query_data.py", "if dtype is None or array", "if array", "damaged_query"),
+    Mutant("search/query_data.py", "field) != length", "field) > length", "damaged_query"),
+    Mutant("evaluation/groups.py", "if name in SUMMARIES else", "if False else", "told_apart"),
     Mutant("search/hybrid.py", "self.ranker_weight * torch", "torch", "of_the_loops"),
     Mutant("search/hybrid.py", "descending=True", "descending=False", "of_the_loops"),
     Mutant("models/retriever.py", "return self.scaled(self.unit(", "return (self.unit("),

@@ -54,7 +54,7 @@ def group_columns(dataset: Dataset, part_name: str) -> list[GroupColumn]:
     for name, groups in of_labels:
         while name in columns:
             name = f"{name} of labels"
-        of_pairs = _renamed(groups)._replace(ids=groups.ids[pairs.label_ids])
+        of_pairs = _rename(groups)._replace(ids=groups.ids[pairs.label_ids])
         columns[name] = GroupColumn(name, of_pairs, is_of_queries=False)
     for name, groups in part.groups.items():
         while name in columns:
@@ -66,11 +66,11 @@ def group_columns(dataset: Dataset, part_name: str) -> list[GroupColumn]:
                 f"the groups of {name!r} have sets, so their ids must be of the "
                 f"{len(pairs.query_ids)} pairs of the {part_name} part, got {len(groups.ids)}"
             )
-        columns[name] = GroupColumn(name, _renamed(groups), is_of_queries=True)
+        columns[name] = GroupColumn(name, _rename(groups), is_of_queries=True)
     return list(columns.values())
 
 
-def _renamed(groups: Groups) -> Groups:
+def _rename(groups: Groups) -> Groups:
     names = (f"{name} (group)" if name in SUMMARIES else name for name in groups.names)
     return groups._replace(names=tuple(names))
 

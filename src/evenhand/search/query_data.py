@@ -93,7 +93,7 @@ def load_query_data(path: Path) -> QueryData:
         with safe_open(path, framework="numpy") as file:
             about = _read_about((file.metadata() or {})["about"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _checked(about, arrays)
+        return _from_arrays(about, arrays)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} is damaged ({type(error).__name__}: {error}); remove it and write it again: "
@@ -114,7 +114,7 @@ def _read_about(text: str) -> dict[str, Any]:
     return {name: about[name] for name in KINDS}
 
 
-def _checked(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> QueryData:
+def _from_arrays(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> QueryData:
     """The fields from their arrays; what does not fit together is a `ValueError`."""
     num_features, num_labels = about["num_features"], about["num_labels"]
     for name, array in arrays.items():

@@ -177,7 +177,7 @@ def fit_ranker(
                     progress_fn(num_done, num_pairs)
         finally:
             pool.shutdown(cancel_futures=True)
-    return _joined(fitted, num_features=num_features, num_labels=num_labels)
+    return _join_tasks(fitted, num_features=num_features, num_labels=num_labels)
 
 
 class _Task(NamedTuple):
@@ -208,7 +208,7 @@ def _tasks(positives: Rows, mined: Mined, counts: NDArray[np.int64]) -> Iterator
         first = last
 
 
-def _joined(fitted: list[Any], *, num_features: int, num_labels: int) -> LinearRanker:
+def _join_tasks(fitted: list[Any], *, num_features: int, num_labels: int) -> LinearRanker:
     """What the tasks found, in the order of the labels; the list is emptied on the way."""
     lengths = np.zeros(num_labels, dtype=np.int64)
     for labels, num_kept, *_ in fitted:

@@ -100,9 +100,9 @@ def label_index(
 
     Args:
         label_counts: (L,) their training pairs.
-        frequency_discount: see `discounted`.
+        frequency_discount: see `discount_biases`.
     """
-    biases = discounted(model.biases(), label_counts, frequency_discount)
+    biases = discount_biases(model.biases(), label_counts, frequency_discount)
     if biases is not None:
         biases = biases.to(model.label_table.device)
     table = model.label_table.detach()
@@ -111,7 +111,7 @@ def label_index(
     return ExactIndex(table, label_bias=biases, vectors_fn=lambda rows: model.unit(rows.float()))
 
 
-def discounted(
+def discount_biases(
     biases: Tensor | None, label_counts: IntArray | None, frequency_discount: float
 ) -> Tensor | None:
     """Biases (L,) less `frequency_discount` times log(1 + a label's training pairs)."""

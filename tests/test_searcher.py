@@ -186,6 +186,7 @@ DAMAGES = {
     "labels": ({"train_positives.ids": np.array([4, 0], np.int32)}, "from 0 to 3, got 0 to 4"),
     "queries": ({"train_positives.offsets": np.array([0, 2])}, "1 rows, expected 2"),
     "unknown": ({"other": np.zeros(1)}, "expected None"),
+    "no type of numpy": (b'"F8_E4M3"', "AttributeError|TypeError"),
 }
 
 
@@ -206,6 +207,11 @@ def test_damaged_query_data_are_refused_in_one_sentence(tmp_path, damage):
     about = {"version": 1, **{name: getattr(data, name) for name in query_data_module.KINDS}}
     if changes is None:
         path.write_bytes(path.read_bytes()[:-3])
+    elif isinstance(changes, bytes):
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = data[8:end].replace(b'"U8"', changes)
+        path.write_bytes(len(header).to_bytes(8, "little") + header + data[end:])
     elif changes == {"about": None}:
         path.write_bytes(safetensors.numpy.save(arrays))
     else:

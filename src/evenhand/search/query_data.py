@@ -94,7 +94,9 @@ def load_query_data(path: Path) -> QueryData:
             about = _read_about((file.metadata() or {})["about"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _from_arrays(about, arrays)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (  # of types that numpy lacks, the library raises one or the other
+        SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError,
+    ) as error:  # fmt: skip
         raise UserError(
             f"{path} is damaged ({type(error).__name__}: {error}); remove it and write it again: "
             f"evenhand train --resume --run {path.parent.parent}"

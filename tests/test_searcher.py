@@ -105,6 +105,9 @@ def test_a_copied_run_answers_texts_without_its_data(tmp_path, capsys, monkeypat
     assert "no dataset.json in" in small.run_main(capsys, *words).sentence
     with pytest.raises(UserError, match="train --resume --run"):
         load_searcher(words[1], device=CPU)
+    save_dataset(small.text_dataset(seed=1), tmp_path / "other")
+    answer = small.run_main(capsys, *words, "--data", tmp_path / "other")
+    assert "trained on another data set" in answer.sentence
 
 
 @pytest.mark.parametrize(

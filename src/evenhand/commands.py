@@ -47,7 +47,7 @@ from evenhand.progress import PipedConsole, count_bar, file_bar
 from evenhand.public import fetch_public, list_public, verify_public
 from evenhand.report import write_report
 from evenhand.run_folder import RunResult, check_trained_on, load_result
-from evenhand.runs import evaluate_run, load_searcher, open_run_data
+from evenhand.runs import evaluate_run, load_searcher, open_run_data, query_data_path
 from evenhand.saved_models import run_config
 from evenhand.stream_command import data_check, data_stream
 from evenhand.tables import (
@@ -235,11 +235,9 @@ def search_command(options: argparse.Namespace) -> int:
             raise UserError(f"a query must hold more than white space, got {query!r}")
     if options.results < 1:
         raise UserError(f"--results must be at least 1, got {options.results}")
-    searcher = load_searcher(
-        folder,
-        device=_device(options),
-        dataset_fn=lambda: open_run_data(folder, console, data=options.data),
-    )
+    needs_data = options.data is not None or not query_data_path(folder).exists()
+    dataset = open_run_data(folder, console, data=options.data) if needs_data else None
+    searcher = load_searcher(folder, device=_device(options), dataset=dataset)
     found = searcher.search(options.queries, options.results)
     results = zip(options.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True)
     for query, ids, scores in results:

@@ -43,14 +43,15 @@ BlockFn = Callable[[int, int], Block]  # first row, and the one after the last
 
 
 def export_command(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
-    """What `evenhand export` does; the data set is opened for the queries of a part alone."""
+    """What `evenhand export` does; the data set is opened only if it is named or needed."""
     folder, out = Path(options.run), Path(options.out)
     config = run_config(folder)
     data: Dataset | QueryData
-    if options.queries is None and query_data_path(folder).exists():
-        data = load_query_data(query_data_path(folder))
-    else:
+    path = query_data_path(folder)
+    if options.queries is not None or options.data is not None or not path.exists():
         data = open_run_data(folder, console, data=options.data)
+    else:
+        data = load_query_data(path)
     with count_bar(console, f"exporting {folder}") as advance:
         manifest = export_run(
             folder,

@@ -496,19 +496,18 @@ def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = T
 
 
 def load_searcher(
-    folder: Path, *, device: torch.device, dataset_fn: Callable[[], Dataset] | None = None
+    folder: Path, *, device: torch.device, dataset: Dataset | None = None
 ) -> Searcher:
     """A trained run, ready to be asked, from its folder alone.
 
     Args:
-        dataset_fn: opens the data set of the run, for a folder of an earlier version.
+        dataset: of the run, for a folder of an earlier version, which needs it.
     """
     config, path = run_config(folder), query_data_path(folder)
-    if path.exists():
+    if dataset is not None:
+        data = query_data_of(dataset, config)
+    elif path.exists():
         data = load_query_data(path)
-        check_trained_on(folder, data)
-    elif dataset_fn is not None:
-        data = query_data_of(dataset_fn(), config)
     else:
         raise UserError(
             f"{folder} does not hold {path.name}, without which it needs its data set; write it: "

@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from evenhand import softmax_loss
+from evenhand import UniformSampler, softmax_loss
 from evenhand.data.dataset import Part, Rows
 from evenhand.kernels.gpu.clock import Clock
 from evenhand.kernels.gpu.losses import kernel_loss
@@ -44,9 +44,9 @@ from evenhand.kernels.gpu.step import MiningStep, product
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.training.feed import PairFeed
-from evenhand.training.loop import Optimizers, Plan, StepRisk, Training, hardest_of_batch
-from evenhand.training.optimizers import RowAdagrad
-from evenhand.training.recorded import RecordedStep
+from evenhand.training.gpu_step import GpuStep
+from evenhand.training.optimizers import Optimizers, RowAdagrad
+from evenhand.training.state import HARDEST, Plan, Scheduled, Training
 from ways import SCALE, Shape
 
 CUDA = torch.device("cuda")
@@ -280,7 +280,7 @@ def epoch_row(console: Console) -> dict[str, Any]:
         began = time.perf_counter()
         step = _epoch_step(part, num_features, num_labels, width, num_steps)
         for _ in range(num_steps):
-            step()
+            step(Scheduled(0.01, 512))
             step.training.step += 1
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
@@ -305,7 +305,7 @@ def epoch_row(console: Console) -> dict[str, Any]:
 
 def _epoch_step(
     part: Part, num_features: int, num_labels: int, width: int, num_steps: int
-) -> RecordedStep:
+) -> GpuStep:
     torch.manual_seed(0)
     model = Retriever(BagEncoder(1, width), 1, width, scale=SCALE).to(CUDA)
     encoder = model.encoder
@@ -321,6 +321,8 @@ def _epoch_step(
         device=CUDA,
     )
     plan = Plan(
+        sampler=UniformSampler(num_labels),
+        loss_fn=softmax_loss,
         num_steps=num_steps,
         num_sampled_labels=4096,
         num_hard_labels=64,
@@ -328,8 +330,8 @@ def _epoch_step(
         learning_rate=0.01,
     )
     generator = torch.Generator().manual_seed(2)
-    training = Training(model, optimizers, feed, generator, StepRisk(hardest_of_batch))
-    return RecordedStep(training, plan, softmax_loss, precision=torch.bfloat16)
+    training = Training(model, optimizers, feed, generator, HARDEST)
+    return GpuStep(training, plan, precision=torch.bfloat16)
 
 
 # --- timing ---------------------------------------------------------------------------------------

@@ -27,13 +27,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from evenhand.building import build_training
+from evenhand.build import build_training
 from evenhand.config import Config, build_config
 from evenhand.data import open_dataset, save_dataset
 from evenhand.data.dataset import Dataset, Rows
 from evenhand.files import write_json
 from evenhand.runs import open_data
-from evenhand.training.loop import Places, train
+from evenhand.training.checkpoint import Keeper
+from evenhand.training.loop import train
 from places import SIZES, about, compared, figures_of, pool, threads, trained_outcomes
 
 RESULTS = Path(__file__).parent / "results"
@@ -288,11 +289,11 @@ def time_steps(options: argparse.Namespace, console: Console) -> None:
         config = config_of(method, *setting_of(chosen[method]), seed=0, steps=options.steps)
         built = build_training(config, data, device)
         with tempfile.TemporaryDirectory() as folder:
-            places = Places(Path(folder) / "metrics.jsonl", Path(folder) / "checkpoints")
             began = time.monotonic()
             train(
-                built.training, built.plan, sampler=built.sampler, loss_fn=built.loss_fn,
-                places=places, step_fn=built.step_fn(),
+                built.training, built.plan, built.choose_step().step,
+                metrics_path=Path(folder) / "metrics.jsonl",
+                keeper=Keeper(Path(folder) / "checkpoints"),
             )  # fmt: skip
             times[method].append(1000 * (time.monotonic() - began) / options.steps)
     median = {method: round(float(np.median(values)), 3) for method, values in times.items()}

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from evenhand.building import build_training
+from evenhand.build import build_training
 from evenhand.config import Config, build_config
 from evenhand.data import open_dataset
 from evenhand.evaluation import (
@@ -38,7 +38,8 @@ from evenhand.evaluation import (
 from evenhand.files import write_json
 from evenhand.runs import evaluate_model, open_data
 from evenhand.tables import differences_table
-from evenhand.training.loop import Places, train
+from evenhand.training.checkpoint import Keeper
+from evenhand.training.loop import train
 
 RESULTS = Path(__file__).parent / "results"
 METHODS = ("snm", "s2m", "s2m-annealed")
@@ -125,15 +126,13 @@ def trained_outcomes(
     dataset = open_dataset(Path(data)) if data else open_data(config.data, Console(quiet=True))
     built = build_training(config, dataset, device)
     with tempfile.TemporaryDirectory() as folder:
-        places = Places(Path(folder) / "metrics.jsonl", Path(folder) / "checkpoints")
         began = time.monotonic()
         train(
             built.training,
             built.plan,
-            sampler=built.sampler,
-            loss_fn=built.loss_fn,
-            places=places,
-            step_fn=built.step_fn(),
+            built.choose_step().step,
+            metrics_path=Path(folder) / "metrics.jsonl",
+            keeper=Keeper(Path(folder) / "checkpoints"),
         )
         seconds = time.monotonic() - began
     model = built.training.model

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from evenhand.building import build_training
+from evenhand.build import build_training
 from evenhand.config import Config
 from evenhand.data import Dataset, open_dataset
 from evenhand.demo import METHODS, preset
 from evenhand.evaluation import score_table
 from evenhand.runs import evaluate_model, open_data
-from evenhand.training.loop import Training, train_step
-from evenhand.training.recorded import RecordedStep
-from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
+from evenhand.training.gpu_step import GpuStep
+from evenhand.training.step import Step, train_step
 
 PRECISIONS = ("train_step", "float32", "mixed", "bfloat16", "bfloat16 to nearest")
 GROUPS = {"all": ("all", "all"), "worst 3 scripts": ("script", "worst 3")}
@@ -66,18 +66,15 @@ def measured(
     built = build_training(config, dataset, torch.device("cuda"))
     training, plan = built.training, built.plan
     began = time.perf_counter()
-    if precision == "train_step":
-        for _ in range(plan.num_steps):
-            _eager(training, built.plan, built.sampler, built.loss_fn)
-            training.step += 1
-    else:
-        step = built.step_fn()
-        assert step is not None
+    step: Step = partial(train_step, training, plan)
+    if precision != "train_step":
+        step = built.choose_step().step
+        assert isinstance(step, GpuStep)
         if precision == "bfloat16 to nearest":
             _to_nearest(step)
-        for _ in range(plan.num_steps):
-            step()
-            training.step += 1
+    for _ in range(plan.num_steps):
+        step(plan.at_step(training.step, batch_size=training.feed.batch_size))
+        training.step += 1
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     outcome = evaluate_model(training.model, dataset, "validation", config)
@@ -104,30 +101,7 @@ def measured(
     }
 
 
-def _eager(training: Training, plan: Any, sampler: Any, loss_fn: Any) -> None:
-    train_step(
-        training,
-        plan,
-        sampler=sampler,
-        loss_fn=loss_fn,
-        learning_rate=learning_rate_at(
-            training.step,
-            num_steps=plan.num_steps,
-            peak=plan.learning_rate,
-            warmup_steps=plan.warmup_steps,
-            shape=plan.learning_rate_shape,
-        ),
-        num_hard_examples=num_hard_examples_at(
-            training.step,
-            num_steps=plan.num_steps,
-            batch_size=training.feed.batch_size,
-            num_hard_examples=plan.num_hard_examples,
-            anneal_fraction=plan.anneal_fraction,
-        ),
-    )
-
-
-def _to_nearest(step: RecordedStep) -> None:
+def _to_nearest(step: GpuStep) -> None:
     step.feature_rows = dataclasses.replace(step.feature_rows, seed=None)
     step.step.rows = dataclasses.replace(step.step.rows, seed=None)
 

@@ -22,10 +22,15 @@ WORKER = """
 import sys, time
 import torch
 from rich.console import Console
-from evenhand.building import build_training
+try:
+    from evenhand.build import build_training
+    from evenhand.runs import open_data
+    from evenhand.training.step import train_step
+except ImportError:  # an older revision
+    from evenhand.building import build_training
+    from evenhand.pipeline import open_data
+    from evenhand.training.loop import train_step
 from evenhand.demo import preset
-from evenhand.runs import open_data
-from evenhand.training.loop import train_step
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 
 config = preset(f"demo-{sys.argv[1]}.toml")
@@ -37,8 +42,11 @@ def take_step(step):
     num_hard_examples = num_hard_examples_at(
         step, num_steps=plan.num_steps, batch_size=training.feed.batch_size,
         num_hard_examples=plan.num_hard_examples, anneal_fraction=plan.anneal_fraction)
-    train_step(training, plan, sampler=built.sampler, loss_fn=built.loss_fn,
-               learning_rate=rate, num_hard_examples=num_hard_examples)
+    if hasattr(plan, "at_step"):
+        train_step(training, plan, plan.at_step(step, batch_size=training.feed.batch_size))
+    else:
+        train_step(training, plan, sampler=built.sampler, loss_fn=built.loss_fn,
+                   learning_rate=rate, num_hard_examples=num_hard_examples)
 
 for line in sys.stdin:
     share, num_steps = line.split()

@@ -33,7 +33,7 @@ from evenhand.data.spool import keys_of
 from evenhand.data.streaming import stream_extreme
 from evenhand.evaluation import score_table
 from evenhand.runs import begin_run, evaluate_model, load_model, train_run
-from evenhand.training.order import Order, pairs_at
+from evenhand.training.feed import PairOrder
 
 NUM_ROWS, NUM_LABELS, BATCH_SIZE, BLOCK_PAIRS = 400_000, 200, 512, 1024
 TRAINING_BLOCK_PAIRS = 32  # so that a pool is 2,048 pairs, and there are some
@@ -72,7 +72,7 @@ def batch_figures(pairs_a_row: int) -> list[dict[str, Any]]:
     stored_pairs = (stored[:, None] * pairs_a_row + np.arange(pairs_a_row)).ravel()
     size = len(pair_labels)
     generator = np.random.default_rng(1)
-    in_blocks = Order(size, BLOCK_PAIRS)
+    in_blocks = PairOrder(size, BLOCK_PAIRS)
     keys = torch.randint(2**63 - 1, (2, 1, 1), generator=torch.Generator().manual_seed(0))
     epochs = {
         "as sorted": [np.arange(size)] * 2,
@@ -94,8 +94,8 @@ def batch_figures(pairs_a_row: int) -> list[dict[str, Any]]:
     ]
 
 
-def _read(first: int, last: int, key: torch.Tensor, order: Order) -> IntArray:
-    return pairs_at(first, last, key, order).numpy()
+def _read(first: int, last: int, key: torch.Tensor, order: PairOrder) -> IntArray:
+    return order.pairs_at(first, last, key).numpy()
 
 
 def variance_of_batches(labels: IntArray) -> float:

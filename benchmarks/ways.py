@@ -20,8 +20,9 @@ from torch import Tensor
 from evenhand import UniformSampler, mean_weights, softmax_loss, top_weights
 from evenhand.models.retriever import Retriever
 from evenhand.risk import RiskFn
+from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad
-from evenhand.training.step import Batch, gradients_of, mine
+from evenhand.training.step import gradients_of, mine
 
 SCALE = 20.0  # sentence-transformers' default, and the usual temperature of 0.05
 LEARNING_RATE = 0.01
@@ -76,9 +77,6 @@ class PassedOn(torch.nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return features
 
-    def accumulate(self, features: Tensor, vector_gradients: Tensor) -> None:
-        self.vector_gradients = vector_gradients
-
 
 # --- the floor and Evenhand -----------------------------------------------------------------------
 
@@ -93,7 +91,7 @@ def product(problem: Problem) -> Step:
 
 def evenhand_step(problem: Problem, *, risk_fn: RiskFn) -> Step:
     shape = problem.shape
-    model = Retriever(PassedOn(), 1, shape.dim, scale=SCALE)  # type: ignore[arg-type]
+    model = Retriever(PassedOn(), 1, shape.dim, scale=SCALE)
     model.label_table.data = problem.table
     optimizer = RowAdagrad(model.label_table)
     sampler = UniformSampler(shape.labels)

@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from evenhand.building import Built, build_training
+from evenhand.build import Built, build_training
 from evenhand.config import build_config
 from evenhand.data import Dataset, Part, Rows, load_extreme
 from evenhand.data.weighting import weighted
-from evenhand.training.loop import pace_at, train_step
+from evenhand.training.step import train_step
 
 NUM_QUERIES, NUM_FEATURES, NUM_LABELS = 20_000, 30_000, 25_000
 LABELS_A_QUERY = (1, 2, 5, 20)
@@ -110,14 +110,10 @@ def _built(dataset: Dataset, is_whole: bool, options: argparse.Namespace) -> Bui
 
 
 def _train(built: Built, num_steps: int) -> None:
+    training, plan = built.training, built.plan
     for _ in range(num_steps):
-        train_step(
-            built.training,
-            built.plan,
-            sampler=built.sampler,
-            loss_fn=built.loss_fn,
-            **pace_at(built.training, built.plan)._asdict(),
-        )
+        scheduled = plan.at_step(training.step, batch_size=training.feed.batch_size)
+        train_step(training, plan, scheduled)
 
 
 def _generated(labels_a_query: int) -> Dataset:

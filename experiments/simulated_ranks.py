@@ -35,7 +35,7 @@ class ThreadRanks:
         self.rank, self.num_ranks, self.room = rank, num_ranks, room
         self.sent: Counter[str] = Counter()
 
-    def exchanging(
+    def start_exchange(
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
     ) -> Callable[[], Tensor]:
         parts = torch.split(rows, list(sent))
@@ -47,13 +47,13 @@ class ThreadRanks:
         self.sent[what] += (sum(sent) - sent[self.rank]) * size
         return lambda: others
 
-    def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+    def gather(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
         size = rows.shape[1:].numel() * rows.element_size()
         self.sent[what] += max(counts) * size * (self.num_ranks - 1)
         everyone: Tensor = self.room.exchange(self.rank, rows, torch.cat)
         return everyone
 
-    def summed_(self, values: Tensor, *, what: str) -> Tensor:
+    def sum_(self, values: Tensor, *, what: str) -> Tensor:
         self.sent[what] += reduction_bytes(values, self.num_ranks)
         total = self.room.exchange(self.rank, values, lambda laid: torch.stack(laid).sum(dim=0))
         return values.copy_(total)
@@ -64,7 +64,7 @@ def run_ranks(num_ranks: int, rank_fn: Callable[[Ranks], T], *, timeout: float =
 
     Example:
         >>> def total(ranks):
-        ...     return ranks.summed_(torch.tensor([float(ranks.rank)]), what="sum").item()
+        ...     return ranks.sum_(torch.tensor([float(ranks.rank)]), what="sum").item()
         >>> run_ranks(3, total)
         [3.0, 3.0, 3.0]
     """

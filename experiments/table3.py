@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from evenhand.building import build_training
+from evenhand.build import build_training
 from evenhand.config import Config, DataConfig, build_config
 from evenhand.data import Dataset, Rows, load_extreme, open_dataset
 from evenhand.data.dataset import Part
@@ -37,7 +37,8 @@ from evenhand.evaluation import (
 from evenhand.files import read_json, write_json
 from evenhand.progress import count_bar, file_bar, step_bar
 from evenhand.runs import evaluate_model, open_data
-from evenhand.training.loop import Places, train
+from evenhand.training.checkpoint import Keeper
+from evenhand.training.loop import train
 from experiments.output_folder import claim, digest_of
 from experiments.table2 import Run
 
@@ -190,10 +191,9 @@ def outcome_of(
         is_complete = train(
             built.training,
             built.plan,
-            sampler=built.sampler,
-            loss_fn=built.loss_fn,
-            places=Places(place / "metrics.jsonl", place / "checkpoints"),
-            step_fn=built.step_fn(),
+            built.choose_step().step,
+            metrics_path=place / "metrics.jsonl",
+            keeper=Keeper(place / "checkpoints"),
             progress_fn=advance,
             should_stop_fn=run.should_stop_fn,
         )

@@ -170,6 +170,11 @@ def fruits_of(run):
     }
 
 
+def weights_file(run):
+    """The only file with the weights of a small run."""
+    return run / "model/weights/rank-0-file-0.safetensors"
+
+
 def unzipped(path):
     import numpy as np
 

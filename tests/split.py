@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from evenhand.building import build_training
+from evenhand.build import build_training
 from evenhand.distributed.shards import Shards
 
 TABLES = ("label_table", "label_bias", "encoder.weight")  # the encoder's, of sparse features
@@ -23,12 +23,6 @@ def whole_training(config, dataset, *, dtype=torch.float32, ranks=None):
     return built
 
 
-def split_training(config, dataset, ranks, *, dtype=torch.float32):
-    """One rank's part of it, and the step that trains it."""
-    built = whole_training(config, dataset, dtype=dtype, ranks=ranks)
-    return built.training, built.step_fn()
-
-
 def rank_model(model, ranks):
     """One rank's rows of a whole model."""
     model = copy.deepcopy(model)
@@ -39,11 +33,13 @@ def rank_model(model, ranks):
     return model
 
 
-def trained(training, step_fn, num_steps):
-    """Takes steps; (num_steps, 2) their figures."""
+def take_steps(built, num_steps):
+    """(num_steps, 2) the figures of the steps."""
+    training, plan, step = built.training, built.plan, built.choose_step().step
     figures = []
     for _ in range(num_steps):
-        figures.append(step_fn().clone())
+        scheduled = plan.at_step(training.step, batch_size=training.feed.batch_size)
+        figures.append(step(scheduled).clone())
         training.step += 1
     return torch.stack(figures)
 

@@ -390,18 +390,24 @@ def empty(path):
     path.write_bytes(b"")
 
 
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
 def list_instead(path):
     path.write_text("[3]\n")
 
 
 DAMAGES = [  # file, damage, command, what the sentence must hold beside the file's name
-    ("model/weights.safetensors", shorten, "evaluate", "does not fit"),
-    ("model/weights.safetensors", empty, "search", "does not fit"),
+    ("model/weights/rank-0-file-0.safetensors", shorten, "evaluate", "damaged"),
+    ("model/weights/rank-0-file-0.safetensors", flip, "search", "SHA-256"),
+    ("model/weights/manifest.json", list_instead, "search", "damaged"),
     ("checkpoints/step-00000020/manifest.json", list_instead, "resume", "damaged"),
-    ("checkpoints/step-00000020/tensors.safetensors", shorten, "resume", "damaged"),
-    ("checkpoints/step-00000020/tensors.safetensors", empty, "resume", "damaged"),
-    ("checkpoints/step-00000020/state.json", empty, "resume", "damaged"),
-    ("checkpoints/step-00000020/state.json", list_instead, "resume", "damaged"),
+    ("checkpoints/step-00000020/manifest.json", empty, "resume", "damaged"),
+    ("checkpoints/step-00000020/rank-0-file-0.safetensors", shorten, "resume", "damaged"),
+    ("checkpoints/step-00000020/rank-0-file-0.safetensors", empty, "resume", "damaged"),
     ("evaluation/test/scores.json", shorten, "compare", "damaged"),
     ("evaluation/test/scores.json", lengthen, "report", "damaged"),
     ("evaluation/test/scores.json", list_instead, "report", "damaged"),
@@ -424,22 +430,18 @@ def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, p
     if name.startswith("checkpoints"):
         shutil.rmtree(copy / "checkpoints/step-00000015")  # it would be used instead
     sentence = refused(capsys, *on(command, copy))
-    place = "checkpoints" if name.startswith("checkpoints") else name
-    assert_says(sentence, place, problem)
+    folder, _, file_name = name.rpartition("/")  # a store is named, and then its file
+    places = [folder, file_name] if folder.startswith(("checkpoints", "model")) else [name]
+    assert_says(sentence, *places, problem)
 
 
 def test_a_checkpoint_without_a_tensor_is_refused(copy, capsys):
-    import safetensors.torch
+    from evenhand.store import sign
 
-    from evenhand.training.checkpoint_files import about_file
-
-    path = copy / "checkpoints/step-00000020/tensors.safetensors"
-    tensors = safetensors.torch.load_file(path)
-    del tensors["optimizer.labels.num_steps"]
-    safetensors.torch.save_file(tensors, path)
-    manifest = json.loads((path.parent / "manifest.json").read_text("utf-8"))
-    manifest["files"][path.name] = about_file(path)
-    (path.parent / "manifest.json").write_text(json.dumps(manifest))
+    path = copy / "checkpoints/step-00000020/manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    del manifest["tensors"]["optimizer.labels.num_steps"]
+    path.write_text(json.dumps(sign(manifest)))
     sentence = refused(capsys, "train", "--resume", "--run", copy)
     assert_says(sentence, "checkpoints", "damaged", "num_steps", "remove")
 
@@ -521,11 +523,10 @@ def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, full_disk, monkeypat
 
 
 FULL = [  # function, its n-th call, what the sentence names
-    ("safetensors.torch.save_file", 1, "checkpoints/step-00000015"),
-    ("evenhand.training.checkpoint.sync", 1, "checkpoints/step-00000015"),
-    ("evenhand.training.checkpoint_files.sync", 6, "checkpoints/step-00000020"),
-    ("evenhand.distributed.weights.write_weights", 1, "model/weights.safetensors"),
-    ("evenhand.distributed.weights.write_weights", 2, "model/weights.safetensors"),
+    ("evenhand.store.write_file", 1, "model/weights"),
+    ("evenhand.store.write_file", 2, "checkpoints/step-00000015"),
+    ("evenhand.store.write_file", 3, "model/weights"),
+    ("evenhand.store.sync", 6, "checkpoints/step-00000015"),
     ("evenhand.run_folder.save_outcome", 1, "evaluation/test/outcome.npz"),
     ("os.rename", 1, ""),
     ("evenhand.files.sync", 1, "config.toml"),
@@ -573,7 +574,7 @@ def test_a_full_disk_at_a_data_set_leaves_nothing(here, tmp_path, capsys, monkey
 
 LIMITS = [  # bytes a file may have, what fails: config 1.6 kB, model 19 kB, checkpoint 41 kB
     (300, "config.toml"),
-    (10_000, "weights.safetensors"),
+    (10_000, "model/weights"),
     (25_000, "step-00000015"),
 ]
 

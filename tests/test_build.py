@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import small
-from evenhand.building import build_model, build_training, check_against_data
+from evenhand.build import build_model, build_training, check_against_data
 from evenhand.errors import UserError
 from evenhand.mining import hardest_labels, mask_positives
 from evenhand.models.encoders import BagEncoder, MlpEncoder
@@ -48,15 +48,15 @@ SAMPLERS = {
 def test_no_run_draws_a_label_twice(dataset, sampler):
     """Every sampler is built for the methods that draw; the others see all labels."""
     parts = built(dataset, mining__sampler=sampler, **IN_BATCH)
-    assert isinstance(parts.sampler, SAMPLERS[sampler])
+    assert isinstance(parts.plan.sampler, SAMPLERS[sampler])
     batch, generator = parts.training.feed.next_batch(), torch.Generator().manual_seed(0)
-    for draw in (parts.sampler.sample, parts.sampler.sample_for_each):
+    for draw in (parts.plan.sampler.sample, parts.plan.sampler.sample_for_each):
         found = draw(batch.positive_ids, parts.plan.num_sampled_labels, generator=generator).ids
         for row in torch.atleast_2d(found):
             drawn = row[row >= 0]
             assert 0 < len(drawn) == len(drawn.unique())
     all_labels = built(dataset, mining__sampler=sampler, mining__method="sgd", **IN_BATCH)
-    assert isinstance(all_labels.sampler, UniformSampler)
+    assert isinstance(all_labels.plan.sampler, UniformSampler)
 
 
 @pytest.mark.parametrize(("sampler", "kind"), [
@@ -65,10 +65,10 @@ def test_no_run_draws_a_label_twice(dataset, sampler):
 def test_the_hardest_labels_of_a_run_are_different_labels(dataset, sampler, kind):
     """Counted by the inclusion probability, a label drawn many times is one label of the sample."""
     parts = built(dataset, mining__sampler=sampler)
-    assert isinstance(parts.sampler.source, kind)
+    assert isinstance(parts.plan.sampler.source, kind)
     batch = parts.training.feed.next_batch()
     num_drawn = 4 * dataset.num_labels  # so many that repeats are certain
-    sample = parts.sampler.sample(
+    sample = parts.plan.sampler.sample(
         batch.positive_ids, num_drawn, generator=torch.Generator().manual_seed(0)
     )
     scores = torch.randn(dataset.num_labels)[sample.ids.clamp(min=0)]
@@ -81,16 +81,17 @@ def test_the_hardest_labels_of_a_run_are_different_labels(dataset, sampler, kind
 def test_the_precision_of_tables_and_steps_on_a_cpu(dataset):
     for precision in ("mixed", "float32"):
         parts = built(dataset, training__precision=precision)
-        assert parts.step_fn() is None
+        chosen = parts.choose_step()
+        assert (chosen.kind, chosen.reason, chosen.describe()) == ("eager", None, "eager step")
         assert parts.training.model.label_table.dtype == torch.float32
     parts = built(dataset, training__precision="bfloat16")
     assert parts.training.model.label_table.dtype == torch.bfloat16
     with pytest.raises(UserError, match=r"training\.precision 'bfloat16' needs .* GPU.*'mixed'"):
-        parts.step_fn()
+        parts.choose_step()
 
 
 def test_the_most_frequent_label_is_the_first_of_the_log_uniform_sampler(dataset):
-    sampler = built(dataset, mining__sampler="log-uniform").sampler
+    sampler = built(dataset, mining__sampler="log-uniform").plan.sampler
     counts = dataset.label_counts()
     assert (np.diff(counts[sampler.source.label_order.numpy()]) <= 0).all()
 

@@ -1,29 +1,22 @@
-"""A checkpoint is there as a whole, or the one before it is."""
+"""Which checkpoints are kept and loaded; saving in the background; ranks that are processes."""
 
 import errno
-import json
 import os
-import re
 import shutil
+import signal
 import threading
 
 import pytest
-import safetensors.torch
 import torch
+import torch.distributed as dist
 
+from checkpoint_ranks import exit_codes
+from evenhand import store
 from evenhand.errors import UserError
+from evenhand.store import Table
 from evenhand.training import checkpoint as module
-from evenhand.training import checkpoint_files, checkpoint_tables
-from evenhand.training.checkpoint import (
-    Checkpoint,
-    Keeper,
-    load_latest_checkpoint,
-    save_checkpoint,
-)
-from evenhand.training.checkpoint_files import Table
+from evenhand.training.checkpoint import Checkpoint, Keeper, load_latest_checkpoint
 from small import bytes_of
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
 def made(value):
@@ -40,17 +33,20 @@ def assert_holds(checkpoint, value):
         assert tensor.equal(expected[name]), name
 
 
-def saved(keeper, step):
-    keeper.save(made(step), step=step)
-    keeper.wait()
+def save_all(folder, *steps, **options):
+    with Keeper(folder, **options) as keeper:
+        for step in steps:
+            keeper.save(made(step), step=step)
 
 
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
+def steps_in(folder):
+    """The steps of complete checkpoints; there must be nothing else."""
+    return [int(path.name.removeprefix("step-")) for path in sorted(folder.iterdir())]
 
 
-def step_names(*steps):
-    return [f"step-{step:08d}" for step in steps]
+def damage(folder, step):
+    path = folder / f"step-{step:08d}/rank-0-file-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
 
 
 def test_there_is_none_before_the_first(tmp_path):
@@ -58,118 +54,95 @@ def test_there_is_none_before_the_first(tmp_path):
     assert load_latest_checkpoint(tmp_path / "nowhere") is None
 
 
-def test_what_is_saved_is_loaded_and_only_the_newest_is_kept(tmp_path):
-    for step in (9, 10, 100):
-        save_checkpoint(tmp_path, made(step), step=step)
-        assert_holds(load_latest_checkpoint(tmp_path), step)
-        assert [path.name for path in tmp_path.iterdir()] == [f"step-{step:08d}"]
+# --- which are kept -------------------------------------------------------------------------------
 
 
-def test_a_tensor_that_is_not_contiguous_is_saved_by_value(tmp_path):
-    tensor = torch.arange(6.0).view(2, 3).T
-    save_checkpoint(tmp_path, Checkpoint({"a": tensor}, {}), step=1)
-    assert load_latest_checkpoint(tmp_path).tensors["a"].equal(tensor)
+@pytest.mark.parametrize(
+    ("keep_last", "steps", "left"),
+    [
+        (1, [9, 10, 100], [100]),
+        (3, [1, 2, 3, 4, 5], [3, 4, 5]),
+        (3, [1, 2, 3, 2], [1, 2]),  # later steps of a course given up go
+        (1, [9, 3], [3]),
+        (1, [5, 5], [5]),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path, keep_last, steps, left, is_async):
+    save_all(tmp_path, *steps, keep_last=keep_last, is_async=is_async)
+    assert steps_in(tmp_path) == left
+    assert_holds(load_latest_checkpoint(tmp_path), steps[-1])
 
 
-def test_a_step_saved_twice_is_the_second(tmp_path):
-    save_checkpoint(tmp_path, made(1), step=5)
-    save_checkpoint(tmp_path, made(2), step=5)
-    assert_holds(load_latest_checkpoint(tmp_path), 2)
+def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
+    keeper = Keeper(tmp_path, keep_last=2, keep_best=True)
+    for step, best_step in [(1, 0), (2, 2), (3, 2), (4, 2), (5, 2)]:
+        keeper.save(made(step), step=step, best_step=best_step)
+    assert steps_in(tmp_path) == [2, 4, 5]
+    Keeper(tmp_path, keep_last=1, keep_best=True).save(made(6), step=6, best_step=5)
+    assert steps_in(tmp_path) == [5, 6]
+    Keeper(tmp_path, keep_last=1).save(made(7), step=7, best_step=5)
+    assert steps_in(tmp_path) == [7]
+    with pytest.raises(ValueError, match="keep_last must be at least 1, got 0"):
+        Keeper(tmp_path, keep_last=0)
 
 
-def test_where_the_one_replaced_is_still_there_the_new_one_is_loaded(tmp_path):
-    """As a crash leaves it, after the new one took its place and before the old one went."""
-    (name,) = step_names(5)
-    save_checkpoint(tmp_path / "old", made(1), step=5)
-    save_checkpoint(tmp_path / "new", made(2), step=5)
-    shutil.copytree(tmp_path / "old" / name, tmp_path / "both" / f"{name}.replaced")
-    shutil.copytree(tmp_path / "new" / name, tmp_path / "both" / name)
-    assert_holds(load_latest_checkpoint(tmp_path / "both"), 2)
+def test_what_a_crash_left_is_cleared_without_a_save(tmp_path):
+    save_all(tmp_path, 1, 2, 3, 4, keep_last=9)
+    (tmp_path / ".step-00000005").mkdir()
+    (tmp_path / ".step-00000003").mkdir()
+    shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000003.replaced")
+    keeper = Keeper(tmp_path, keep_last=2)
+    keeper.clear(step=3, keeps_later=True)  # the fourth may be damaged: the next save removes it
+    assert steps_in(tmp_path) == [2, 3, 4]
+    keeper.clear(step=3)
+    assert steps_in(tmp_path) == [2, 3]
 
 
-def test_an_earlier_step_saved_later_is_the_one_that_stays(tmp_path):
-    save_checkpoint(tmp_path, made(9), step=9)
-    save_checkpoint(tmp_path, made(3), step=3)
-    assert_holds(load_latest_checkpoint(tmp_path), 3)
+def test_one_that_was_being_replaced_is_still_there(tmp_path):
+    """As a crash leaves it, before and after the new one took the place of the old one."""
+    save_all(tmp_path / "old", 5)
+    (tmp_path / "old/step-00000005").rename(tmp_path / "old/step-00000005.replaced")
+    assert_holds(load_latest_checkpoint(tmp_path / "old"), 5)
+    Keeper(tmp_path / "new").save(made(2), step=5)
+    shutil.move(tmp_path / "new/step-00000005", tmp_path / "old/step-00000005")
+    assert_holds(load_latest_checkpoint(tmp_path / "old"), 2)
 
 
-def test_the_newest_of_two_is_loaded(tmp_path):
-    """As a crash leaves them that comes before the older one is removed."""
-    save_checkpoint(tmp_path / "other", made(9), step=9)
-    save_checkpoint(tmp_path, made(10), step=10)
-    shutil.move(tmp_path / "other/step-00000009", tmp_path / "step-00000009")
-    assert_holds(load_latest_checkpoint(tmp_path), 10)
+# --- loading --------------------------------------------------------------------------------------
 
 
-def test_half_a_checkpoint_is_not_one_and_is_cleared_away_by_the_next(tmp_path):
-    save_checkpoint(tmp_path, made(1), step=1)
-    for name in (".step-00000002", ".step-00000003"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tensors.safetensors").write_bytes(b"half")
-    assert_holds(load_latest_checkpoint(tmp_path), 1)
-    save_checkpoint(tmp_path, made(2), step=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
-
-
-# --- what is in it --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("file_bytes", [1, 40, 1 << 20])
-def test_tables_are_loaded_bit_for_bit_and_in_place(tmp_path, monkeypatch, dtype, file_bytes):
-    """Also from many files, those of a row each among them."""
-    monkeypatch.setattr(checkpoint_tables, "FILE_BYTES", file_bytes)
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"wide": (17, 3), "flat": (17,), "one": (1, 2), "none": (0, 4), "deep": (3, 2, 2)}
-    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    drawn["wide"][0, :] = torch.tensor([float("nan"), -0.0, float("inf")])
-    saved = {name: Table(rows.to(dtype)) for name, rows in drawn.items()}
-    save_checkpoint(tmp_path, Checkpoint({}, {}, saved), step=1)
-    into = {name: Table(torch.zeros_like(table.rows)) for name, table in saved.items()}
-    loaded = load_latest_checkpoint(tmp_path, Checkpoint({}, {}, into))
-    bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
-    for name, table in saved.items():
-        assert loaded.tables[name].rows is into[name].rows
-        assert into[name].rows.view(bits).equal(table.rows.view(bits)), name
-    whole = load_latest_checkpoint(tmp_path).tables
-    assert whole.keys() == saved.keys() - {"none"}
-    assert whole["deep"].rows.equal(saved["deep"].rows)
-
-
-def test_two_saves_of_the_same_are_the_same_bytes(tmp_path):
-    for name in "ab":
-        save_checkpoint(tmp_path / name, made(1), step=1)
-    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
-
-
-def test_the_files_are_safetensors_that_anyone_can_read(tmp_path):
-    save_checkpoint(tmp_path, made(3), step=3)
-    (path,) = (tmp_path / "step-00000003/tables").iterdir()
-    assert safetensors.torch.load_file(path)["rows"].equal(torch.full((5, 2), 3.0))
-    manifest = json.loads((tmp_path / "step-00000003/manifest.json").read_text())
-    assert sorted(manifest["files"]) == ["state.json", f"tables/{path.name}", "tensors.safetensors"]
+def test_tables_are_filled_in_place(tmp_path):
+    save_all(tmp_path, 3)
+    into = made(0)
+    loaded = load_latest_checkpoint(tmp_path, into)
+    assert_holds(loaded, 3)
+    assert all(loaded.tables[name].rows is table.rows for name, table in into.tables.items())
 
 
 MISFITS = {
     "another shape": ({"rows": torch.zeros(5, 3)}, r"rows is \(5, 2\).*\(5, 3\)"),
     "another type": ({"rows": torch.zeros(5, 2).double()}, "float32.*float64"),
     "more rows": ({"rows": torch.zeros(6, 2)}, r"\(5, 2\).*\(6, 2\)"),
-    "another table": ({"rows": torch.zeros(5, 2), "x": torch.zeros(1)}, "no table x"),
-    "a table less": ({"rows": torch.zeros(5, 2)}, "it has a table sums"),
+    "another table": ({"x": torch.zeros(1)}, "the tables .'rows', 'sums'.*not .*'x'"),
+    "a table less": ({"sums": None}, "the tables .'rows', 'sums'., not .'rows'"),
 }
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_tables_of_another_run_are_refused(tmp_path, misfit):
-    rows, words = MISFITS[misfit]
-    save_checkpoint(tmp_path, made(1), step=1)
-    into = Checkpoint({}, {}, {name: Table(tensor) for name, tensor in rows.items()})
+    changes, words = MISFITS[misfit]
+    save_all(tmp_path, 1)
+    tables = made(0).tables | {
+        name: rows is not None and Table(rows) for name, rows in changes.items()
+    }
+    into = Checkpoint({}, {}, {name: table for name, table in tables.items() if table})
     with pytest.raises(UserError, match=f"step-00000001 does not fit this run.*{words}"):
         load_latest_checkpoint(tmp_path, into)
 
 
 def test_a_state_that_does_not_fit_is_refused_before_a_table_is_touched(tmp_path):
-    save_checkpoint(tmp_path, made(1), step=1)
+    save_all(tmp_path, 1)
 
     def refuse(state):
         raise UserError(f"not step {state['step']}")
@@ -180,48 +153,24 @@ def test_a_state_that_does_not_fit_is_refused_before_a_table_is_touched(tmp_path
     assert into.tables["rows"].rows.eq(7).all()
 
 
-# --- which are kept -------------------------------------------------------------------------------
-
-
-def test_the_last_few_are_kept(tmp_path):
-    keeper = Keeper(tmp_path, keep_last=3)
-    for step in (1, 2, 3, 4, 5):
-        keeper.save(made(step), step=step)
-    assert names_in(tmp_path) == step_names(3, 4, 5)
-
-
-def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
-    keeper = Keeper(tmp_path, keep_last=2, keep_best=True)
-    for step, best_step in [(1, 0), (2, 2), (3, 2), (4, 2), (5, 2)]:
-        keeper.save(made(step), step=step, best_step=best_step)
-    assert names_in(tmp_path) == step_names(2, 4, 5)
-    Keeper(tmp_path, keep_last=1, keep_best=True).save(made(6), step=6, best_step=5)
-    assert names_in(tmp_path) == step_names(5, 6)
-    Keeper(tmp_path, keep_last=1).save(made(7), step=7, best_step=5)
-    assert names_in(tmp_path) == step_names(7)
-
-
-def test_later_steps_of_a_course_given_up_go(tmp_path):
-    keeper = Keeper(tmp_path, keep_last=3)
-    for step in (1, 2, 3, 2):
-        keeper.save(made(step), step=step)
-    assert names_in(tmp_path) == step_names(1, 2)
-
-
-def test_what_a_crash_left_is_cleared_without_a_save(tmp_path):
-    keeper = Keeper(tmp_path, keep_last=2)
-    for step in (1, 2, 3, 4):
-        Keeper(tmp_path, keep_last=9).save(made(step), step=step)
-    (tmp_path / ".step-00000005").mkdir()
-    keeper.clear(step=3, keeps_later=True)  # the fourth may be damaged: the next save removes it
-    assert names_in(tmp_path) == step_names(2, 3, 4)
-    keeper.clear(step=3)
-    assert names_in(tmp_path) == step_names(2, 3)
-
-
-def test_nothing_to_keep_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="keep_last must be at least 1, got 0"):
-        Keeper(tmp_path, keep_last=0)
+def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path):
+    save_all(tmp_path, 1, 2, keep_last=2)
+    damage(tmp_path, 2)
+    said = []
+    assert_holds(load_latest_checkpoint(tmp_path, made(0), warn_fn=said.append), 1)
+    (sentence,) = said
+    assert sentence.startswith(f"{tmp_path}/step-00000002 is damaged (rank-0-file-0.safetensors ")
+    assert sentence.endswith("; step-00000001 before it is used instead")
+    save_all(tmp_path, 2, keep_last=2)  # in place of the damaged one
+    assert_holds(load_latest_checkpoint(tmp_path, warn_fn=said.append), 2)
+    assert len(said) == 1
+    assert steps_in(tmp_path) == [1, 2]
+    for step in (1, 2):
+        damage(tmp_path, step)
+    with pytest.raises(
+        UserError, match=r"step-00000002 is damaged .*step-00000001 is damaged .*new"
+    ):
+        load_latest_checkpoint(tmp_path)
 
 
 # --- in the background ----------------------------------------------------------------------------
@@ -231,13 +180,12 @@ def test_nothing_to_keep_is_refused(tmp_path):
 def held_back(monkeypatch):
     """Saving does not go on until the event is set."""
     event = threading.Event()
-    write = checkpoint_tables.write_tables
 
     def slow(*arguments, **options):
         assert event.wait(20)
-        return write(*arguments, **options)
+        return store.save_tensors(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint_tables, "write_tables", slow)
+    monkeypatch.setattr(module, "save_tensors", slow)
     return event
 
 
@@ -268,20 +216,16 @@ def test_memory_is_used_again_and_sizes_may_change(tmp_path):
     assert_holds(load_latest_checkpoint(tmp_path), 2)
 
 
-def test_a_copy_that_finds_no_memory_names_the_setting(tmp_path, monkeypatch):
+def test_a_copy_that_finds_no_memory_names_the_setting_and_without_a_background_there_is_none(
+    tmp_path, monkeypatch
+):
     def refuse(*arguments, **options):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    keeper = Keeper(tmp_path, is_async=True)
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(UserError, match=r"no memory .*training\.async_checkpoints = false"):
-        keeper.save(made(1), step=1)
-
-
-def test_without_a_background_nothing_is_copied(tmp_path):
-    keeper = Keeper(tmp_path)
-    keeper.save(made(1), step=1)
-    assert not keeper.buffers
+        save_all(tmp_path, 1, is_async=True)
+    save_all(tmp_path, 1)
 
 
 def full(*arguments, **options):
@@ -292,11 +236,11 @@ def full(*arguments, **options):
 def test_an_error_of_the_background_is_raised_by_the_next_call_once(
     tmp_path, monkeypatch, surfaces_at
 ):
+    save_all(tmp_path, 1)
+    before = bytes_of(tmp_path)
     keeper = Keeper(tmp_path, is_async=True)
-    keeper.save(made(1), step=1)
-    keeper.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "sync", full)
+        patch.setattr(store, "write_file", full)
         keeper.save(made(2), step=2)
         keeper.thread.join()
     calls = {
@@ -307,10 +251,10 @@ def test_an_error_of_the_background_is_raised_by_the_next_call_once(
     with pytest.raises(UserError, match=r"step-00000002 could not be written .*No space left"):
         calls[surfaces_at]()
     keeper.wait()
-    assert_holds(load_latest_checkpoint(tmp_path), 1)
+    assert bytes_of(tmp_path) == before
     keeper.save(made(4), step=4)
     keeper.wait()
-    assert names_in(tmp_path) == step_names(4)
+    assert steps_in(tmp_path) == [4]
 
 
 def test_an_error_of_training_is_the_one_that_is_told_and_the_save_is_finished(tmp_path, held_back):
@@ -326,112 +270,85 @@ def test_an_error_of_training_is_the_one_that_is_told_and_the_save_is_finished(t
     assert_holds(load_latest_checkpoint(tmp_path), 1)
 
 
-# --- faults ---------------------------------------------------------------------------------------
+# --- ranks that are processes ---------------------------------------------------------------------
+
+SHAPES = {  # also fewer rows than ranks, and none at all
+    "even": ((12, 3), torch.float32),
+    "uneven": ((7, 2), torch.bfloat16),
+    "exact": ((5,), torch.float64),
+    "single": ((1, 4), torch.float32),
+    "none": ((0, 2), torch.float32),
+}
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        (os, "replace"),
-        (module, "sync"),
-        (checkpoint_files, "sync"),
-        (safetensors.torch, "save_file"),
-        (os, "fsync"),
-        (checkpoint_tables._HashedFile, "write"),
-    ],
-)
-def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch, place, name, is_async):
-    keeper = Keeper(tmp_path, is_async=is_async)
-    save_checkpoint(tmp_path, made(1), step=1)
-    before = bytes_of(tmp_path)
-    monkeypatch.setattr(place, name, full)
-    with pytest.raises(UserError, match=r"step-00000002 could not be written .*No space left"):
-        saved(keeper, 2)
-    assert bytes_of(tmp_path) == before
-    assert_holds(load_latest_checkpoint(tmp_path), 1)
+def checkpoint_of(ranks, seed):
+    """What a rank holds: a copy of its rows, in contiguous ranges."""
+    generator, tables = torch.Generator().manual_seed(seed), {}
+    for name, (shape, dtype) in SHAPES.items():
+        rows = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        rows_a_rank = -(-len(rows) // ranks.num_ranks)
+        first = min(len(rows), ranks.rank * rows_a_rank)
+        tables[name] = Table(rows[first : first + rows_a_rank].clone(), first, len(rows))
+    return Checkpoint({"common": torch.arange(3) + seed}, {"seed": seed}, tables)
 
 
-def flipped(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+def save_twice(ranks, folder, is_async):
+    """Changes everything at once after a save; training's ranks talk in the meantime."""
+    store.FILE_BYTES = 40  # so that a rank writes many files
+    keeper = Keeper(folder, keep_last=2, is_async=is_async, group=ranks)
+    for seed in (1, 2):
+        live = checkpoint_of(ranks, seed)
+        keeper.save(live, step=seed)
+        for tensor in live.everything().values():
+            tensor.zero_()
+        for _ in range(20):
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total == ranks.num_ranks
+    keeper.wait()
+    dist.barrier()
+    assert steps_in(folder) == [1, 2]
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def rubbish(path):
-    path.write_bytes(b"\xff" * 50)
-
-
-def gone(path):
-    path.unlink()
-
-
-TABLE_FILE = "tables/shard-00001-model-00001-of-00001.safetensors"
-DAMAGES = {  # file, what is done to it, what is said of it
-    "a bit of a table": (TABLE_FILE, flipped, f"{TABLE_FILE} has another content"),
-    "half a table": (TABLE_FILE, cut, f"{TABLE_FILE} has .* bytes instead of"),
-    "no table": (TABLE_FILE, gone, f"{TABLE_FILE} is missing"),
-    "a bit of the tensors": ("tensors.safetensors", flipped, "tensors.safetensors has another"),
-    "half of the tensors": ("tensors.safetensors", cut, "tensors.safetensors has .* bytes"),
-    "no tensors": ("tensors.safetensors", gone, "tensors.safetensors is missing"),
-    "a bit of the state": ("state.json", flipped, "state.json has another content"),
-    "no state": ("state.json", gone, "state.json is missing"),
-    "no manifest": ("manifest.json", gone, "manifest.json is missing"),
-    "no JSON": ("manifest.json", lambda path: path.write_text("{"), "manifest.json cannot be read"),
-    "no text": ("manifest.json", rubbish, "manifest.json cannot be read"),
-    "a list": ("manifest.json", lambda path: path.write_text("[]"), "does not list any files"),
-    "no list of files": (
-        "manifest.json", lambda path: path.write_text('{"format": 1, "files": {}}'),
-        "manifest.json does not list state.json",
-    ),
-    "another format": (
-        "manifest.json", lambda path: path.write_text('{"format": 9, "files": {}}'), "format 9",
-    ),
-    "a file too many": (
-        "tables/more.safetensors", lambda path: path.write_bytes(b"x"),
-        "tables/more.safetensors is not listed",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, damage):
-    name, harm, words = DAMAGES[damage]
-    keeper = Keeper(tmp_path, keep_last=2)
-    for step in (1, 2):
-        keeper.save(made(step), step=step)
-    harm(tmp_path / "step-00000002" / name)
+def load(ranks, folder, seed, num_warnings):
     said = []
-    assert_holds(load_latest_checkpoint(tmp_path, made(0), warn_fn=said.append), 1)
-    (sentence,) = said
-    pattern = rf"step-00000002 is damaged \(.*{words}.*\); step-00000001 before it is used instead"
-    assert re.search(pattern, sentence), sentence
-    keeper.save(made(2), step=2)  # in place of the damaged one
-    said.clear()
-    assert_holds(load_latest_checkpoint(tmp_path, warn_fn=said.append), 2)
-    assert not said
-    assert names_in(tmp_path) == step_names(1, 2)
+    into = checkpoint_of(ranks, seed=99)
+    loaded = load_latest_checkpoint(folder, into, group=ranks, warn_fn=said.append)
+    assert len(said) == (num_warnings if ranks.rank == 0 else 0)
+    assert loaded.state == {"seed": seed}
+    for name, tensor in checkpoint_of(ranks, seed).everything().items():
+        assert loaded.everything()[name].equal(tensor), name
 
 
-def test_where_all_are_damaged_all_are_named(tmp_path):
-    keeper = Keeper(tmp_path, keep_last=2)
-    for step in (1, 2):
-        keeper.save(made(step), step=step)
-        gone(tmp_path / f"step-0000000{step}" / "state.json")
-    with pytest.raises(
-        UserError, match=r"step-00000002 is damaged .*step-00000001 is damaged .*new"
-    ):
-        load_latest_checkpoint(tmp_path)
+def fail_on_rank_1(ranks, folder):
+    """The disk of rank 1 is full: every rank says so."""
+    if ranks.rank == 1:
+        store.write_file = full
+    keeper = Keeper(folder, is_async=True, group=ranks)
+    keeper.save(checkpoint_of(ranks, 3), step=3)
+    with pytest.raises(UserError, match=r"step-00000003 could not .*rank 1: No space left"):
+        keeper.wait()
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
-    old = tmp_path / "step-00000005"
-    old.mkdir()
-    safetensors.torch.save_file({"a": torch.ones(2)}, old / "tensors.safetensors")
-    (old / "state.json").write_text("{}")
-    with pytest.raises(UserError, match=r"step-00000005 .*earlier version.* begin anew"):
-        load_latest_checkpoint(tmp_path)
+def die(ranks, folder, victim):
+    """A rank is killed while it writes; the others are told."""
+    if ranks.rank == victim:
+        store.write_file = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    keeper = Keeper(folder, is_async=True, group=ranks)
+    keeper.save(checkpoint_of(ranks, 3), step=3)
+    with pytest.raises(UserError, match=r"step-00000003 could not .*a rank was lost"):
+        keeper.wait()
+    os._exit(7)
+
+
+@pytest.mark.timeout(240)
+def test_what_2_ranks_saved_is_loaded_by_3_and_a_rank_that_fails_costs_nothing(tmp_path):
+    folder = tmp_path / "checkpoints"
+    assert exit_codes(2, tmp_path, save_twice, folder, True) == [0, 0]
+    assert exit_codes(3, tmp_path, load, folder, 2, 0) == [0] * 3
+    before = bytes_of(folder)
+    assert exit_codes(2, tmp_path, fail_on_rank_1, folder) == [0, 0]
+    assert exit_codes(2, tmp_path, die, folder, 1) == [7, -signal.SIGKILL]
+    assert bytes_of(folder) == before
+    damage(folder, 2)
+    assert exit_codes(3, tmp_path, load, folder, 1, 1) == [0] * 3

@@ -69,9 +69,7 @@ def user(home, monkeypatch, capsys):
 
 
 CHECKPOINT_FILES = [
-    "tables/shard-00001-model-00001-of-00001.safetensors",
-    "tensors.safetensors",
-    "state.json",
+    "rank-0-file-0.safetensors",
     "manifest.json",
 ]
 
@@ -83,7 +81,8 @@ def test_a_run_folder_holds_all_that_was_promised(home):
         "run.json",
         "metrics.jsonl",
         "model/query_data.safetensors",
-        "model/weights.safetensors",
+        "model/weights/manifest.json",
+        "model/weights/rank-0-file-0.safetensors",
         *(f"checkpoints/step-{step:08d}/{name}" for step in (15, 20) for name in CHECKPOINT_FILES),
         "evaluation/test/outcome.npz",
         "evaluation/test/scores.json",
@@ -157,7 +156,7 @@ def test_each_flag_reaches_its_setting_and_set_has_the_last_word(user, home, tmp
 
 def test_without_a_folder_the_run_is_named_after_data_method_and_seed(user, home, tmp_path):
     user("train", "a.toml", "--steps", 2, "--method", "sgd", "--seed", 5)
-    assert (home / "runs/small-sgd-seed5/model/weights.safetensors").is_file()
+    assert (home / "runs/small-sgd-seed5/model/weights").is_dir()
 
 
 @pytest.mark.parametrize("name", ["2024", "true", "a b", "it's [b]", "1e3"])
@@ -240,7 +239,7 @@ def test_a_perceptron_learns_from_dense_features(tmp_path):
     changes = {"training__num_steps": 40, "model__hidden_widths": [24]}
     settings_file(tmp_path / "a.toml", "data", **changes)
     assert small.run(tmp_path, "train", "a.toml", "--run", "run").code == 0
-    weights = safetensors.torch.load_file(tmp_path / "run/model/weights.safetensors")
+    weights = safetensors.torch.load_file(small.weights_file(tmp_path / "run"))
     assert weights["encoder.layers.0.weight"].shape == (24, 12)
     rows = (tmp_path / "run/metrics.jsonl").read_text("utf-8").splitlines()
     assert json.loads(rows[-1])["validation"]["recall@10"] > 0.6

@@ -30,7 +30,7 @@ def test_shards_are_those_of_torch_chunk_and_shares_cover_a_batch(num_rows, num_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_rows_are_fetched_and_gradients_brought_as_one_table_would(dtype):
+def test_rows_are_fetched_and_gradients_summed_as_one_table_would(dtype):
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(23, 3, generator=generator).to(dtype)
     asked = [torch.randint(23, (10,), generator=generator) for _ in range(4)]
@@ -40,12 +40,12 @@ def test_rows_are_fetched_and_gradients_brought_as_one_table_would(dtype):
         exchange = RowExchange("rows", len(table), ranks)
         own = table[slice(*exchange.shards.rows_of(ranks.rank))]
         ids, places = sorted_distinct_ids(asked[ranks.rank])
-        fetched = exchange.fetched(exchange.request(ids), own)
+        fetched = exchange.start_fetch(exchange.request(ids), own)()
         assert torch.equal(fetched[places], table[asked[ranks.rank]])
         values = fetched.float() * (ranks.rank + 1)
-        brought = exchange.brought(RowGradients(ids, values))
+        summed = exchange.sum_gradients(RowGradients(ids, values))
         dense = torch.zeros(len(own), 3)
-        dense[brought.ids] = brought.values
+        dense[summed.ids] = summed.values
         return dense, ranks.sent
 
     results = run_ranks(4, rank_fn)
@@ -66,9 +66,9 @@ def test_gradients_find_their_rows_in_whatever_order_they_come():
 
     def rank_fn(ranks):
         exchange = RowExchange("rows", 7, ranks)
-        brought = exchange.brought(RowGradients(ids[ranks.rank], values[ranks.rank]))
+        summed = exchange.sum_gradients(RowGradients(ids[ranks.rank], values[ranks.rank]))
         first, _ = exchange.shards.rows_of(ranks.rank)
-        return dict(zip((brought.ids + first).tolist(), brought.values[:, 0].tolist(), strict=True))
+        return dict(zip((summed.ids + first).tolist(), summed.values[:, 0].tolist(), strict=True))
 
     found = {row: value for own in run_ranks(2, rank_fn) for row, value in own.items()}
     assert found == {0: 0, 1: 11, 3: 30 + 31, 4: 41, 5: 50, 6: 60}
@@ -83,7 +83,7 @@ def test_an_error_of_one_rank_is_raised_and_ends_the_others():
     def rank_fn(ranks):
         if ranks.rank == 1:
             raise ValueError("mine")
-        ranks.summed_(torch.zeros(1), what="sum")
+        ranks.sum_(torch.zeros(1), what="sum")
 
     with pytest.raises(ValueError, match="mine"):
         run_ranks(3, rank_fn)
@@ -92,7 +92,7 @@ def test_an_error_of_one_rank_is_raised_and_ends_the_others():
 def test_ranks_that_never_meet_time_out():
     def rank_fn(ranks):
         if ranks.rank == 0:
-            ranks.summed_(torch.zeros(1), what="sum")
+            ranks.sum_(torch.zeros(1), what="sum")
 
     with pytest.raises(TimeoutError, match=r"2 ranks did not meet within 0\.2 s"):
         run_ranks(2, rank_fn, timeout=0.2)

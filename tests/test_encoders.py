@@ -6,8 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder, taken_features
-from evenhand.models.initial import random_rows
+from evenhand.models import encoders
+from evenhand.models.encoders import (
+    BagEncoder,
+    Bags,
+    MlpEncoder,
+    backward,
+    random_rows,
+    take_features,
+)
 
 NUM_FEATURES, WIDTH = 7, 3
 
@@ -70,7 +77,7 @@ def test_a_bag_is_the_weighted_sum_or_the_mean_of_its_rows(bags):
 def test_the_way_back_through_a_bag_matches_the_loops(bags):
     rows = rows_of(bags)
     gradients = torch.randn(len(rows), WIDTH, dtype=torch.float64)
-    ids, values = bag_encoder().accumulate(bags, gradients)
+    ids, values = bag_encoder().row_gradients(bags, gradients)
     expected = torch.zeros(NUM_FEATURES, WIDTH, dtype=torch.float64)
     for gradient, row in zip(gradients, rows, strict=True):
         for feature, weight in weights_of(row):
@@ -79,27 +86,8 @@ def test_the_way_back_through_a_bag_matches_the_loops(bags):
     assert values.shape == (len(ids), WIDTH)
     actual = torch.zeros_like(expected).index_copy(0, ids, values)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
-
-
-@given(random_bags())
-def test_the_way_back_through_a_bag_is_that_of_autograd(bags):
-    encoder = bag_encoder()
-    encoder.weight.requires_grad_()
-    vectors = encoder(bags)
-    gradients = torch.randn_like(vectors)
-    vectors.backward(gradients)
-    ids, values = encoder.accumulate(bags, gradients)
-    actual = torch.zeros_like(encoder.weight).index_copy(0, ids, values)
-    torch.testing.assert_close(actual, encoder.weight.grad, rtol=1e-12, atol=1e-14)
-
-
-@given(random_bags())
-def test_the_way_back_in_float32_is_that_of_float64(bags):
-    encoder = bag_encoder()
-    gradients = torch.randn(len(bags.offsets) - 1, WIDTH, dtype=torch.float64)
-    expected = torch.zeros_like(encoder.weight).index_copy(0, *encoder.accumulate(bags, gradients))
     values = None if bags.values is None else bags.values.float()
-    ids, rows = encoder.accumulate(bags._replace(values=values), gradients.float())
+    ids, rows = bag_encoder().row_gradients(bags._replace(values=values), gradients.float())
     assert rows.dtype == torch.float32
     actual = torch.zeros_like(expected).index_copy(0, ids, rows.double())
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
@@ -109,14 +97,14 @@ def test_an_empty_bag_is_the_zero_vector_and_gives_no_gradient():
     bags = bags_from([[], [2], []])
     vectors = bag_encoder()(bags)
     assert (vectors[[0, 2]] == 0).all()
-    ids, _ = bag_encoder().accumulate(bags, torch.ones(3, WIDTH, dtype=torch.float64))
+    ids, _ = bag_encoder().row_gradients(bags, torch.ones(3, WIDTH, dtype=torch.float64))
     assert ids.tolist() == [2]
 
 
 def test_the_table_of_a_bag_encoder_is_left_to_its_own_optimizer():
     encoder = bag_encoder()
     assert not encoder.weight.requires_grad
-    encoder.accumulate(bags_from([[1]]), torch.ones(1, WIDTH, dtype=torch.float64))
+    encoder.row_gradients(bags_from([[1]]), torch.ones(1, WIDTH, dtype=torch.float64))
     assert encoder.weight.grad is None
 
 
@@ -127,20 +115,20 @@ def test_the_table_of_a_bag_encoder_is_left_to_its_own_optimizer():
 def test_taken_bags_are_the_chosen_ones_in_their_order(bags, data):
     rows = rows_of(bags)
     positions = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=6))
-    taken = taken_features(bags, torch.tensor(positions))
+    taken = take_features(bags, torch.tensor(positions))
     assert rows_of(taken) == [rows[position] for position in positions]
     assert (taken.values is None) == (bags.values is None)
 
 
 def test_no_bags_can_be_taken():
-    taken = taken_features(bags_from([[1, 2], [3]]), torch.tensor([], dtype=torch.int64))
+    taken = take_features(bags_from([[1, 2], [3]]), torch.tensor([], dtype=torch.int64))
     assert taken.offsets.tolist() == [0]
     assert taken.ids.tolist() == []
 
 
 def test_taken_dense_features_are_the_chosen_rows():
     features = torch.randn(4, 3)
-    assert torch.equal(taken_features(features, torch.tensor([2, 0])), features[[2, 0]])
+    assert torch.equal(take_features(features, torch.tensor([2, 0])), features[[2, 0]])
 
 
 # Dense features
@@ -181,9 +169,10 @@ def test_the_way_back_through_an_mlp_fills_grad_even_where_gradients_are_off():
     gradients = torch.randn(6, WIDTH, dtype=torch.float64)
     expected = torch.autograd.grad(encoder(features), list(encoder.parameters()), gradients)
     with torch.no_grad():
-        assert encoder.accumulate(features, gradients) is None
+        assert backward(encoder, features, gradients) is None
     for parameter, gradient in zip(encoder.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+    assert backward(encoder.requires_grad_(False), features, gradients) is None  # a frozen one
 
 
 # Beginnings
@@ -211,3 +200,69 @@ def test_an_mlp_keeps_the_size_of_its_signal():
     features = torch.randn(500, 200, generator=generator)
     with torch.no_grad():
         assert encoder(features).square().mean().item() == pytest.approx(1, abs=0.3)
+
+
+def generator(seed=3):
+    return torch.Generator().manual_seed(seed)
+
+
+def one_draw(num_rows, width, generator):
+    return torch.randn(num_rows, width, generator=generator) / math.sqrt(width)
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 20, 2**15 + 3])
+def test_a_small_table_is_one_draw_to_the_bit(width, monkeypatch):
+    for chunk in (encoders.CHUNK, 16, 1000):
+        monkeypatch.setattr(encoders, "CHUNK", chunk)
+        ours, theirs = generator(), generator()
+        for num_rows in (0, 1, 2, 15, 17, 64, 50_000 // width):
+            assert torch.equal(
+                random_rows(num_rows, width, ours), one_draw(num_rows, width, theirs)
+            )
+            assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(encoders, "FIRST_BLOCK", 100)
+    monkeypatch.setattr(encoders, "LATER_BLOCK", 30)
+    monkeypatch.setattr(encoders, "CHUNK", 64)
+
+
+@pytest.mark.parametrize("width", [1, 3, 16])
+def test_every_range_is_that_of_the_whole_table(width, small_blocks):
+    num_rows, whole_draws = 237, generator()
+    whole = random_rows(num_rows, width, whole_draws)
+    assert torch.equal(whole[:100], one_draw(100, width, generator()))
+    for first in range(0, num_rows + 1, 7):
+        for last in {first, first + 1, first + 30, 100, 130, num_rows}:
+            if first <= last <= num_rows:
+                draws = generator()
+                part = random_rows(num_rows, width, draws, rows=(first, last))
+                assert torch.equal(part, whole[first:last])
+                assert torch.equal(draws.get_state(), whole_draws.get_state())
+
+
+def test_blocks_and_tables_differ(small_blocks):
+    draws = generator()
+    rows = torch.cat([random_rows(400, 8, draws), random_rows(400, 8, draws)])
+    assert len(rows.unique(dim=0)) == len(rows)
+    assert abs(float(rows.norm(dim=1).mean()) - 1) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types_are_the_float32_numbers_converted(dtype, small_blocks):
+    ours = random_rows(300, 12, generator(), rows=(50, 250), dtype=dtype)
+    assert torch.equal(ours, random_rows(300, 12, generator())[50:250].to(dtype))
+
+
+def test_on_the_meta_device_nothing_is_drawn():
+    draws = generator()
+    assert random_rows(10**9, 128, draws, device="meta").shape == (10**9, 128)
+    assert torch.equal(draws.get_state(), generator().get_state())
+
+
+@pytest.mark.parametrize("rows", [(-1, 3), (0, 11), (5, 4), (11, 11)])
+def test_a_range_outside_the_table_is_refused(rows):
+    with pytest.raises(ValueError, match="rows must be a range within 0 to 10, got"):
+        random_rows(10, 2, rows=rows)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from evenhand import exporting
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.data import Strings, save_dataset
 from evenhand.data.vector_files import Block, write_blocks
 from evenhand.errors import UserError

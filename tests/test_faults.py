@@ -160,7 +160,7 @@ def test_a_second_signal_ends_it_at_once_and_the_last_checkpoint_is_whole(home):
     folder.mkdir()
     for name in ("data", "long.toml"):
         (folder / name).symlink_to(home / name)
-    disturb = ["evenhand.training.checkpoint._write_common", 2, "sleep"]
+    disturb = ["evenhand.training.checkpoint.save_tensors", 2, "sleep"]
     process = small.start(folder, "train", "long.toml", "--run", run, disturb=disturb)
     small.wait_for((folder / "asleep").exists)
     before, began = small.bytes_of(run / "checkpoints"), time.monotonic()

@@ -1,3 +1,5 @@
+"""Batches: every pair once an epoch, any place by itself, random enough, and made ahead."""
+
 import gc
 import itertools
 import subprocess
@@ -10,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from evenhand.data.dataset import Part, Rows
+from evenhand.data.dataset import Part, Rows, pairs_of
+from evenhand.data.pairs import PairIndex
 from evenhand.errors import UserError
 from evenhand.kernels.permutation import permute
 from evenhand.models.encoders import Bags
 from evenhand.models.features import features_of
 from evenhand.sampling import InBatchSampler
 from evenhand.training import feed as feed_module
-from evenhand.training.feed import PairFeed
+from evenhand.training.feed import PairFeed, PairOrder
 
 CPU = torch.device("cpu")
 POSITIVES = [[4], [1, 3, 0], [], [2, 4], [5], [0, 1], [3]]  # 10 pairs of 7 queries
@@ -94,14 +97,11 @@ def test_an_epoch_holds_each_pair_at_most_once_and_drops_only_the_partial_batch(
         assert set(pairs) <= set(PAIRS)
 
 
-def test_every_pair_comes_in_time_and_epochs_differ_in_order():
+def test_epochs_differ_and_the_same_seed_gives_the_same_batches_and_another_others():
     feed = feed_of(batch_size=10)
     epochs = [pairs_in(feed.next_batch()) for _ in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [PAIRS] * 3
     assert epochs[0] != epochs[1] != epochs[2]
-
-
-def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
     one, same, other = (batches_of(feed_of(seed=seed), 7) for seed in (1, 1, 2))
     for first, second in zip(one, same, strict=True):
         assert_same(first, second)
@@ -171,25 +171,18 @@ def test_a_changed_batch_leaves_the_data_as_it_was():
 # Going on
 
 
-@pytest.mark.parametrize("num_taken", range(8))  # 3 batches an epoch: at and across its border
+@pytest.mark.parametrize("num_taken", range(5))  # 3 batches an epoch: at and across its border
 def test_a_saved_place_goes_on_with_the_same_batches(num_taken):
     feed = feed_of(masks_all_positives=True)
     batches_of(feed, num_taken)
-    state = {key: value.clone() for key, value in feed.state().items()}
+    state = feed.state()  # which does not change as the feed goes on
     expected = batches_of(feed, 8)
     resumed = feed_of(masks_all_positives=True, seed=99)
     resumed.load(state)
     for first, second in zip(batches_of(resumed, 8), expected, strict=True):
         assert_same(first, second)
-
-
-def test_a_state_does_not_change_as_the_feed_goes_on():
-    feed = feed_of()
-    feed.next_batch()
-    state = feed.state()
-    copies = {key: value.clone() for key, value in state.items()}
-    batches_of(feed, 9)
-    assert all(torch.equal(state[key], copies[key]) for key in state)
+    resumed.load(state)  # what was made ahead is thrown away
+    assert_same(resumed.next_batch(), expected[0])
 
 
 # Made ahead
@@ -218,15 +211,6 @@ def test_the_next_batches_are_made_while_nobody_waits():
     assert len(futures) == feed_module.NUM_AHEAD
     made = [future.result(timeout=20) for future in futures]
     for first, second in zip(made, batches_of(feed, len(made)), strict=True):
-        assert_same(first, second)
-
-
-def test_what_was_made_ahead_is_thrown_away_by_load():
-    feed = feed_of(masks_all_positives=True)
-    state = feed.state()
-    expected = batches_of(feed, 5)
-    feed.load(state)
-    for first, second in zip(batches_of(feed, 5), expected, strict=True):
         assert_same(first, second)
 
 
@@ -406,3 +390,116 @@ def test_whole_queries_mask_all_their_positives():
 def test_a_share_out_of_range_is_refused(share):
     with pytest.raises(ValueError, match="share"):
         feed_of(sparse_part(has_values=True), batch_size=2, share=share)
+
+
+# --- the order of an epoch ------------------------------------------------------------------------
+
+ORDERS = [
+    PairOrder(num_pairs, block_pairs, pool_blocks)
+    for num_pairs in (1, 97, 300)
+    for block_pairs in (1, 10, 64, 5000)
+    for pool_blocks in (1, 3)
+]
+
+
+def key_of(number):
+    return torch.randint(2**63 - 1, (1, 1), generator=torch.Generator().manual_seed(number))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_epoch_has_every_pair_once_in_whatever_pieces_it_is_asked_for(order):
+    for number in range(2):
+        key = key_of(number)
+        whole = order.pairs_at(0, order.num_pairs, key)
+        assert torch.equal(whole.sort().values, torch.arange(order.num_pairs))
+        for size in (17, 64):
+            pieces = [
+                order.pairs_at(first, min(first + size, order.num_pairs), key)
+                for first in range(0, order.num_pairs, size)
+            ]
+            assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pool_is_made_of_a_few_runs_of_consecutive_pairs(order):
+    for pool in range(order.num_pools):
+        start, end = order.pool_start(pool), order.pool_start(pool + 1)
+        pairs = order.pairs_at(start, end, key_of(3)).sort().values
+        num_runs = 1 + int((pairs.diff() > 1).sum())
+        assert num_runs <= 2 * order.pool_blocks + 1  # the last block, or one around the end
+
+
+def test_without_blocks_the_order_is_the_keyed_permutation():
+    key = key_of(1)
+    expected = permute(torch.arange(5, 50).unsqueeze(0), key, 100)[0]
+    assert torch.equal(PairOrder(100).pairs_at(5, 50, key), expected)
+
+
+def test_a_pair_is_as_likely_at_any_place():
+    order, num_epochs = PairOrder(30, 4, 2), 900
+    epochs = torch.stack([order.pairs_at(0, 30, key_of(n)) for n in range(num_epochs)])
+    expected = num_epochs / 30
+    statistic = 0.0
+    for place in range(30):
+        counts = torch.bincount(epochs[:, place], minlength=30)
+        statistic += float(((counts - expected) ** 2 / expected).sum())
+    # Of 30 x 30 cells with fixed sums: chi-square of 29 * 29, within 4 standard deviations.
+    assert abs(statistic - 29**2) < 4 * (2 * 29**2) ** 0.5
+
+
+def test_two_pairs_of_a_random_storage_meet_in_a_batch_as_often_as_after_a_perfect_shuffle():
+    """The stored order is random: an epoch of blocks is a perfect shuffle of what was stored."""
+    generator = np.random.default_rng(0)
+    order, batch_size, num_rounds = PairOrder(60, 5, 3), 6, 1000
+    meetings = np.zeros((60, 60))
+    for number in range(num_rounds):
+        stored = generator.permutation(60)  # as the converter stores them, with another seed
+        batch = stored[order.pairs_at(12, 12 + batch_size, key_of(number)).numpy()]
+        meetings[np.ix_(batch, batch)] += 1
+    counts = meetings[np.triu_indices(60, k=1)]
+    share = batch_size * (batch_size - 1) / (60 * 59)
+    expected = num_rounds * share
+    statistic = ((counts - expected) ** 2 / (expected * (1 - share))).sum()
+    assert abs(statistic - len(counts)) < 5 * (2 * len(counts)) ** 0.5
+
+
+def random_rows(lengths, seed=0):
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    ids = np.random.default_rng(seed).integers(50, size=offsets[-1]).astype(np.int32)
+    return Rows(offsets, ids)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [1], [0, 0, 5, 0], [0] * 100 + [1] + [0] * 100 + [3], [17, 0, 16, 0, 15],
+        np.random.default_rng(1).integers(0, 4, size=500).tolist(),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("most_entries", [10**6, 7, 1])
+def test_the_index_finds_the_pairs_of_pairs_of(lengths, most_entries):
+    rows = random_rows(lengths)
+    expected, index = pairs_of(rows), PairIndex(rows, most_entries=most_entries)
+    assert len(index.first_rows) <= most_entries + 2
+    pair_ids = np.random.default_rng(2).permutation(len(rows.ids))
+    found = index.pairs_at(pair_ids)
+    assert found.query_ids.dtype == found.label_ids.dtype == np.int64
+    assert np.array_equal(found.query_ids, expected.query_ids[pair_ids])
+    assert np.array_equal(found.label_ids, expected.label_ids[pair_ids])
+
+
+def test_a_feed_in_blocks_hands_out_every_pair_once_and_goes_on_from_a_place():
+    rows = random_rows(np.random.default_rng(1).integers(0, 4, size=500))
+    part = Part(Rows(np.arange(501), np.arange(500, dtype=np.int32)), rows, block_pairs=13)
+    feed, per_epoch = feed_of(part, batch_size=32), len(rows.ids) // 32
+    for _ in range(2):
+        pair_ids = torch.cat([feed.next_batch().pair_ids for _ in range(per_epoch)])
+        assert len(pair_ids.unique()) == 32 * per_epoch
+    state = feed.state()
+    expected = [feed.next_batch() for _ in range(5)]
+    shares = [feed_of(part, batch_size=32, share=(rank, 3)) for rank in range(3)]
+    for share in shares:
+        share.load(state)
+    for batch in expected:
+        pieces = [share.next_batch().pair_ids for share in shares]
+        assert torch.equal(torch.cat(pieces), batch.pair_ids)

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 
-from evenhand.building import check_all_ids
+from evenhand.build import check_all_ids
 from evenhand.config import build_config, read_settings, with_assignments
 from evenhand.data.dataset import open_dataset
 from evenhand.data.extreme import _group_values

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.models.encoders import BagEncoder, Bags, RowGradients, taken_features
+from evenhand.models.encoders import BagEncoder, Bags, RowGradients, take_features
 from gpu_tables import (
     DEVICES,
     NO_TRITON,
@@ -142,7 +142,7 @@ def random_bags(num_documents, num_features, *, longest, values):
 def batch_of(data, documents):
     """What the encoder gets, to compute in float64."""
     values = None if data.values is None else data.values.double()
-    return taken_features(Bags(data.ids.long(), data.offsets, values), documents)
+    return take_features(Bags(data.ids.long(), data.offsets, values), documents)
 
 
 def on_device(data, device):
@@ -214,7 +214,7 @@ def test_entries_of_survivors_give_the_gradient_of_the_encoder(device, values, s
     assert torch.equal(found[0][:num_entries].long(), features.ids)  # one after another
     assert (found[0][num_entries:] == -1).all()
     gradients = torch.randn(num_survivors, 3, dtype=torch.float64)
-    expected = BagEncoder(num_features, 3).accumulate(features, gradients)
+    expected = BagEncoder(num_features, 3).row_gradients(features, gradients)
     ids, sums = summed_by_row(*found, gradients)
     order = expected.ids.argsort()  # rows come in any order
     assert torch.equal(ids, expected.ids[order])
@@ -262,7 +262,7 @@ def test_from_survivors_to_the_step_of_the_feature_table(device, optimizer):
     twin = twin_of(table, optimizer)
     chosen = documents[survivors[:num_survivors].long()]
     encoder = BagEncoder(num_features, width)
-    expected = encoder.accumulate(batch_of(data, chosen), gradients.double())
+    expected = encoder.row_gradients(batch_of(data, chosen), gradients.double())
     twin.step(expected, learning_rate=0.1)
     given = listed_entries(
         data, documents, survivors, num_survivors, device, id_type=torch.int32,

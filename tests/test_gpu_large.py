@@ -15,13 +15,13 @@ from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep
 from evenhand.losses import contrastive_loss
-from evenhand.models.encoders import MlpEncoder
-from evenhand.models.initial import random_rows
+from evenhand.models.encoders import MlpEncoder, random_rows
 from evenhand.models.retriever import Retriever
-from evenhand.models.weights import all_finite, read_weights, write_weights
 from evenhand.sampling import LabelSample
+from evenhand.store import all_finite, open_store, save_tensors
+from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad
-from evenhand.training.step import Batch, gradients_of, mine
+from evenhand.training.step import gradients_of, mine
 from gpu_tables import DEVICES, by_device, needs_cuda
 from test_gpu_step import Given
 
@@ -92,7 +92,7 @@ def test_initial_rows_are_the_same_on_a_gpu_and_weights_go_there_and_back(tmp_pa
     assert torch.equal(tables[1].cpu(), tables[0])
     assert torch.equal(tables[2].cpu(), tables[0].bfloat16())
     assert all_finite(tables[2])
-    write_weights(tmp_path / "weights", {"table": tables[2]})
+    save_tensors(tmp_path / "weights", {"table": tables[2]})
     back = torch.zeros_like(tables[2])
-    read_weights(tmp_path / "weights", {"table": back})
+    open_store(tmp_path / "weights").read("table", back)
     assert torch.equal(back, tables[2])

@@ -19,8 +19,9 @@ from evenhand.kernels.gpu.step import MiningStep
 from evenhand.models.encoders import MlpEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.sampling import LabelSample
+from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad, RowAdam
-from evenhand.training.step import Batch, gradients_of, mine
+from evenhand.training.step import gradients_of, mine
 from gpu_tables import DEVICES, needs_cuda
 
 LOSSES = {
@@ -45,7 +46,7 @@ class Given(torch.nn.Module):
     def forward(self, features):
         return self.vectors[features[:, 0].long()]
 
-    def accumulate(self, features, vector_gradients):
+    def row_gradients(self, features, vector_gradients):
         self.gradients = vector_gradients
 
 

@@ -15,7 +15,7 @@ import torch
 
 import metric_oracles as oracles
 import small
-from evenhand.building import build_training
+from evenhand.build import build_training
 from evenhand.data import load_table, open_dataset, parts, save_dataset
 from evenhand.data.dataset import Groups, pairs_of
 from evenhand.errors import UserError
@@ -355,7 +355,7 @@ def test_training_is_the_same_bit_for_bit_with_and_without_group_columns(user, t
     for name in ("plain", "grouped"):
         user("train", "--data", name, "--run", f"runs/{name}", *TINY)
     plain, grouped = (
-        safetensors.torch.load_file(tmp_path / f"runs/{name}/model/weights.safetensors")
+        safetensors.torch.load_file(small.weights_file(tmp_path / f"runs/{name}"))
         for name in ("plain", "grouped")
     )
     assert plain.keys() == grouped.keys()
@@ -387,7 +387,7 @@ def test_group_dro_weighs_an_example_by_all_of_its_groups(dataset, languages_of)
     )
     batch = built.training.feed.next_batch()
     losses = torch.rand(32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    weights = built.training.risk.weigh_fn(losses, batch, 8)
+    weights = built.training.risk.weights(losses, batch, 8)
     names = pair_names(dataset, "train")
     members = [languages_of[names[pair]] or {None} for pair in batch.pair_ids.tolist()]
     groups = [*LANGUAGES, None]

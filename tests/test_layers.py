@@ -25,7 +25,7 @@ LAYERS = {
         "runs", "saved_models",
     ],
     "settings": ["config", "faults", "progress", "search_config", "settings"],
-    "system": ["distributed", "evaluation", "search", "training"],
+    "system": ["distributed", "evaluation", "search", "store", "training"],
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "locking", "version"],  # for anything above the core
     "core": ["kernels", "losses", "methods", "metrics", "mining", "objective", "risk", "sampling"],

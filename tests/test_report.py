@@ -257,6 +257,7 @@ def test_about_and_settings_are_shown_for_people(tmp_path, dataset):
         "versions": {"torch": "2.11", "numpy": None},
         "num_steps": 20000,
         "training_seconds": 3671.0,
+        "step": {"kind": "eager", "reason": "loss.log_q is true"},
         "command": ["evenhand", "train"],
         "odd": "kept",
     }
@@ -265,6 +266,7 @@ def test_about_and_settings_are_shown_for_people(tmp_path, dataset):
         assert f"<td>{shown}</td>" in page
     assert "<td>evenhand train</td>" in page
     assert "<td>kept</td>" in page
+    assert "<td>eager (no CUDA graph: loss.log_q is true)</td>" in page
     assert "num_hard_labels = 10  # &lt;b&gt;" in page
 
 

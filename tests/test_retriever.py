@@ -8,7 +8,8 @@ from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.risk import mean_weights
 from evenhand.sampling import LabelSample
-from evenhand.training.step import Batch, gradients_of, mine
+from evenhand.training.feed import Batch
+from evenhand.training.step import gradients_of, mine
 
 WIDTH, NUM_LABELS = 4, 9
 KINDS = {

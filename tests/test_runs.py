@@ -13,7 +13,7 @@ from rich.console import Console
 
 import small
 from evenhand import demo, runs
-from evenhand.building import build_model, build_training
+from evenhand.build import build_model, build_training
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
@@ -102,9 +102,9 @@ def test_a_saved_model_is_loaded_to_the_bit_and_one_of_other_settings_refused(da
     loaded = load_model(run, dataset, device=CPU)
     for name, tensor in model.state_dict().items():
         assert loaded.state_dict()[name].equal(tensor), name
-    assert [path.name for path in (run / "model").iterdir()] == ["weights.safetensors"]
+    assert [path.name for path in (run / "model").iterdir()] == ["weights"]
     save_model(run, build_model(small.config("a", model__embedding_dim=9), 512, 60, is_sparse=True))
-    with pytest.raises(UserError, match=r"weights\.safetensors does not fit"):
+    with pytest.raises(UserError, match="model/weights does not fit"):
         load_model(run, dataset, device=CPU)
 
 

@@ -1,42 +1,36 @@
-"""Models on disk, written by any number of ranks, read by any other, killed at any moment."""
+"""The model of a run folder, written by any number of ranks, read by any other."""
 
-import copy
-import errno
-import json
-import os
 import shutil
-import threading
 
 import pytest
-import safetensors
+import safetensors.torch
 import torch
 from rich.console import Console
 
-from evenhand.building import build_model
+from evenhand import saved_models
+from evenhand.build import build_model
 from evenhand.data import Rows, save_dataset
-from evenhand.distributed import weights as files
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
-from evenhand.models.initial import RowRange
-from evenhand.runs import begin_run, evaluate_model, evaluate_run, is_trained
-from evenhand.saved_models import load_model, load_model_shard, save_model
+from evenhand.models.encoders import RowRange
+from evenhand.runs import begin_run, evaluate_run, is_trained
+from evenhand.saved_models import Sizes, load_model, save_model, split_names, weights_folder
 from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, text_dataset
 from split import TABLES, rank_model
 
 CPU = torch.device("cpu")
 DOT = {"model__similarity": "dot", "model__label_bias": True, "loss__name": "softmax"}
-
-
-@pytest.fixture(params=["bags", "bags with a bias", "dense"])
-def begun(request, tmp_path):
-    """A run folder without a model, its data, and a function that makes models."""
-    dataset = dense_dataset() if request.param == "dense" else text_dataset()
-    return begun_run(tmp_path, dataset, **(DOT if "bias" in request.param else {}))
+KINDS = {
+    "bags": (text_dataset, {}),
+    "bags with a bias": (text_dataset, DOT),
+    "dense": (dense_dataset, {}),
+}
 
 
 def begun_run(tmp_path, dataset, **changes):
+    """A run folder without a model, its data, and a function that makes models."""
     dataset = save_dataset(dataset, tmp_path / "data")
     settings = config(tmp_path / "data", **changes)
     begin_run(tmp_path / "run", settings, dataset, device=CPU)
@@ -67,30 +61,40 @@ def assert_equal(found, expected):
         assert torch.equal(ours[name], tensor), name
 
 
-@pytest.mark.parametrize("saved_by", [0, 1, 2, 3, 7])
-def test_any_number_of_ranks_reads_what_any_other_wrote(begun, saved_by):
-    run, dataset, make = begun
-    model = make(1)
-    save_by(saved_by, run, model)
-    assert_equal(load_model(run, dataset, device=CPU), model)
-    for read_by in (1, 2, 3, 7, 31):
-        for part in run_ranks(
-            read_by,
-            lambda ranks: (
-                load_model(run, dataset, device=CPU, ranks=ranks),
-                rank_model(model, ranks),
-            ),
-        ):
-            assert_equal(*part)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_number_of_ranks_reads_what_any_other_wrote(tmp_path, kind):
+    make_dataset, changes = KINDS[kind]
+    run, dataset, make = begun_run(tmp_path, make_dataset(), **changes)
+    with pytest.raises(UserError, match="holds no trained model yet"):
+        load_model(run, dataset, device=CPU)
+    for seed, saved_by in enumerate((0, 2, 3, 7, 0)):
+        model = make(seed)
+        save_by(saved_by, run, model)
+        assert [path.name for path in (run / "model").iterdir()] == ["weights"]
+        assert_equal(load_model(run, dataset, device=CPU), model)
+        for read_by in (1, 2, 31):
+            assert_ranks_load(read_by, run, dataset, model)
 
 
-def test_any_range_of_rows_is_read_in_any_type(tmp_path):
+def assert_ranks_load(num_ranks, run, dataset, model):
+    def load(ranks):
+        assert_equal(
+            load_model(run, dataset, device=CPU, ranks=ranks),
+            rank_model(model, ranks),
+        )
+
+    run_ranks(num_ranks, load)
+
+
+def test_some_rows_are_read_in_any_type_and_the_sizes_are_enough(tmp_path):
     run, dataset, make = begun_run(tmp_path, text_dataset(), **DOT)
     model = make(1)
     save_by(3, run, model)
-    part = load_model_shard(
+    sizes = Sizes(num_features=512, num_labels=60, is_sparse=True)
+    assert Sizes.of(dataset) == sizes
+    part = load_model(
         run,
-        dataset,
+        sizes,
         device=CPU,
         dtype=torch.bfloat16,
         label_rows=RowRange(17, 45),
@@ -101,253 +105,144 @@ def test_any_range_of_rows_is_read_in_any_type(tmp_path):
     assert part.encoder.weight.shape == (0, 8)
 
 
-def test_the_files_are_those_the_index_names(tmp_path):
-    run, _, make = begun_run(tmp_path, dense_dataset())
-    save_by(2, run, make(1))
-    index = json.loads((run / "model/weights.index.json").read_text())
-    assert index["folder"] == "shards-1"
-    names = ["weights-00001-of-00002.safetensors", "weights-00002-of-00002.safetensors"]
-    assert [file["name"] for file in index["files"]] == names
-    assert index["files"][1]["rows"] == {"label_table": [30, 60]}
-    with safetensors.safe_open(run / "model/shards-1" / names[1], framework="pt") as file:
-        assert file.metadata() == {"label_table": "rows 30 to 60"}
-        assert list(file.keys()) == ["label_table"]
-    with safetensors.safe_open(run / "model/shards-1" / names[0], framework="pt") as file:
-        assert "encoder.layers.0.weight" in file.keys()  # noqa: SIM118
+# --- weights as version 0.1.0 wrote them ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [(2, 2), (2, 3), (3, 2), (0, 2), (2, 0), (0, 0), (7, 1)])
-def test_a_new_model_takes_the_place_of_the_old_one(tmp_path, order):
-    run, dataset, make = begun_run(tmp_path, text_dataset())
-    for seed, num_ranks in enumerate(order):
-        save_by(num_ranks, run, make(seed))
+def save_as_before(folder, model, num_ranks):
+    """One file; or files of ranks, and an index that names their folder."""
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if num_ranks == 0:
+        folder.mkdir()
+        safetensors.torch.save_file(state, folder / "weights.safetensors")
+        return
+    (folder / "shards-3").mkdir(parents=True)
+    split = set(split_names(model))
+    for rank in range(num_ranks):
+        own = {
+            name: tensor[slice(*Shards(len(tensor), num_ranks).rows_of(rank))].clone()
+            if name in split
+            else tensor
+            for name, tensor in state.items()
+            if name in split or rank == 0
+        }
+        name = f"weights-{rank + 1:05d}-of-{num_ranks:05d}.safetensors"
+        safetensors.torch.save_file(own, folder / "shards-3" / name)
+    (folder / "weights.index.json").write_text('{"version": 1, "folder": "shards-3"}')
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("saved_by", [0, 2, 7])
+def test_weights_of_the_version_before_are_loaded_and_make_way_for_new_ones(
+    tmp_path, kind, saved_by
+):
+    make_dataset, changes = KINDS[kind]
+    run, dataset, make = begun_run(tmp_path, make_dataset(), **changes)
+    save_as_before(run / "model", make(1), saved_by)
     assert_equal(load_model(run, dataset, device=CPU), make(1))
-    left = sorted(str(path.relative_to(run / "model")) for path in (run / "model").rglob("*"))
-    if order[1] == 0:
-        assert left == ["weights.safetensors"]
-    else:
-        assert len(left) == 2 + order[1]  # index, folder, files
-        assert not [name for name in left if "partial" in name]
-
-
-# --- kills ----------------------------------------------------------------------------------------
-
-
-class KilledError(BaseException):
-    pass
-
-
-class Power:
-    """Goes off at the n-th thing that is done to the disk, and then nothing more is done to it."""
-
-    def __init__(self, patch, *, last):
-        self.count, self.last, self.lock = 0, last, threading.Lock()
-        for module, name in [
-            (files, "write_weights"),
-            (os, "replace"),
-            (os, "unlink"),
-            (os, "rmdir"),
-            (os, "mkdir"),
-            (os, "fsync"),
-        ]:
-            patch.setattr(module, name, self._counted(getattr(module, name), name))
-
-    def _counted(self, function, name):
-        def counted(*arguments, **others):
-            with self.lock:
-                self.count += 1
-                if self.count > self.last:
-                    if self.count == self.last + 1 and name == "write_weights":
-                        function(*arguments, **others)
-                        os.truncate(arguments[0], 100)  # half of it is there
-                    raise KilledError
-            return function(*arguments, **others)
-
-        return counted
-
-
-SCENES = [(0, 2), (2, 2), (3, 2), (2, 3), (2, 0), (0, 0), (None, 2)]
-
-
-@pytest.mark.parametrize(("before", "after"), SCENES)
-def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one(tmp_path, before, after):
-    run, dataset, make = begun_run(tmp_path, text_dataset())
-    old, new, later = make(0), make(1), make(2)
-    if before is not None:
-        save_by(before, run, old)
-    shutil.copytree(run, tmp_path / "kept")
-    seen = set()
-    for last in range(200):
-        shutil.rmtree(run)
-        shutil.copytree(tmp_path / "kept", run)
-        with pytest.MonkeyPatch.context() as patch:
-            power = Power(patch, last=last)
-            try:
-                save_by(after, run, new)
-                is_killed = power.count > last  # a removal that failed is not an error
-            except KilledError:
-                is_killed = True
-        if not is_killed:
-            break
-        if before is None and not files.has_weights(run / "model"):
-            seen.add("none")
-        else:
-            found = load_model(run, dataset, device=CPU)
-            is_new = torch.equal(found.label_table, new.label_table)
-            seen.add("new" if is_new else "old")
-            assert_equal(found, new if is_new else old)
-        save_by(after, run, later)  # and the next saving goes well, and clears up
-        assert_equal(load_model(run, dataset, device=CPU), later)
-        assert not list(run.rglob("*.partial"))
-        assert len(list((run / "model").iterdir())) == (1 if after == 0 else 2)
-    else:
-        pytest.fail("there were always more things to do")
-    assert last >= 2
-    if (before, after) != (0, 0):  # there only the folder is synced after the new one is named
-        assert "new" in seen
-    assert ("none" if before is None else "old") in seen
-
-
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_rank_that_cannot_write_is_named_by_the_others(tmp_path, monkeypatch, rank):
-    run, dataset, make = begun_run(tmp_path, text_dataset())
-    save_by(2, run, make(0))
-    whole = files.write_weights
-
-    def write(path, tensors, **others):
-        if f"{rank + 1:05d}-of" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        whole(path, tensors, **others)
-
-    monkeypatch.setattr(files, "write_weights", write)
-    said = {}
-
-    def rank_fn(ranks):
-        with pytest.raises(UserError) as caught:
-            save_model(run, rank_model(make(1), ranks), ranks=ranks)
-        said[ranks.rank] = str(caught.value)
-
-    run_ranks(3, rank_fn)
-    assert "No space left" in said.pop(rank)
-    assert all(f"rank {rank} could not write its part" in text for text in said.values())
-    monkeypatch.undo()
-    assert_equal(load_model(run, dataset, device=CPU), make(0))
-    save_by(3, run, make(2))
+    assert_ranks_load(3, run, dataset, make(1))
+    save_model(run, make(2))
     assert_equal(load_model(run, dataset, device=CPU), make(2))
-    assert len(list((run / "model").iterdir())) == 2
+
+
+OLD_DAMAGES = [
+    ("weights.index.json", "[]", "does not name a folder"),
+    ("weights.index.json", '{"folder": "../other"}', "does not name a folder"),
+    ("weights.index.json", "{", "weights.index.json is damaged"),
+    ("shards-3/weights-00002-of-00002.safetensors", "short", "weights-00002.* is damaged"),
+    ("shards-3/weights-00002-of-00002.safetensors", None, r"does not fit .*\(30, 8\).*\(60, 8\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "words"), OLD_DAMAGES)
+def test_damaged_weights_of_the_version_before_are_one_sentence(tmp_path, name, text, words):
+    run, dataset, make = begun_run(tmp_path, dense_dataset())
+    save_as_before(run / "model", make(1), 2)
+    (run / "model" / name).unlink()
+    if text is not None:
+        (run / "model" / name).write_text(text)
+    with pytest.raises(UserError, match=words):
+        load_model(run, dataset, device=CPU)
 
 
 # --- bad input ------------------------------------------------------------------------------------
 
 
-def changed(index, **changes):
-    return {**index, **changes}
-
-
-def with_file(index, number, **changes):
-    index = copy.deepcopy(index)
-    index["files"][number] |= changes
-    return index
-
-
-DAMAGED = {
-    "another version": (lambda index: changed(index, version=2), "format version 2"),
-    "not a dictionary": (lambda index: [], "damaged"),
-    "no files": (lambda index: changed(index, files=[]), "it holds , not"),
-    "a path outside": (lambda index: changed(index, folder="../../other"), "not one of ours"),
-    "a file outside": (lambda index: with_file(index, 0, name="../a.safetensors"), "not one of"),
-    "rows missing": (lambda index: changed(index, files=index["files"][1:]), "missing or doubled"),
-    "rows of another kind": (lambda index: with_file(index, 0, rows=[1, 2]), "damaged"),
-    "rows doubled": (lambda index: changed(index, files=[index["files"][0]] * 2), "doubled"),
-    "wrong rows": (
-        lambda index: with_file(
-            index, 1, rows=index["files"][1]["rows"] | {"label_table": [30, 61]}
-        ),
-        "61 rows there, not 60",
-    ),
-    "a number as a folder": (lambda index: changed(index, folder=3), "damaged"),
-}
-
-
-@pytest.mark.parametrize("case", DAMAGED)
-def test_a_damaged_index_is_one_sentence(tmp_path, case):
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
     run, dataset, make = begun_run(tmp_path, text_dataset())
     save_by(2, run, make(0))
-    path = run / "model/weights.index.json"
-    change_fn, words = DAMAGED[case]
-    path.write_text(json.dumps(change_fn(json.loads(path.read_text()))))
-    with pytest.raises(UserError, match=words) as caught:
+    path = weights_folder(run) / "rank-1-file-0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"model/weights is damaged \(rank-1-file-0.* restore it"):
         load_model(run, dataset, device=CPU)
-    assert str(path) in str(caught.value)
-    save_by(2, run, make(1))  # and does not stand in the way of a new one
-    assert_equal(load_model(run, dataset, device=CPU), make(1))
+    rows = {"label_rows": RowRange(0, 30), "feature_rows": RowRange(0, 256)}
+    load_model(run, dataset, device=CPU, **rows)  # the other file is not looked at
+    path.with_name("manifest.json").write_text("{}")
+    with pytest.raises(UserError, match=r"model/weights is damaged \(manifest\.json.* restore it"):
+        load_model(run, dataset, device=CPU)
 
 
-def test_missing_and_damaged_files_are_one_sentence(tmp_path):
-    run, dataset, make = begun_run(tmp_path, text_dataset())
-    with pytest.raises(UserError, match="holds no trained model yet"):
-        load_model(run, dataset, device=CPU)
-    save_by(2, run, make(0))
-    path = run / "model/shards-1/weights-00002-of-00002.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-8])
-    with pytest.raises(UserError, match=r"does not fit.*weights-00002-of-00002.safetensors"):
-        load_model(run, dataset, device=CPU)
-    path.unlink()
-    with pytest.raises(UserError, match=r"weights-00002-of-00002.safetensors cannot be read"):
-        load_model(run, dataset, device=CPU)
-    rows = Shards(60, 2).rows_of(0)
-    load_model_shard(  # the other file is not looked at
-        run, dataset, device=CPU, label_rows=rows, feature_rows=Shards(512, 2).rows_of(0)
-    )
-
-
-def test_tables_of_another_width_are_one_sentence(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model__embedding_dim": 9}, r"label_table is \(60, 9\), and must be \(60, 8\)|encoder"),
+        (DOT, r"label_bias is \(60, 1\), and must be not there"),
+    ],
+)
+def test_a_model_of_other_settings_is_one_sentence(tmp_path, change, words):
     run, dataset, _ = begun_run(tmp_path, text_dataset())
-    other = build_model(config("none", model__embedding_dim=9), 512, 60, is_sparse=True)
-    for num_ranks in (0, 2):
-        save_by(num_ranks, run, other)
-        with pytest.raises(UserError, match="does not fit this run's settings"):
-            load_model(run, dataset, device=CPU)
+    save_model(run, build_model(config("none", **change), 512, 60, is_sparse=True))
+    with pytest.raises(UserError, match=f"does not fit this run's settings.*({words})"):
+        load_model(run, dataset, device=CPU)
 
 
-def test_more_ranks_than_rows_evaluate_what_two_saved(tmp_path):
-    run, dataset, make = begun_run(tmp_path, text_dataset(), **DOT)
-    settings = config("none", **DOT)
-    save_by(2, run, make(1))
-    expected = evaluate_model(make(1), dataset, "test", settings)
-    for outcome in run_ranks(
-        32,  # the last two have no label
-        lambda ranks: evaluate_model(
-            load_model(run, dataset, device=CPU, ranks=ranks),
-            dataset,
-            "test",
-            settings,
-            ranks=ranks,
-        ),
-    ):
-        assert (outcome.retrieved_ids == expected.retrieved_ids).all()
-        assert (outcome.ranks == expected.ranks).all()
-
-
-def test_a_run_is_evaluated_by_ranks_and_written_once(tmp_path):
+def test_weights_that_are_no_numbers_are_refused(tmp_path):
     run, dataset, make = begun_run(tmp_path, text_dataset())
+    model = make(1)
+    model.label_table.data[-1, -1] = float("nan")
+    save_model(run, model)
+    with pytest.raises(UserError, match="label_table holds a number that is not finite"):
+        load_model(run, dataset, device=CPU)
+
+
+def test_a_model_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    run, dataset, make = begun_run(tmp_path, text_dataset())
+    save_model(run, make(1))
+    fill = saved_models.fill_model
+
+    def fill_late(*arguments, **options):
+        monkeypatch.undo()
+        save_model(run, make(2))
+        fill(*arguments, **options)
+
+    monkeypatch.setattr(saved_models, "fill_model", fill_late)
+    assert_equal(load_model(run, dataset, device=CPU), make(2))
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_a_run_is_evaluated_by_more_ranks_than_rows_and_written_once(tmp_path):
+    run, dataset, make = begun_run(tmp_path, text_dataset(), **DOT)
     how = {"device": CPU, "console": Console(quiet=True)}
     save_by(2, run, make(1))
     expected = evaluate_run(run, dataset, "test", **how)
+    assert expected
     one = (run / "evaluation/test/scores.json").read_bytes()
-    shutil.rmtree(run / "evaluation")
-    for scores in run_ranks(
-        3, lambda ranks: evaluate_run(run, dataset, "test", **how, ranks=ranks)
-    ):
-        assert scores == expected
-    assert (run / "evaluation/test/scores.json").read_bytes() == one
+    for num_ranks in (3, 32):  # the last two of 32 have no label
+        shutil.rmtree(run / "evaluation")
+        for scores in run_ranks(
+            num_ranks, lambda ranks: evaluate_run(run, dataset, "test", **how, ranks=ranks)
+        ):
+            assert scores == expected
+        assert (run / "evaluation/test/scores.json").read_bytes() == one
 
 
-def test_a_run_with_shards_counts_as_trained(tmp_path):
+def test_a_run_with_a_model_counts_as_trained(tmp_path):
     run, _, make = begun_run(tmp_path, text_dataset())
     write_json(run / "run.json", read_json(run / "run.json") | {"best_step": 3})
     assert not is_trained(run)
     save_by(2, run, make(1))
     assert is_trained(run)
-    assert set(TABLES) >= set(files.split_names(make(1)))
+    assert set(TABLES) >= set(split_names(make(1)))

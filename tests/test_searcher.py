@@ -12,7 +12,7 @@ from rich.console import Console
 
 import small
 from evenhand import runs
-from evenhand.building import check_against_data, check_ranker
+from evenhand.build import check_against_data, check_ranker
 from evenhand.config import build_config, to_toml
 from evenhand.data import Rows, open_dataset, save_dataset
 from evenhand.data.dataset import taken_rows
@@ -32,7 +32,7 @@ from evenhand.runs import (
     ranker_path,
     train_run,
 )
-from evenhand.saved_models import load_model, weights_path
+from evenhand.saved_models import load_model
 from evenhand.search import LinearRanker
 from evenhand.search import query_data as query_data_module
 from evenhand.search.query_data import QueryData, load_query_data, save_query_data
@@ -271,7 +271,7 @@ def test_a_run_leaves_a_ranker_that_its_evaluation_uses(tmp_path):
     assert about["is_complete"]
     assert about["ranker_seconds"] >= 0
     assert sorted(path.name for path in (folder / "model").iterdir()) == [
-        "query_data.safetensors", "ranker.safetensors", "weights.safetensors",
+        "query_data.safetensors", "ranker.safetensors", "weights",
     ]  # fmt: skip
     ranker, model = (
         load_run_ranker(folder, config, dataset),
@@ -302,7 +302,7 @@ def test_a_kill_or_a_wish_to_stop_costs_no_more_than_the_ranker(tmp_path, monkey
     assert not read_about(folder)["is_complete"]
     with pytest.raises(UserError, match="no fitted ranker yet; finish it: evenhand train --resume"):
         evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
-    weights = weights_path(folder).read_bytes()
+    weights = small.weights_file(folder).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(runs, "train", killed)  # the model must not be trained again
         patch.setattr("evenhand.search.ranker.PAIRS_OF_TASK", 64)
@@ -313,8 +313,8 @@ def test_a_kill_or_a_wish_to_stop_costs_no_more_than_the_ranker(tmp_path, monkey
         patch.setattr(runs, "mine_and_fit_ranker", killed)  # nor fitted, once all is there
         assert train_run(*run, device=CPU, console=QUIET)
     assert read_about(folder)["is_complete"]
-    assert weights_path(folder).read_bytes() == weights
-    weights_path(folder).unlink()  # trained anew, it gets a ranker of its own
+    assert small.weights_file(folder).read_bytes() == weights
+    shutil.rmtree(folder / "model/weights")  # trained anew, it gets a ranker of its own
     ranker_path(folder).write_bytes(b"of another model")
     assert train_run(*run, device=CPU, console=QUIET)
     assert ranker_path(folder).read_bytes() == ranker

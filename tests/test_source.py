@@ -51,14 +51,11 @@ ALLOWED = {
     ("data/streaming.py", "np.save"): (1, "the same; synced before the journal knows"),
     ("data/streaming.py", "rename"): (1, "the whole folder, synced, gets its name"),
     ("data/vector_files.py", "open"): (1, "called within atomic_folder, which syncs all"),
-    ("distributed/weights.py", "mkdir"): (1, "a folder that means nothing before the index"),
-    ("models/weights.py", "open"): (1, "called within atomic_path"),
+    ("store.py", "mkdir"): (1, "a folder that is synced and renamed when whole"),
+    ("store.py", "open"): (1, "the same"),
+    ("store.py", "write_text"): (1, "the same"),
+    ("store.py", "os.replace"): (3, "the same, and out of its way"),
     ("training/metrics_file.py", "open"): (1, "an append; readers leave out a line cut short"),
-    ("training/checkpoint.py", "mkdir"): (1, "a folder that is synced and renamed when whole"),
-    ("training/checkpoint.py", "save_file"): (1, "the same"),
-    ("training/checkpoint.py", "write_text"): (1, "the same"),
-    ("training/checkpoint_files.py", "write_text"): (1, "the same"),
-    ("training/checkpoint_files.py", "os.replace"): (3, "the same, and out of its way"),
 }  # fmt: skip
 
 
@@ -157,11 +154,10 @@ MAY_READ = {
     "data/spool.py": "shards of our own",
     "data/streaming.py": "the same",
     "data/vector_files.py": "what was just written",
-    "distributed/weights.py": "after check_is_file",
-    "models/weights.py": "paths that were checked by their readers",
     "search/query_data.py": "after check_is_file",
     "search/ranker.py": "after check_is_file",
-    "training/checkpoint.py": "files that agree with the manifest",
+    "saved_models.py": "after check_is_file",
+    "store.py": "files that agree with the manifest",
 }
 
 

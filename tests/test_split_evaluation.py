@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.data import Rows
 from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.shards import Shards

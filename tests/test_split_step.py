@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from evenhand.training.loop import pace_at, train_step
 from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, tagged_dataset, text_dataset
-from split import joined, split_training, tables_of, trained, whole_training
+from split import joined, tables_of, take_steps, whole_training
 
 NUM_STEPS = 50
 MAIN = ("s2m", "s2m, the paper's mask", "snm", "cvar")
@@ -41,27 +40,13 @@ CASES = {
 
 def trained_alone(settings, dataset, *, num_steps, dtype):
     built = whole_training(settings, dataset, dtype=dtype)
-    training = built.training
-
-    def step():
-        learning_rate, num_hard_examples = pace_at(training, built.plan)
-        return train_step(
-            training,
-            built.plan,
-            sampler=built.sampler,
-            loss_fn=built.loss_fn,
-            learning_rate=learning_rate,
-            num_hard_examples=num_hard_examples,
-        )
-
-    return trained(training, step, num_steps), tables_of(training)
+    return take_steps(built, num_steps), tables_of(built.training)
 
 
 def trained_by_ranks(settings, dataset, num_ranks, *, num_steps, dtype):
     def rank_fn(ranks):
-        training, step = split_training(settings, dataset, ranks, dtype=dtype)
-        figures = trained(training, step, num_steps)
-        return figures, tables_of(training)
+        built = whole_training(settings, dataset, dtype=dtype, ranks=ranks)
+        return take_steps(built, num_steps), tables_of(built.training)
 
     results = run_ranks(num_ranks, rank_fn)
     figures, _ = results[0]

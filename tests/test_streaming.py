@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import small
 from evenhand.cli import main
 from evenhand.data import load_extreme, open_dataset, taken_rows
 from evenhand.data import streaming as streaming_module
@@ -448,7 +449,7 @@ def test_a_streamed_data_set_is_trained_on_and_resumed(paths, tmp_path, capsys, 
     run = str(tmp_path / "run")
     assert main(["train", "--data", out, "--run", run, "--steps", "10", *settings]) == 0
     assert main(["train", "--data", out, "--run", run + "2", "--steps", "10", *settings]) == 0
-    weights = [Path(r) / "model" / "weights.safetensors" for r in (run, run + "2")]
+    weights = [small.weights_file(Path(r)) for r in (run, run + "2")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 

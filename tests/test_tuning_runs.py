@@ -276,7 +276,7 @@ def test_a_trial_that_was_killed_goes_on_from_its_checkpoint(home):
     names = sorted(path.name for path in folder.glob("trials/002/checkpoints/*"))
     assert names == ["step-00000006", "step-00000012"]
     # From step 12 the second trial saves once more, at its end; anew it would save at 6 and at 12.
-    disturb = ["evenhand.training.checkpoint_tables.write_tables", 2, "kill"]
+    disturb = ["evenhand.training.checkpoint.save_tensors", 2, "kill"]
     answer = run(home, "tune", "--resume", "--run", folder, disturb=disturb)
     names = {path.parts[-3] for path in folder.glob("trials/*/evaluation/validation")}
     assert answer.code == -signal.SIGKILL

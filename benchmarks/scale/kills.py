@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -194,18 +193,10 @@ def fruits(folder: Path) -> dict[str, str]:
     """What must not depend on kills: digests of weights, metrics, scores, the last checkpoint."""
     left_out = ("run.json", "config.toml", "outcome.npz")  # times; an archive holds one too
     return {
-        # A folder of shards has a number, one more for every time the model was saved.
-        re.sub(r"shards-\d+", "shards", str(path.relative_to(folder))): hashlib.sha256(
-            _without_number(path)
-        ).hexdigest()
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in left_out
     }
-
-
-def _without_number(path: Path) -> bytes:
-    data = path.read_bytes()
-    return re.sub(rb"shards-\d+", b"shards", data) if path.suffix == ".json" else data
 
 
 def _dataset() -> Dataset:

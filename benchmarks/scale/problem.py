@@ -27,16 +27,10 @@ from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.sampling import UniformSampler
 from evenhand.training.feed import PairFeed
-from evenhand.training.loop import (
-    Optimizers,
-    Plan,
-    StepRisk,
-    Training,
-    hardest_of_batch,
-    train_step,
-)
-from evenhand.training.optimizers import RowAdagrad
-from evenhand.training.split_step import SplitStep
+from evenhand.training.optimizers import Optimizers, RowAdagrad
+from evenhand.training.rank_step import RankStep
+from evenhand.training.state import HARDEST, Plan, Scheduled, Training
+from evenhand.training.step import train_step
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
 from experiments.scaling_laws import Law, in_bags, uniform_law, zipf_law
@@ -167,41 +161,36 @@ def training_of(
         Optimizers(RowAdagrad(model.label_table), None, RowAdagrad(model.encoder.weight), None),
         feed,
         torch.Generator().manual_seed(2),
-        StepRisk(hardest_of_batch),
+        HARDEST,
+        row_ranges={
+            name: (Shards(num_rows, share[1]).rows_of(share[0]).first, num_rows)
+            for name, num_rows in (("labels", problem.labels), ("features", problem.features))
+        },
     )
 
 
-def split_step(
+def rank_step(
     problem: Problem, part: Part, ranks: Ranks, *, model: Retriever | None = None
-) -> SplitStep:
+) -> RankStep:
     training = training_of(problem, part, share=(ranks.rank, ranks.num_ranks), model=model)
-    return SplitStep(
-        training,
-        plan_of(problem),
-        sampler=UniformSampler(problem.labels),
-        loss_fn=softmax_loss,
-        ranks=ranks,
-        num_labels=problem.labels,
-        num_features=problem.features,
-    )
+    return RankStep(training, plan_of(problem), ranks)
 
 
-def whole_step(problem: Problem, part: Part) -> Callable[[], Tensor]:
+def scheduled(problem: Problem) -> Scheduled:
+    """Of every step."""
+    return Scheduled(LEARNING_RATE, problem.hard_examples)
+
+
+def whole_step(problem: Problem, part: Part) -> Callable[[Scheduled], Tensor]:
     """The step of one process that holds everything."""
     training = training_of(problem, part)
-    return partial(
-        train_step,
-        training,
-        plan_of(problem),
-        sampler=UniformSampler(problem.labels),
-        loss_fn=softmax_loss,
-        learning_rate=LEARNING_RATE,
-        num_hard_examples=problem.hard_examples,
-    )
+    return partial(train_step, training, plan_of(problem))
 
 
 def plan_of(problem: Problem) -> Plan:
     return Plan(
+        sampler=UniformSampler(problem.labels),
+        loss_fn=softmax_loss,
         num_steps=10**6,
         num_sampled_labels=problem.sampled,
         num_hard_labels=problem.hard_labels,

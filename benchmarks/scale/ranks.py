@@ -40,18 +40,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from problem import Problem, about_run, model_of, part_of, split_step, whole_step
+from problem import Problem, about_run, model_of, part_of, rank_step, scheduled, whole_step
 from rich.console import Console
 from torch import Tensor
 
-from evenhand.building import build_training
+from evenhand.build import build_training
 from evenhand.config import Config, build_config
 from evenhand.data.dataset import Dataset, Rows
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.files import read_json, write_json
 from evenhand.runs import open_data
-from evenhand.training import split_step as split_step_module
-from evenhand.training.split_step import SplitStep
+from evenhand.training import rank_step as rank_step_module
+from evenhand.training.rank_step import RankStep
+from evenhand.training.step import Step
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
 from experiments.scaling_laws import law_of_counts
@@ -159,21 +160,21 @@ def _bytes_of_problems(ranks: ProcessRanks, problems: list[Problem]) -> list[dic
         part = part_of(alike[0])
         model = model_of(alike[0], share=(ranks.rank, ranks.num_ranks))
         for problem in alike:
-            step = split_step(problem, part, ranks, model=model)
-            found.append(_bytes_of_rank(ranks, step))
+            step = rank_step(problem, part, ranks, model=model)
+            found.append(_bytes_of_rank(ranks, step, problem))
             step.training.feed.close()
     return found
 
 
-def _bytes_of_rank(ranks: ProcessRanks, step: SplitStep) -> dict[str, Any]:
+def _bytes_of_rank(ranks: ProcessRanks, step: RankStep, problem: Problem) -> dict[str, Any]:
     """Mean bytes of a step, for this rank; of the loopback device, for all."""
     for _ in range(2):
-        step()
+        step(scheduled(problem))
     began = time.perf_counter()
     before = _tcp_counts(), _loopback_bytes()
     ranks.sent.clear()
     for _ in range(NUM_STEPS):
-        step()
+        step(scheduled(problem))
     sent = {what: count / NUM_STEPS for what, count in ranks.sent.items()}
     dist.barrier()
     time.sleep(0.05)  # until the last acknowledgement is in
@@ -241,10 +242,10 @@ def _memory_of_rank(ranks: ProcessRanks, problem: Problem) -> dict[str, int]:
     """Peak bytes of this process, with what python and torch take before anything is made."""
     empty = {"empty_rss": _status_bytes("VmRSS"), "empty_anonymous": _status_bytes("RssAnon")}
     part = part_of(problem)
-    step: Callable[[], Tensor]
-    step = whole_step(problem, part) if ranks.num_ranks == 1 else split_step(problem, part, ranks)
+    step: Step
+    step = whole_step(problem, part) if ranks.num_ranks == 1 else rank_step(problem, part, ranks)
     for _ in range(10):
-        step()
+        step(scheduled(problem))
     return {
         **empty,
         "peak_rss": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
@@ -277,22 +278,22 @@ class TimedRanks:
         self.rank, self.num_ranks, self.sent = ranks.rank, ranks.num_ranks, ranks.sent
         self.seconds: Counter[str] = Counter()
 
-    def exchanging(
+    def start_exchange(
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
     ) -> Callable[[], Tensor]:
         wait = self.timed(
-            what, lambda: self.inner.exchanging(rows, sent=sent, received=received, what=what)
+            what, lambda: self.inner.start_exchange(rows, sent=sent, received=received, what=what)
         )
         if self.is_overlapped:
             return lambda: self.timed(what, wait)
         ready = self.timed(what, wait)
         return lambda: ready
 
-    def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
-        return self.timed(what, lambda: self.inner.gathered(rows, counts=counts, what=what))
+    def gather(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+        return self.timed(what, lambda: self.inner.gather(rows, counts=counts, what=what))
 
-    def summed_(self, values: Tensor, *, what: str) -> Tensor:
-        return self.timed(what, lambda: self.inner.summed_(values, what=what))
+    def sum_(self, values: Tensor, *, what: str) -> Tensor:
+        return self.timed(what, lambda: self.inner.sum_(values, what=what))
 
     def timed(self, what: str, function: Callable[[], Any]) -> Any:
         began = time.perf_counter()
@@ -320,11 +321,11 @@ def measure_time(console: Console, *, num_turns: int = 12) -> list[dict[str, Any
 def _times_of_rank(ranks: ProcessRanks, problem: Problem, num_turns: int) -> dict[str, Any]:
     """Turns of a few steps with overlap and without; medians, and the mean seconds of each part."""
     timed = TimedRanks(ranks, is_overlapped=True)
-    step = split_step(problem, part_of(problem), timed)
+    step = rank_step(problem, part_of(problem), timed)
     watch = TimedRanks(ranks, is_overlapped=True)
     _watch(step, watch, timed)
     for _ in range(3):
-        step()
+        step(scheduled(problem))
     for own in (timed, watch):
         own.seconds.clear()
     times: dict[bool, list[float]] = {True: [], False: []}
@@ -336,7 +337,7 @@ def _times_of_rank(ranks: ProcessRanks, problem: Problem, num_turns: int) -> dic
         dist.barrier()
         began = time.perf_counter()
         for _ in range(5):
-            step()
+            step(scheduled(problem))
         times[timed.is_overlapped].append((time.perf_counter() - began) / 5)
         if timed.is_overlapped:
             parts.update({what: count / 5 for what, count in timed.seconds.items()})
@@ -353,7 +354,7 @@ def _times_of_rank(ranks: ProcessRanks, problem: Problem, num_turns: int) -> dic
     }
 
 
-def _watch(step: SplitStep, watch: TimedRanks, timed: TimedRanks) -> None:
+def _watch(step: RankStep, watch: TimedRanks, timed: TimedRanks) -> None:
     """Times the parts of a step that are functions of their own, less what they waited inside."""
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -366,13 +367,13 @@ def _watch(step: SplitStep, watch: TimedRanks, timed: TimedRanks) -> None:
         return call
 
     training = step.training
-    split_step_module.mine = watched("compute: scores and mining", split_step_module.mine)
-    split_step_module.gradients_of = watched("compute: gradients", split_step_module.gradients_of)
-    step.labels.brought = watched("compute: sums of gradients", step.labels.brought)
-    step.features.brought = watched("compute: sums of gradients", step.features.brought)
+    rank_step_module.mine = watched("compute: scores and mining", rank_step_module.mine)
+    rank_step_module.gradients_of = watched("compute: gradients", rank_step_module.gradients_of)
+    for exchange in step.exchanges.values():
+        exchange.sum_gradients = watched("compute: sums of gradients", exchange.sum_gradients)
     training.optimizers.step = watched("compute: updates", training.optimizers.step)
     training.feed.next_batch = watched("compute: next batch", training.feed.next_batch)
-    step._with_feature_rows = watched("compute: feature rows", step._with_feature_rows)
+    step._fetch_feature_rows = watched("compute: feature rows", step._fetch_feature_rows)
 
 
 # --- a real training ------------------------------------------------------------------------------
@@ -436,14 +437,13 @@ def _demo_shape(config: Config, dataset: Dataset, num_ranks: int) -> StepShape:
 def _real_bytes(ranks: Ranks, *, config: Config, dataset: Dataset) -> list[dict[str, float]]:
     """Mean bytes of a step in each stretch."""
     built = build_training(config, dataset, torch.device("cpu"), ranks=ranks)
-    training, step = built.training, built.step_fn()
-    assert step is not None
+    training, plan, step = built.training, built.plan, built.choose_step().step
     found = []
     for first, last in STRETCHES:
         while training.step < last:
             if training.step == first:
                 ranks.sent.clear()
-            step()
+            step(plan.at_step(training.step, batch_size=training.feed.batch_size))
             training.step += 1
         found.append({what: count / (last - first) for what, count in ranks.sent.items()})
     training.feed.close()

@@ -32,8 +32,9 @@ from problem import (
     about_run,
     model_of,
     part_of,
+    rank_step,
+    scheduled,
     shuffled,
-    split_step,
     zipf_ids,
 )
 from rich.console import Console
@@ -82,20 +83,20 @@ class CountedRanks:
         self.inner, self.received = ranks, 0
         self.rank, self.num_ranks, self.sent = ranks.rank, ranks.num_ranks, ranks.sent
 
-    def exchanging(
+    def start_exchange(
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
     ) -> Callable[[], Tensor]:
         size = rows.shape[1:].numel() * rows.element_size()
         self.received += (sum(received) - received[self.rank]) * size
-        return self.inner.exchanging(rows, sent=sent, received=received, what=what)
+        return self.inner.start_exchange(rows, sent=sent, received=received, what=what)
 
-    def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+    def gather(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
         size = rows.shape[1:].numel() * rows.element_size()
         self.received += max(counts) * size * (self.num_ranks - 1)
-        return self.inner.gathered(rows, counts=counts, what=what)
+        return self.inner.gather(rows, counts=counts, what=what)
 
-    def summed_(self, values: Tensor, *, what: str) -> Tensor:
-        return self.inner.summed_(values, what=what)
+    def sum_(self, values: Tensor, *, what: str) -> Tensor:
+        return self.inner.sum_(values, what=what)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +153,7 @@ def exchanged(ranks: Ranks, *, streams: Sequence[Stream]) -> dict[str, float]:
             for r in range(ranks.num_ranks)
         ]
         losses = torch.zeros(counts[ranks.rank], 4, dtype=torch.float64)
-        counted.gathered(losses, counts=counts, what="losses")
+        counted.gather(losses, counts=counts, what="losses")
         alive = stream.survives[own]
         kept = torch.rand(int(alive.sum()), problem.sampled, generator=generator)
         kept = kept.topk(problem.hard_labels, dim=1).indices  # (survivors, k)
@@ -173,14 +174,14 @@ def _looked_up(rows: RowExchange, ids: Tensor, problem: Problem) -> int:
     """Asks for rows of a table that takes no memory; how many rows others asked of this one."""
     request = rows.request(sorted_distinct_ids(ids)[0])
     table = torch.zeros(1, problem.dim, dtype=DTYPE).expand(len(rows.own), -1)
-    rows.fetched(request, table)
+    rows.start_fetch(request, table)()
     return len(request.owed_rows)
 
 
 def _brought(rows: RowExchange, ids: Tensor, problem: Problem) -> int:
     """Brings gradients to their owners; how many rows this one updates."""
     ids = sorted_distinct_ids(ids)[0]
-    return len(rows.brought(RowGradients(ids, torch.zeros(len(ids), problem.dim))).ids)
+    return len(rows.sum_gradients(RowGradients(ids, torch.zeros(len(ids), problem.dim))).ids)
 
 
 def simulated_exchange(num_ranks: int, batch: str, order: str, *, steps: int) -> dict[str, Any]:
@@ -246,9 +247,9 @@ def _stepped(
         (whole.encoder.weight, own.encoder.weight),
     ):
         cut.data = table.data[slice(*Shards(len(table), ranks.num_ranks).rows_of(ranks.rank))]
-    step = split_step(problem, part, ranks, model=own)
+    step = rank_step(problem, part, ranks, model=own)
     for _ in range(steps):
-        step()
+        step(scheduled(problem))
     step.training.feed.close()
     sent = {what: count / steps for what, count in ranks.sent.items()}
     return {**sent, "sent": sum(sent.values())}

@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 
 from evenhand.averaging import average_models
-from evenhand.building import build_training
+from evenhand.build import build_training
 from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weighted
@@ -36,7 +36,8 @@ from evenhand.files import read_json, write_json
 from evenhand.models.features import features_of
 from evenhand.runs import mine_and_fit_ranker
 from evenhand.search import label_index
-from evenhand.training.loop import Places, train
+from evenhand.training.checkpoint import Keeper
+from evenhand.training.loop import train
 from experiments.peers.score_mixtures import (
     STAGES,
     Judge,
@@ -363,9 +364,9 @@ class Bench:
                 train(
                     built.training,
                     built.plan,
-                    sampler=built.sampler,
-                    loss_fn=built.loss_fn,
-                    places=Places(Path(place) / "metrics.jsonl", Path(place) / "checkpoints"),
+                    built.choose_step().step,
+                    metrics_path=Path(place) / "metrics.jsonl",
+                    keeper=Keeper(Path(place) / "checkpoints"),
                 )
             built.training.feed.close()
             self.models[key] = built.training.model, time.perf_counter() - began

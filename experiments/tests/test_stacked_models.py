@@ -10,7 +10,7 @@ from torch import nn
 
 from evenhand.errors import UserError
 from evenhand.risk import top_weights
-from evenhand.training.checkpoint import load_latest_checkpoint, save_checkpoint
+from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from experiments import stacked_models
 from experiments.counter_random import keys, uniform
 from experiments.image_models import STEMS, LeNet, ResNet
@@ -253,7 +253,7 @@ def test_resume_is_exact(classifier, tmp_path):
     whole.train(7)
     first = stacked(classifier, members, dtype=torch.float32)
     first.train(5)  # in the middle of the second epoch
-    save_checkpoint(tmp_path, first.checkpoint(), step=5)
+    Keeper(tmp_path).save(first.checkpoint(), step=5)
     second = stacked(classifier, members, dtype=torch.float32)
     second.restore(load_latest_checkpoint(tmp_path))
     assert second.step == 5
@@ -265,7 +265,7 @@ def test_resume_is_exact(classifier, tmp_path):
 
 
 def test_a_checkpoint_of_other_models_is_refused(tmp_path):
-    save_checkpoint(tmp_path, stacked(LENET, [Member(1, 0.05, 3)]).checkpoint(), step=0)
+    Keeper(tmp_path).save(stacked(LENET, [Member(1, 0.05, 3)]).checkpoint(), step=0)
     with pytest.raises(UserError, match="other seeds, learning rates or k'"):
         stacked(LENET, [Member(1, 0.06, 3)]).restore(load_latest_checkpoint(tmp_path))
 

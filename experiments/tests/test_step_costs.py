@@ -29,7 +29,7 @@ from experiments.step_costs import (
     touched,
 )
 from small import config
-from split import split_training, trained
+from split import take_steps, whole_training
 
 
 def shape_of(**changes):
@@ -203,9 +203,9 @@ def measured(settings, dataset, num_ranks, *, num_steps=12):
     """Mean bytes that a rank sends in a step, by what they were."""
 
     def rank_fn(ranks):
-        training, step = split_training(settings, dataset, ranks)
-        trained(training, step, num_steps)
-        training.feed.close()
+        built = whole_training(settings, dataset, ranks=ranks)
+        take_steps(built, num_steps)
+        built.training.feed.close()
         return ranks.sent
 
     total = sum(run_ranks(num_ranks, rank_fn), Counter())
@@ -321,7 +321,7 @@ def test_memory_is_that_of_the_tables_and_their_optimisers():
     dataset, settings = made_dataset(1000), config("none", training__optimizer="row-adam")
 
     def held(ranks):
-        training, _ = split_training(settings, dataset, ranks)
+        training = whole_training(settings, dataset, ranks=ranks).training
         rows = training.optimizers.row_optimizers().values()
         tables = sum(own.table.nbytes for own in rows)
         states = sum(own.momentum.nbytes + own.second_moments.nbytes for own in rows)

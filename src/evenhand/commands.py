@@ -10,7 +10,7 @@ from rich.text import Text
 
 from evenhand import exporting
 from evenhand.averaging import average_runs
-from evenhand.building import check_all_ids
+from evenhand.build import check_all_ids
 from evenhand.config import (
     Config,
     DataConfig,

@@ -20,16 +20,15 @@ from evenhand.data import Dataset, Part
 from evenhand.data.dataset import Strings
 from evenhand.data.vector_files import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
-from evenhand.distributed.weights import SavedWeights
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
+from evenhand.models.encoders import RowRange
 from evenhand.models.features import features_of
-from evenhand.models.initial import RowRange
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar
 from evenhand.run_folder import read_about
 from evenhand.runs import open_run_data, query_data_of, query_data_path
-from evenhand.saved_models import load_model_shard, run_config
+from evenhand.saved_models import load_model, open_weights, run_config
 from evenhand.search import QueryData
 from evenhand.search.query_data import load_query_data
 from evenhand.search.searcher import discount_biases
@@ -107,7 +106,7 @@ def export_run(
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out folder, or remove it first")
     check_format(file_format)
-    model = load_model_shard(
+    model = load_model(
         folder,
         data,
         device=device,
@@ -187,7 +186,7 @@ def _with_progress(
 def _label_blocks(
     folder: Path, model: Retriever, data: QueryData, config: Config, device: torch.device
 ) -> BlockFn:
-    saved, discount = SavedWeights(folder / "model"), config.search.frequency_discount
+    saved, discount = open_weights(folder), config.search.frequency_discount
     counts = data.label_counts
 
     def block(first: int, last: int) -> Block:

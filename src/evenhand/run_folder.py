@@ -3,9 +3,8 @@
 config.toml        every setting, resolved; `evenhand train config.toml` repeats the run
 run.json           what was run where: data set, versions, commit, device, time
 metrics.jsonl      a line a logged step or validation; the same bytes whenever repeated
-checkpoints/       where `--resume` continues (its files: training/checkpoint_files.py)
-model/             the chosen weights and, where there is one, the ranker (safetensors); of many
-                   ranks a file of rows each, and weights.index.json, which names them;
+checkpoints/       where `--resume` continues (the files of each: evenhand/store.py)
+model/             the chosen weights, in the same format, and the ranker, where there is one;
                    query_data.safetensors, by which queries are answered without the data set
 evaluation/<part>/ what happened to every pair, and the scores by subpopulation; slices.json, once
                    `evenhand slices` has looked for those that are failed

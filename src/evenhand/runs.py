@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from evenhand.building import (
+from evenhand.build import (
     build_training,
     check_against_data,
     check_all_ids,
@@ -50,9 +50,10 @@ from evenhand.search import (
 from evenhand.search.query_data import load_query_data, save_query_data
 from evenhand.search.ranker import fit_ranker, hardest_labels, load_ranker, save_ranker
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
-from evenhand.training.loop import Places, Training, train
+from evenhand.training.loop import train
 from evenhand.training.metrics_file import last_logged_step, rewind_metrics
-from evenhand.training.split_step import SplitStep
+from evenhand.training.state import Training
+from evenhand.training.step import ChosenStep
 
 # --- data -----------------------------------------------------------------------------------------
 
@@ -202,11 +203,13 @@ def _train_model(
     training, is_first = built.training, ranks is None or ranks.rank == 0
     warnings = _load_checkpoint(folder, training, ranks)
     metrics_path = folder / "metrics.jsonl" if is_first else None
+    chosen = built.choose_step(should_stop_fn)
     if metrics_path is not None:
-        _note_start(folder, step=training.step, warnings=warnings)
+        _note_start(folder, chosen, step=training.step, warnings=warnings)
         rewind_metrics(metrics_path, step=training.step)
     for warning in warnings:
         console.print(f"evenhand: {warning}", markup=False)
+    console.print(f"{title}: {chosen.describe()}", markup=False)
     has_validation = "validation" in dataset.parts and built.plan.evaluate_every > 0
     began, began_at = time.monotonic(), training.step
     keeper = Keeper(
@@ -216,10 +219,13 @@ def _train_model(
         is_async=config.training.async_checkpoints,
         group=ranks,
     )
-    step_fn = built.step_fn(should_stop_fn)
-    if isinstance(step_fn, SplitStep):
-        split_step = step_fn  # what one rank was asked, all do, after the same step
-        should_stop_fn = lambda: split_step.is_stop_asked  # noqa: E731
+
+    def validate() -> tuple[float, dict[str, float]]:
+        value, figures = _validate(training.model, config, dataset, ranks)
+        if value > training.best_value:
+            save_model(folder, training.model, ranks=ranks)
+        return value, figures
+
     with (
         step_bar(console, title, total=built.plan.num_steps, done=training.step) as advance,
         keeper,
@@ -227,15 +233,12 @@ def _train_model(
         is_complete = train(
             training,
             built.plan,
-            sampler=built.sampler,
-            loss_fn=built.loss_fn,
-            places=Places(metrics_path, folder / "checkpoints"),
-            step_fn=step_fn,
-            validate_fn=_validator(config, dataset, ranks) if has_validation else None,
-            save_best_fn=lambda model: save_model(folder, model, ranks=ranks),
-            progress_fn=advance,
-            should_stop_fn=should_stop_fn,
+            chosen.step,
+            metrics_path=metrics_path,
             keeper=keeper,
+            validate_fn=validate if has_validation else None,
+            progress_fn=advance,
+            should_stop_fn=chosen.should_stop_fn,
             ranks=ranks,
         )
     if is_complete and not has_validation:
@@ -274,8 +277,8 @@ def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | Non
     return warnings
 
 
-def _note_start(folder: Path, *, step: int, warnings: Sequence[str]) -> None:
-    """Notes in run.json that it runs, and what an end without warning cost before: steps."""
+def _note_start(folder: Path, chosen: ChosenStep, *, step: int, warnings: Sequence[str]) -> None:
+    """Notes in run.json that it runs, by which step, and what an end without warning cost."""
     about = read_about(folder)
     if about.get("is_running") or warnings:
         lost = max(0, last_logged_step(folder / "metrics.jsonl") - step)
@@ -287,6 +290,7 @@ def _note_start(folder: Path, *, step: int, warnings: Sequence[str]) -> None:
         }
         before = about.get("interruptions")
         about["interruptions"] = [*(before if isinstance(before, list) else ()), interruption]
+    about["step"] = {"kind": chosen.kind} | ({"reason": chosen.reason} if chosen.reason else {})
     write_json(folder / "run.json", about | {"is_running": True})
 
 
@@ -346,35 +350,33 @@ def _add_ranker(
     return True
 
 
-def _validator(
-    config: Config, dataset: Dataset, ranks: Ranks | None = None
-) -> Callable[[Retriever], tuple[float, dict[str, float]]]:
-    def validate(model: Retriever) -> tuple[float, dict[str, float]]:
-        outcome = evaluate_model(model, dataset, "validation", config, ranks=ranks)
-        scores = score_table(
-            outcome,
-            dataset,
-            "validation",
-            min_pairs=config.evaluation.min_pairs,
-            num_resamples=0,
+def _validate(
+    model: Retriever, config: Config, dataset: Dataset, ranks: Ranks | None
+) -> tuple[float, dict[str, float]]:
+    """The value to select by, and every validation figure to be logged."""
+    outcome = evaluate_model(model, dataset, "validation", config, ranks=ranks)
+    scores = score_table(
+        outcome,
+        dataset,
+        "validation",
+        min_pairs=config.evaluation.min_pairs,
+        num_resamples=0,
+    )
+    shown = f"recall@{10 if 10 in outcome.cutoffs else outcome.cutoffs[-1]}"
+    figures = {
+        shown
+        if score.column == "all"
+        else f"{shown} on {score.group} of {score.column}": score.value
+        for score in scores
+        if score.metric == shown
+        and (
+            score.column == "all"
+            or (score.column not in BUILT_IN and score.group in ("worst 3", "worst tenth"))
         )
-        shown = f"recall@{10 if 10 in outcome.cutoffs else outcome.cutoffs[-1]}"
-        figures = {
-            shown
-            if score.column == "all"
-            else f"{shown} on {score.group} of {score.column}": score.value
-            for score in scores
-            if score.metric == shown
-            and (
-                score.column == "all"
-                or (score.column not in BUILT_IN and score.group in ("worst 3", "worst tenth"))
-            )
-            and not np.isnan(score.value)
-        }
-        value = selected_value(scores, config.training.select_by)
-        return value, figures | {config.training.select_by: value}
-
-    return validate
+        and not np.isnan(score.value)
+    }
+    value = selected_value(scores, config.training.select_by)
+    return value, figures | {config.training.select_by: value}
 
 
 # --- the ranker -----------------------------------------------------------------------------------

@@ -1,29 +1,57 @@
-"""The trained model of a run folder: saved by one process or by many ranks, loaded by either."""
+"""The trained model of a run folder: saved by one process or by many ranks, loaded by either.
 
+The weights are the store model/weights (see `evenhand.store`).
+"""
+
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
+import safetensors
 import torch
+from safetensors import SafetensorError
 
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.config import Config, build_config, read_settings
 from evenhand.data import Dataset
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
-from evenhand.distributed.weights import (
-    SavedWeights,
-    has_weights,
-    save_split,
-    save_whole,
-    single_path,
-)
 from evenhand.errors import UserError
-from evenhand.models.initial import RowRange
+from evenhand.files import check_is_file, read_json
+from evenhand.models.encoders import RowRange, row_encoder
 from evenhand.models.retriever import Retriever
-from evenhand.models.weights import all_finite
 from evenhand.run_folder import check_trained_on
 from evenhand.search import QueryData
+from evenhand.store import (
+    DTYPES,
+    DamagedError,
+    Entry,
+    Piece,
+    SavedTensors,
+    Table,
+    all_finite,
+    gather_json,
+    has_store,
+    open_store,
+    save_tensors,
+)
+
+REMEDY = "restore it, or train anew in another --run folder"
+
+
+class Sizes(NamedTuple):
+    """What the shapes of a model depend on beside the settings."""
+
+    num_features: int
+    num_labels: int
+    is_sparse: bool
+
+    @classmethod
+    def of(cls, dataset: Dataset | QueryData) -> "Sizes":
+        return cls(dataset.num_features, dataset.num_labels, dataset.is_sparse)
 
 
 def run_config(folder: Path) -> Config:
@@ -32,107 +60,148 @@ def run_config(folder: Path) -> Config:
     return build_config(read_settings(folder / "config.toml"))
 
 
-def weights_path(folder: Path) -> Path:
-    """Where one process saves the model of a run."""
-    return single_path(folder / "model")
+def weights_folder(folder: Path) -> Path:
+    """Where the weights of a run are."""
+    return folder / "model" / "weights"
 
 
 def has_model(folder: Path) -> bool:
     """Whether a run folder holds a whole model."""
-    return has_weights(folder / "model")
+    names = ("weights.safetensors", "weights.index.json")  # as in `_open_old_weights`
+    return has_store(weights_folder(folder)) or any((folder / "model" / n).exists() for n in names)
 
 
 def save_model(folder: Path, model: Retriever, *, ranks: Ranks | None = None) -> None:
     """Saves the model, all of it or nothing; with ranks, each saves its rows, and all wait."""
-    if ranks is None:
-        save_whole(folder / "model", model)
-    else:
-        save_split(folder / "model", model, ranks)
+    tensors = model.state_dict()
+    split = {name: tensors.pop(name) for name in split_names(model)}
+    counts = gather_json({name: len(rows) for name, rows in split.items()}, ranks)
+    rank = 0 if ranks is None else ranks.rank
+    tables = {
+        name: Table(rows, sum(own[name] for own in counts[:rank]), sum(own[name] for own in counts))
+        for name, rows in split.items()
+    }
+    save_tensors(weights_folder(folder), tensors, tables, ranks=ranks)
+
+
+def split_names(model: Retriever) -> list[str]:
+    """The weights that ranks split by rows; they have all others alike."""
+    names = ["label_table"]
+    if model.label_bias is not None:
+        names.append("label_bias")
+    if row_encoder(model.encoder) is not None:
+        names.append("encoder.weight")
+    return names
 
 
 def load_model(
     folder: Path,
-    dataset: Dataset | QueryData,
+    sizes: Sizes | Dataset | QueryData,
     *,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     ranks: Ranks | None = None,
-) -> Retriever:
-    """The trained model of a run, its tables as `dtype` whatever they were trained in.
-
-    With ranks, this rank's rows of it, and no others are read; how many ranks saved it does not
-    matter.
-    """
-    label_rows = feature_rows = None
-    if ranks is not None:
-        label_rows = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
-        feature_rows = Shards(dataset.num_features, ranks.num_ranks).rows_of(ranks.rank)
-    return load_model_shard(
-        folder,
-        dataset,
-        device=device,
-        dtype=dtype,
-        label_rows=label_rows,
-        feature_rows=feature_rows,
-    )
-
-
-def load_model_shard(
-    folder: Path,
-    dataset: Dataset | QueryData,
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
     label_rows: RowRange | None = None,
     feature_rows: RowRange | None = None,
 ) -> Retriever:
-    """The trained model with some rows of its tables alone; None: with all of them."""
-    config = run_config(folder)
-    check_trained_on(folder, dataset)
-    if not has_model(folder):
-        raise UserError(
-            f"{folder} holds no trained model yet; finish it: "
-            f"evenhand train --resume --run {folder}"
-        )
-    is_sparse = dataset.is_sparse
-    sizes = config, dataset.num_features, dataset.num_labels
-    whole = build_model(*sizes, is_sparse=is_sparse, device="meta")
-    check_shapes(SavedWeights(folder / "model"), whole)  # before memory of that size is asked for
-    model = build_model(
-        *sizes,
-        is_sparse=is_sparse,
-        device="meta",  # nothing is drawn that would be overwritten
-        dtype=dtype,
-        label_rows=label_rows,
-        feature_rows=feature_rows,
-    ).to_empty(device=device)
+    """The trained model of a run, its tables as `dtype` whatever they were trained in.
+
+    Args:
+        sizes: of the data; a data set, or what is kept of it, must be the one trained on.
+        ranks: this rank's rows are read alone; how many ranks saved the model does not matter.
+        label_rows, feature_rows: without ranks, the rows of the tables to read; None: all.
+    """
+    if not isinstance(sizes, Sizes):
+        check_trained_on(folder, sizes)
+        sizes = Sizes.of(sizes)
+    if ranks is not None:
+        label_rows = Shards(sizes.num_labels, ranks.num_ranks).rows_of(ranks.rank)
+        feature_rows = Shards(sizes.num_features, ranks.num_ranks).rows_of(ranks.rank)
+    build_fn = partial(build_model, run_config(folder), **sizes._asdict(), device="meta")
+    shapes = {name: tuple(tensor.shape) for name, tensor in build_fn().state_dict().items()}
     rows = {"label_table": label_rows, "label_bias": label_rows, "encoder.weight": feature_rows}
-    fill_model(model, folder / "model", whole, rows=rows)
-    return model
+    while True:
+        saved = open_weights(folder)
+        check_shapes(saved, shapes)  # before memory of that size is asked for
+        model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
+        model = model.to_empty(device=device)  # nothing was drawn that would be overwritten
+        try:
+            fill_model(model, saved, shapes, rows=rows)
+            return model
+        except DamagedError as error:
+            if open_weights(folder).files == saved.files:  # else a running training replaced them
+                raise UserError(f"{error}; {REMEDY}") from error
 
 
-def check_shapes(saved: SavedWeights, whole: Retriever) -> None:
-    """Refuses saved weights whose names or shapes are not those of a model."""
-    saved.check({name: tuple(weights.shape) for name, weights in whole.state_dict().items()})
+def check_shapes(saved: SavedTensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses saved weights of other names or shapes."""
+    found = {name: entry.shape for name, entry in saved.entries.items()}
+    if found != shapes:
+        name = min(n for n in {*found, *shapes} if found.get(n) != shapes.get(n))
+        raise UserError(
+            f"{saved.folder} does not fit this run's settings and data: {name} is "
+            f"{found.get(name, 'not there')}, and must be {shapes.get(name, 'not there')}"
+        )
 
 
 def fill_model(
     model: Retriever,
-    weights_folder: Path,
-    whole: Retriever,
+    saved: SavedTensors,
+    shapes: Mapping[str, tuple[int, ...]],
     *,
     rows: Mapping[str, RowRange | None] = MappingProxyType({}),
 ) -> None:
     """Reads the weights of a model, of split tables some rows alone.
 
     Args:
-        whole: of the shapes that the saved weights must have.
+        shapes: those that the saved weights must have.
         rows: by name, those that `model` holds; all of a tensor that is not named.
     """
-    saved = SavedWeights(weights_folder)
-    check_shapes(saved, whole)
+    check_shapes(saved, shapes)
     for name, target in model.state_dict().items():
         own = rows.get(name)
         saved.read(name, target, first_row=0 if own is None else own.first)
         if not all_finite(target):
-            raise UserError(f"{saved.path}: {name} holds a number that is not finite")
+            raise UserError(f"{saved.folder}: {name} holds a number that is not finite")
+
+
+def open_weights(folder: Path) -> SavedTensors:
+    """The saved weights of a run; any rows of them can be read."""
+    if not has_model(folder):
+        raise UserError(
+            f"{folder} holds no trained model yet; finish it: "
+            f"evenhand train --resume --run {folder}"
+        )
+    try:
+        if has_store(weights_folder(folder)):
+            return open_store(weights_folder(folder))
+        return _open_old_weights(folder / "model")
+    except DamagedError as error:
+        raise UserError(f"{error}; {REMEDY}") from error
+
+
+def _open_old_weights(folder: Path) -> SavedTensors:
+    """Weights of version 0.1.0: files with rows of the ranks in order, and no checksums."""
+    paths = [folder / "weights.safetensors"]
+    if (folder / "weights.index.json").exists():
+        index = read_json(folder / "weights.index.json")
+        name = str(index.get("folder")) if isinstance(index, dict) else ""
+        if not re.fullmatch(r"shards-\d{1,9}", name):
+            raise DamagedError(folder / "weights.index.json", "it does not name a folder of files")
+        paths = sorted((folder / name).glob("weights-*.safetensors"))
+    entries: dict[str, Entry] = {}
+    for path in paths:
+        try:
+            check_is_file(path)
+            with safetensors.safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    found = file.get_slice(name)
+                    count, *width = found.get_shape()
+                    before = entries.get(name, Entry(torch.float32, (0,), True, []))
+                    first, last = before.shape[0], before.shape[0] + count
+                    piece = Piece(str(path.relative_to(folder)), first, last)
+                    dtype = DTYPES[found.get_dtype()]
+                    entries[name] = Entry(dtype, (last, *width), True, [*before.pieces, piece])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise DamagedError(path, str(error)) from error
+    return SavedTensors(folder, entries)

@@ -11,7 +11,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from evenhand.building import build_model, check_all_ids
+from evenhand.build import build_model, check_all_ids
 from evenhand.config import build_config
 from evenhand.data import dataset as dataset_module
 from evenhand.data.dataset import (
@@ -31,7 +31,7 @@ from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome
 from evenhand.runs import build_searcher
-from evenhand.saved_models import fill_model
+from evenhand.saved_models import fill_model, open_weights
 from evenhand.search import QueryData
 from evenhand.search.query_data import load_query_data
 from evenhand.search.ranker import load_ranker
@@ -234,9 +234,9 @@ def _weight_seeds() -> tuple[bytes, ...]:
 
 def _read_weights(data: bytes) -> Exception | None:
     path = written("model/weights.safetensors", data)
-    _, refusal = answer(lambda: fill_model(MODEL, path.parent, MODEL))
+    shapes = {name: tuple(tensor.shape) for name, tensor in MODEL.state_dict().items()}
+    _, refusal = answer(lambda: fill_model(MODEL, open_weights(path.parent.parent), shapes))
     if refusal is None:
-        shapes = {name: tensor.shape for name, tensor in MODEL.state_dict().items()}
         found = {name: tensor.shape for name, tensor in safetensors.torch.load(data).items()}
         require(found == shapes, "weights of another model")
         require(torch.isfinite(MODEL.label_table).all(), "weights that are no numbers")

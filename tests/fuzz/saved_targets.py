@@ -1,21 +1,21 @@
-"""What Evenhand itself left on a disk: manifests, the index of a split model, a journal."""
+"""What Evenhand itself left on a disk: manifests, the index of an old split model, a journal."""
 
+import contextlib
 import functools
 import json
 from pathlib import Path
 
+import safetensors.torch
 import torch
 
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.config import build_config
 from evenhand.data.journal import JOURNAL, Journal, Sizes, Source, open_journal, write_journal
 from evenhand.data.manifest import MANIFEST as DATA_MANIFEST
 from evenhand.data.manifest import check_manifest, write_manifest
-from evenhand.distributed.weights import index_path, save_split
-from evenhand.models.initial import RowRange
-from evenhand.saved_models import fill_model
-from evenhand.training.checkpoint import Checkpoint, save_checkpoint
-from evenhand.training.checkpoint_files import MANIFEST, Table, problem_of
+from evenhand.distributed.ranks import Ranks
+from evenhand.saved_models import fill_model, open_weights
+from evenhand.store import MANIFEST, Table, open_store, save_tensors, sign
 from experiments.simulated_ranks import run_ranks
 
 from .record_targets import JSON_WORDS
@@ -25,58 +25,71 @@ TINY = build_config({"model": {"embedding_dim": 2}})
 
 
 @functools.cache
-def _checkpoint() -> Path:
-    tables = {"rows": Table(torch.ones(4, 2))}
-    save_checkpoint(scratch() / "kept", Checkpoint({"a": torch.ones(3)}, {}, tables), step=7)
-    return scratch() / "kept" / "step-00000007"
+def _store() -> Path:
+    """Two files: the rows of two ranks."""
 
-
-def _read_checkpoint(data: bytes) -> Exception | None:
-    """A manifest: what it does not vouch for, file by file, must be told as a problem."""
-    folder = _checkpoint()
-    whole = json.loads(_checkpoint_seed())
-    (folder / MANIFEST).write_bytes(data)
-    problem = problem_of(folder)
-    if problem:
-        return ValueError(problem)
-    require(json.loads(data)["files"] == whole["files"], "a manifest of other files")
-    return None
-
-
-@functools.cache
-def _checkpoint_seed() -> bytes:
-    return (_checkpoint() / MANIFEST).read_bytes()
-
-
-@functools.cache
-def _split_model() -> Path:
-    def save(ranks):
-        rows = [RowRange(0, 2), RowRange(2, 4)][ranks.rank]
-        features = [RowRange(0, 3), RowRange(3, 5)][ranks.rank]
-        model = build_model(TINY, 5, 4, is_sparse=True, label_rows=rows, feature_rows=features)
-        save_split(scratch() / "split", model, ranks)
+    def save(ranks: Ranks) -> None:
+        tables = {"rows": Table(torch.ones(2, 2), 2 * ranks.rank, 4)}
+        save_tensors(scratch() / "kept", {"a": torch.ones(3)}, tables, state={"b": 1}, ranks=ranks)
 
     run_ranks(2, save)
-    return scratch() / "split"
+    return scratch() / "kept"
+
+
+def _read_store(data: bytes) -> Exception | None:
+    """A manifest, signed if it is one: what is read must be what was saved."""
+    folder = _store()
+    _store_seed()  # before it is overwritten
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(data)
+        data = json.dumps(sign(value)).encode() if isinstance(value, dict) else data
+    (folder / MANIFEST).write_bytes(data)
+
+    def read() -> dict[str, torch.Tensor]:
+        saved = open_store(folder)
+        saved.verify()
+        return {name: saved.load(name) for name in saved.entries}
+
+    tensors, refusal = answer(read)
+    if refusal is None:
+        for tensor in tensors.values():
+            require(bool((tensor == 1).all()), "numbers that were not saved")
+            require(tensor.numel() <= 100, "rows that were not saved")
+    return refusal
 
 
 @functools.cache
-def _index_seed() -> bytes:
-    return index_path(_split_model()).read_bytes()
+def _store_seed() -> bytes:
+    return (_store() / MANIFEST).read_bytes()
+
+
+@functools.cache
+def _old_model() -> Path:
+    """The files of two ranks as version 0.1.0 wrote them."""
+    folder = scratch() / "old/model"
+    (folder / "shards-1").mkdir(parents=True)
+    state = MODEL.state_dict()
+    for rank, (labels, features) in enumerate([((0, 2), (0, 3)), ((2, 4), (3, 5))]):
+        own = {
+            "label_table": state["label_table"][slice(*labels)].clone(),
+            "encoder.weight": state["encoder.weight"][slice(*features)].clone(),
+        }
+        path = folder / f"shards-1/weights-0000{rank + 1}-of-00002.safetensors"
+        safetensors.torch.save_file(own, path)
+    return folder
 
 
 MODEL = build_model(TINY, 5, 4, is_sparse=True)
+SHAPES = {name: tuple(tensor.shape) for name, tensor in MODEL.state_dict().items()}
+INDEX_SEED = b'{"version": 1, "folder": "shards-1"}'
 
 
 def _read_index(data: bytes) -> Exception | None:
-    folder = _split_model()
-    _index_seed()  # before it is overwritten
-    index_path(folder).write_bytes(data)
-    _, refusal = answer(lambda: fill_model(MODEL, folder, MODEL))
+    folder = _old_model()
+    (folder / "weights.index.json").write_bytes(data)
+    _, refusal = answer(lambda: fill_model(MODEL, open_weights(folder.parent), SHAPES))
     if refusal is None:
-        files = json.loads(data)["files"]
-        rows = [file["rows"][name] for file in files for name in file["rows"] if name[0] == "l"]
-        require(sorted(rows) == [[0, 2], [2, 4]], "rows that are no model's")
+        require(json.loads(data)["folder"] == "shards-1", "files from elsewhere")
     return refusal
 
 
@@ -130,8 +143,8 @@ def _read_journal(data: bytes) -> Exception | None:
 
 WORDS = (*JSON_WORDS, b'"../x"', b'"sha256"', b'"size": -1', b"[0, 2]", b"[2, 4]", b'"/etc/passwd"')
 TARGETS = (
-    Target("checkpoint-manifest", _read_checkpoint, (_checkpoint_seed(),), WORDS),
-    Target("weights-index", _read_index, (_index_seed(),), WORDS),
+    Target("store-manifest", _read_store, (_store_seed(),), WORDS),
+    Target("weights-index", _read_index, (INDEX_SEED,), WORDS),
     Target("data-manifest", _read_data_manifest, (_data_seed(),), WORDS),
     Target("journal", _read_journal, (_journal_seed(),), WORDS),
 )

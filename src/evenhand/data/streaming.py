@@ -8,7 +8,7 @@ and the unfinished data set are in a folder beside the one asked for, which appe
 complete.
 
 The training rows are stored in a random order, so that training can read them block by block (see
-`training.order`). Validation and test rows stay in the order of their files.
+`training.feed`). Validation and test rows stay in the order of their files.
 """
 
 import contextlib

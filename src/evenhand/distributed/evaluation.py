@@ -16,7 +16,7 @@ from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.search import SplitIndex
 from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
-from evenhand.models.encoders import BagEncoder, Bags, Features
+from evenhand.models.encoders import Features, row_encoder
 from evenhand.models.features import features_of
 from evenhand.models.retriever import Retriever
 from evenhand.search.exact import ExactIndex
@@ -39,24 +39,23 @@ class SplitEncoder:
         """
         ranks = self.ranks
         share = slice(*share_of(num_queries, ranks.rank, ranks.num_ranks))
-        raw_vectors = self._encoded(features_fn(share))  # (q, D)
-        return ranks.gathered(
+        raw_vectors = self._encode(features_fn(share))  # (q, D)
+        return ranks.gather(
             self.model.as_queries(raw_vectors),
             counts=share_sizes(num_queries, ranks.num_ranks),
             what="query vectors",
         )
 
-    def _encoded(self, features: Features) -> Tensor:
+    def _encode(self, features: Features) -> Tensor:
         """What the encoder makes of this rank's queries, with rows fetched from their owners."""
-        encoder = self.model.encoder
-        if not isinstance(encoder, BagEncoder):
-            return encoder(features)  # type: ignore[no-any-return]
-        assert isinstance(features, Bags)
-        ids, places = sorted_distinct_ids(features.ids)
-        rows = self.exchange.fetched(self.exchange.request(ids), encoder.weight)  # (n, D)
-        small = BagEncoder(0, rows.shape[1])
-        small.weight.data = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        return small(features._replace(ids=places))  # type: ignore[no-any-return]
+        encoder = row_encoder(self.model.encoder)
+        if encoder is None:
+            return self.model.encoder(features)  # type: ignore[no-any-return]
+        ids, places = sorted_distinct_ids(encoder.row_ids(features))
+        request = self.exchange.request(ids)
+        rows = self.exchange.start_fetch(request, encoder.weight)()  # (n, D)
+        small = encoder.with_rows(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+        return small(encoder.renumber(features, places))  # type: ignore[no-any-return]
 
 
 def evaluate_split(

@@ -1,4 +1,4 @@
-"""Rows of a split table: asked of their owners, and gradients brought back to them.
+"""Rows of a split table: fetched from their owners, and gradients sent back to them.
 
 Nothing of the table's size is ever sent: what travels are the rows that a step touches, each once
 for every rank that touches it.
@@ -40,24 +40,21 @@ class RowExchange:
         """Tells every owner which of its rows are wanted: (n,) distinct, in order."""
         asked = self.shards.counts_of(sorted_ids)
         owed = self._counts_for(asked, sorted_ids.device)
-        owed_ids = self.ranks.exchanging(
+        owed_ids = self.ranks.start_exchange(
             sorted_ids, sent=asked, received=owed, what=f"{self.name}: ids"
         )()
         return Request(asked, owed, owed_ids - self.first_row)
 
-    def fetching(self, request: Request, table: Tensor) -> Callable[[], Tensor]:
-        """Starts to fetch; call the answer for the rows (n, D), in the order of the ids."""
-        return self.ranks.exchanging(
+    def start_fetch(self, request: Request, table: Tensor) -> Callable[[], Tensor]:
+        """Starts to fetch; call what is returned for the rows (n, D), in the order of the ids."""
+        return self.ranks.start_exchange(
             table.index_select(0, request.owed_rows),
             sent=request.owed,
             received=request.asked,
             what=f"{self.name}: rows",
         )
 
-    def fetched(self, request: Request, table: Tensor) -> Tensor:
-        return self.fetching(request, table)()
-
-    def brought(self, gradients: RowGradients) -> RowGradients:
+    def sum_gradients(self, gradients: RowGradients) -> RowGradients:
         """Gradients of any rows -> those of this rank's own rows, summed over all ranks.
 
         The ids given are of the whole table, those returned of this rank's shard. Sums run over
@@ -68,8 +65,8 @@ class RowExchange:
         owed = self._counts_for(asked, ids.device)
         sizes = {"sent": asked, "received": owed}
         waits = [
-            self.ranks.exchanging(ids, **sizes, what=f"{self.name}: ids of gradients"),
-            self.ranks.exchanging(
+            self.ranks.start_exchange(ids, **sizes, what=f"{self.name}: ids of gradients"),
+            self.ranks.start_exchange(
                 gradients.values.index_select(0, order), **sizes, what=f"{self.name}: gradients"
             ),
         ]
@@ -83,7 +80,7 @@ class RowExchange:
     def _counts_for(self, asked: list[int], device: torch.device) -> list[int]:
         """How many rows each rank is about to send, from how many each is about to be sent."""
         each = [1] * self.ranks.num_ranks
-        counts = self.ranks.exchanging(
+        counts = self.ranks.start_exchange(
             torch.tensor(asked, device=device), sent=each, received=each, what="counts"
         )
         return counts().tolist()

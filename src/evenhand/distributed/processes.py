@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from evenhand.distributed.ranks import ProcessRanks

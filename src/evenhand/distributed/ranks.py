@@ -20,15 +20,15 @@ class Ranks(Protocol):
     num_ranks: int
     sent: Counter[str]  # bytes sent to other ranks, by what they were
 
-    def exchanging(
+    def start_exchange(
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
     ) -> Callable[[], Tensor]:
-        """Starts to send rows[...] to each rank, `sent` rows each; call the answer for theirs."""
+        """Starts to send `sent[r]` rows to each rank r; call what is returned for theirs."""
 
-    def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+    def gather(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
         """The rows of all ranks, in their order; rank r has counts[r]."""
 
-    def summed_(self, values: Tensor, *, what: str) -> Tensor:
+    def sum_(self, values: Tensor, *, what: str) -> Tensor:
         """The sum over the ranks, in place; the same bits on every rank."""
 
 
@@ -43,7 +43,7 @@ class ProcessRanks:
         self.calls = 0  # begun; all ranks make the same ones
         self.waits_since: float | None = None  # for the others, by the monotonic clock
 
-    def exchanging(
+    def start_exchange(
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
     ) -> Callable[[], Tensor]:
         self.calls += 1
@@ -62,7 +62,7 @@ class ProcessRanks:
 
         return wait
 
-    def gathered(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
+    def gather(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
         self.calls += 1
         most = max(counts)
         padded = rows.new_zeros(most, *rows.shape[1:])
@@ -75,7 +75,7 @@ class ProcessRanks:
         parts = [part.view(rows.dtype).view(most, *rows.shape[1:]) for part in everyone]
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def summed_(self, values: Tensor, *, what: str) -> Tensor:
+    def sum_(self, values: Tensor, *, what: str) -> Tensor:
         self.calls += 1
         with self._waiting():
             dist.all_reduce(values, group=self.group)
@@ -100,7 +100,7 @@ def are_any(ranks: Ranks | None, is_so: bool, *, device: torch.device) -> bool:
     """Whether it is so on any rank: what one rank alone decided would leave the others waiting."""
     if ranks is None:
         return is_so
-    return bool(ranks.summed_(torch.tensor([float(is_so)], device=device), what="flags")[0])
+    return bool(ranks.sum_(torch.tensor([float(is_so)], device=device), what="flags")[0])
 
 
 def wait_for_all(ranks: Ranks | None) -> None:

@@ -51,11 +51,11 @@ class SplitIndex:
         found = self._own_best(queries, widths)  # (Q, C)
         shares = share_sizes(len(queries), ranks.num_ranks)
         sizes = {"sent": shares, "received": [shares[ranks.rank]] * ranks.num_ranks}
-        waits = [ranks.exchanging(part, **sizes, what="search: found") for part in found]
+        waits = [ranks.start_exchange(part, **sizes, what="search: found") for part in found]
         ids, scores = (wait().view(ranks.num_ranks, -1, max(widths)) for wait in waits)  # (W, q, C)
-        best = merged(ids, scores, widths, num_results=num_results)  # (q, R)
+        best = merge(ids, scores, widths, num_results=num_results)  # (q, R)
         return SearchResult(
-            *(ranks.gathered(part, counts=shares, what="search: merged") for part in best)
+            *(ranks.gather(part, counts=shares, what="search: merged") for part in best)
         )
 
     @torch.no_grad()
@@ -68,7 +68,7 @@ class SplitIndex:
             own_scores = self.own.scores_of(queries, own_ids)
             scores = torch.where(is_own, own_scores, scores)
         # Every label is one rank's own, and to add zeros changes nothing.
-        scores = self.ranks.summed_(scores, what="search: scores")
+        scores = self.ranks.sum_(scores, what="search: scores")
         return scores.masked_fill(label_ids < 0, -torch.inf)
 
     def _own_best(self, queries: Tensor, widths: Sequence[int]) -> SearchResult:
@@ -84,7 +84,7 @@ class SplitIndex:
         return SearchResult(label_ids, scores)
 
 
-def merged(
+def merge(
     label_ids: Tensor, scores: Tensor, widths: Sequence[int], *, num_results: int
 ) -> SearchResult:
     """The best of what ranks found, each best first: (W, q, C), (W, q, C) -> (q, R).
@@ -94,7 +94,7 @@ def merged(
 
     Example:
         >>> ids, scores = torch.tensor([[[1, 0]], [[2, -1]]]), torch.tensor([[[3, 1]], [[3, 0]]])
-        >>> merged(ids, scores, [2, 1], num_results=2)
+        >>> merge(ids, scores, [2, 1], num_results=2)
         SearchResult(label_ids=tensor([[1, 2]]), scores=tensor([[3, 3]]))
     """
     all_ids, all_scores = (

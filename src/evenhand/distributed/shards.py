@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import RowRange
 
 
 class Shards(NamedTuple):

@@ -1,20 +1,25 @@
-"""From a query's features to its vector, and from the vector's gradient back to the weights.
+"""Query encoders: from a batch's features to its vectors, and back to the encoder's weights.
 
-Every encoder does two things: `forward(features) -> (B, D)`, and
-`accumulate(features, vector_gradients)`, the way back for the few examples that survive mining.
-A table's gradient is returned as touched rows; dense weights receive theirs in `.grad`.
+An encoder is any `nn.Module` that maps the features of B queries to (B, D). It needs nothing else:
+a step encodes the batch without gradient, mines it, and encodes the survivors again with gradient;
+`torch.autograd` does the rest, and the dense optimiser updates whatever has a `.grad`. So an
+encoder must give the same vectors both times: no dropout, no batch statistics.
+
+An encoder whose weights are one large table, of which a batch touches a few rows, may offer more:
+see `RowEncoder`. No step asks which class an encoder is of.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evenhand.kernels.mix import GOLDEN32
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
-from evenhand.models.initial import RowRange, random_rows
 
 
 class Bags(NamedTuple):
@@ -28,6 +33,17 @@ class Bags(NamedTuple):
 Features = Bags | Tensor  # a Tensor is dense: (B, F)
 
 
+class RowRange(NamedTuple):
+    """Rows first .. last - 1 of a table."""
+
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first
+
+
 class RowGradients(NamedTuple):
     """The gradient of a table, of the rows it is not zero for."""
 
@@ -35,15 +51,59 @@ class RowGradients(NamedTuple):
     values: Tensor  # (T, D)
 
 
-class QueryEncoder(Protocol):
-    def __call__(self, features: Features) -> Tensor:
-        """(B, D) query vectors."""
+class Encoder(Protocol):
+    """All that training asks of an encoder, beside being an `nn.Module`."""
 
-    def accumulate(self, features: Features, vector_gradients: Tensor) -> RowGradients | None:
-        """Carries (B, D) gradients back; returns those of the table, if there is one."""
+    def __call__(self, features: Any) -> Tensor:
+        """(B, D) vectors of B queries, given as a (B, F) tensor or as `Bags`."""
 
 
-def taken_features(features: Features, positions: Tensor) -> Features:
+class RowEncoder(Protocol):
+    """An encoder that is one table (R, D), updated row by row and split over ranks by its rows.
+
+    Its table is the parameter `weight`, without `requires_grad`. There is no other parameter.
+    """
+
+    weight: nn.Parameter
+    kernel_kind: str | None  # what the GPU's kernels compute the vectors by: "bag"; None: by none
+
+    def __call__(self, features: Any) -> Tensor: ...
+
+    def row_gradients(self, features: Any, vector_gradients: Tensor) -> RowGradients:
+        """The gradient of the touched rows, from that of the vectors (B, D)."""
+
+    def row_ids(self, features: Any) -> Tensor:
+        """(n,) the row of every use of the table, repeats included."""
+
+    def renumber(self, features: Any, row_ids: Tensor) -> Any:
+        """The same features with other `row_ids` (n,), for a table that holds fewer rows."""
+
+    def with_rows(self, rows: Tensor) -> Any:
+        """A `RowEncoder` like this one, with another table (n, D)."""
+
+
+def row_encoder(encoder: Encoder) -> RowEncoder | None:
+    """The encoder, if it is a table of rows; None: all its weights are dense."""
+    return cast(RowEncoder, encoder) if hasattr(encoder, "row_gradients") else None
+
+
+def backward(encoder: Encoder, features: Any, vector_gradients: Tensor) -> RowGradients | None:
+    """Carries gradients (B, D) of the vectors back to the encoder's weights.
+
+    Returns:
+        Those of the table's rows; None: dense weights have theirs added to `.grad`.
+    """
+    by_rows = row_encoder(encoder)
+    if by_rows is not None:
+        return by_rows.row_gradients(features, vector_gradients)
+    with torch.enable_grad():
+        vectors = encoder(features)
+    if vectors.requires_grad:  # else all of its weights are frozen
+        vectors.backward(vector_gradients)  # type: ignore[no-untyped-call]
+    return None
+
+
+def take_features(features: Features, positions: Tensor) -> Features:
     """The features of chosen examples, in that order."""
     if isinstance(features, Tensor):
         return features.index_select(0, positions)
@@ -60,6 +120,8 @@ class BagEncoder(nn.Module):
     Args:
         rows: those of the table that are held here, where others hold the rest; None: all.
     """
+
+    kernel_kind = "bag"
 
     def __init__(
         self,
@@ -90,7 +152,7 @@ class BagEncoder(nn.Module):
         )
 
     @torch.no_grad()
-    def accumulate(self, features: Features, vector_gradients: Tensor) -> RowGradients:
+    def row_gradients(self, features: Features, vector_gradients: Tensor) -> RowGradients:
         """The transposed product: row f receives the sum of value * gradient over its bags."""
         assert isinstance(features, Bags)
         values = features.values
@@ -101,6 +163,17 @@ class BagEncoder(nn.Module):
         ids, columns = distinct_ids(features.ids)
         bags = Lists(features.offsets, columns, values.to(vector_gradients.dtype))  # (B, T)
         return RowGradients(ids, transposed_product(bags, vector_gradients, num_columns=len(ids)))
+
+    def row_ids(self, features: Bags) -> Tensor:
+        return features.ids
+
+    def renumber(self, features: Bags, row_ids: Tensor) -> Bags:
+        return features._replace(ids=row_ids)
+
+    def with_rows(self, rows: Tensor) -> "BagEncoder":
+        encoder = BagEncoder(0, rows.shape[1])
+        encoder.weight.data = rows
+        return encoder
 
 
 class MlpEncoder(nn.Module):
@@ -134,6 +207,64 @@ class MlpEncoder(nn.Module):
             features = F.relu(layer(features))
         return self.layers[-1](features)  # type: ignore[no-any-return]
 
-    def accumulate(self, features: Features, vector_gradients: Tensor) -> None:
-        with torch.enable_grad():
-            self(features).backward(vector_gradients)
+
+# --- the rows that tables begin with --------------------------------------------------------------
+
+FIRST_BLOCK = 2**20  # rows of one stream; a table of so many or fewer has no other
+LATER_BLOCK = 2**16
+CHUNK = 2**15  # numbers drawn at once: no more than these are held beside the table
+GROUP = 16  # torch draws normal numbers in groups of so many: a chunk must not end within one
+
+
+@torch.no_grad()
+def random_rows(
+    num_rows: int,
+    embedding_dim: int,
+    generator: torch.Generator | None = None,
+    *,
+    rows: RowRange | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Rows of length about 1 in random directions: (R, D), or of a range of them alone.
+
+    The first rows come from `generator`, in one stream; later ones in blocks with a generator each,
+    so that a rank draws the blocks of its own rows alone. Neither the rows nor the state that the
+    generator is left in depend on the range. On the meta device nothing is drawn.
+    """
+    first, last = RowRange(0, num_rows) if rows is None else rows
+    if not 0 <= first <= last <= num_rows:
+        raise ValueError(f"rows must be a range within 0 to {num_rows}, got {first} to {last}")
+    table = torch.empty(last - first, embedding_dim, device=device, dtype=dtype)
+    if table.device.type == "meta":
+        return table
+    step = GROUP * max(1, CHUNK // (GROUP * max(1, embedding_dim)))  # rows of a chunk
+
+    def fill(start: int, stop: int, own: torch.Generator | None, *, is_drawn_whole: bool) -> None:
+        while start < stop and (is_drawn_whole or start < last):
+            end = start + step
+            if (stop - end) * embedding_dim < GROUP:  # torch would draw the last group anew
+                end = stop
+            drawn = torch.empty(end - start, embedding_dim).normal_(generator=own)
+            low, high = max(start, first), min(end, last)
+            if low < high:
+                drawn = drawn[low - start : high - start].div_(math.sqrt(embedding_dim))
+                table[low - first : high - first].copy_(drawn)
+            start = end
+
+    fill(0, min(num_rows, FIRST_BLOCK), generator, is_drawn_whole=True)
+    if num_rows <= FIRST_BLOCK:
+        return table
+    seed = int(torch.randint(2**32, (), generator=generator))
+
+    def fill_later(block: int) -> None:
+        start = FIRST_BLOCK + block * LATER_BLOCK
+        # An odd stride, so that all blocks of a table have seeds of their own.
+        own = torch.Generator().manual_seed((seed + block * GOLDEN32) % 2**32)
+        fill(start, min(start + LATER_BLOCK, num_rows), own, is_drawn_whole=False)
+
+    first_block = max(0, (first - FIRST_BLOCK) // LATER_BLOCK)
+    blocks = range(first_block, math.ceil((last - FIRST_BLOCK) / LATER_BLOCK))
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(fill_later, blocks))
+    return table

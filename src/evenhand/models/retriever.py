@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.kernels.rows import through_unit, through_unit_rows, unit, unit_rows
-from evenhand.models.encoders import BagEncoder, Features, MlpEncoder
-from evenhand.models.initial import RowRange, random_rows
+from evenhand.models.encoders import Features, RowRange, random_rows
 
 
 class Retriever(nn.Module):
@@ -14,13 +13,14 @@ class Retriever(nn.Module):
     Label vectors have no autograd gradient: training writes the touched rows itself.
 
     Args:
+        encoder: any `nn.Module` from features to (B, D); see `models.encoders`.
         label_rows: those of the label table that are held here, where others hold the rest.
         dtype: of the label table; biases are float32.
     """
 
     def __init__(
         self,
-        encoder: BagEncoder | MlpEncoder,
+        encoder: nn.Module,
         num_labels: int,
         embedding_dim: int,
         *,

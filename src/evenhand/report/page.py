@@ -42,6 +42,7 @@ ABOUT = {  # run.json, in the order it is shown
     "training_seconds": "Training time",
     "ranker_seconds": "Time to fit the ranker",
     "device": "Device",
+    "step": "Training step",
     "num_ranks": "Ranks",
     "bytes_sent_a_step": "Bytes a rank sent in a step",
     "interruptions": "Interrupted",
@@ -213,6 +214,9 @@ def _shown(key: str, value: Any) -> str:
         return _moment(str(value))
     if key == "interruptions" and isinstance(value, list):
         return "; ".join(_interruption(item) for item in value if isinstance(item, Mapping))
+    if key == "step" and isinstance(value, Mapping):
+        kind, reason = str(value.get("kind", NOTHING)), value.get("reason")
+        return f"{kind} (no CUDA graph: {reason})" if reason else kind
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_shown('', item)}" for name, item in value.items())
     if isinstance(value, list | tuple):

@@ -1,10 +1,11 @@
-"""Checkpoints of one process or of many ranks: written whole or not at all, as training goes on.
+"""Checkpoints of one process or of many ranks, written as training goes on.
 
-A checkpoint can be loaded by any number of ranks. The files are told in checkpoint_files.
+Each is a store (see `evenhand.store`) named step-00001000, which any number of ranks can load.
 """
 
 import contextlib
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -13,33 +14,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import Tensor
 
+from evenhand.distributed.ranks import ProcessRanks
 from evenhand.errors import UserError
-from evenhand.files import parse_json, read_text, sync
-from evenhand.training.checkpoint_files import (
-    STATE,
-    TABLES,
-    TENSORS,
-    Group,
+from evenhand.store import (
+    DamagedError,
+    SavedTensors,
     Table,
-    about_file,
-    complete,
-    gathered,
-    move_into_place,
-    problem_of,
-    remove_others,
-    staging_of,
-    step_folder,
-    write_manifest,
+    gather_json,
+    open_store,
+    remove_store,
+    replaced_folder,
+    save_tensors,
+    staging_folder,
 )
 
 SECONDS_TO_WAIT = 60.0  # for a save under way when training fails
-Files = dict[str, dict[str, Any]]
+STEP_NAME = re.compile(r"\.?step-(\d{8,})(?:\.replaced)?")
 
 
 class Checkpoint(NamedTuple):
@@ -71,7 +65,7 @@ class Keeper:
         keep_last: int = 1,
         keep_best: bool = False,
         is_async: bool = False,
-        group: Group | None = None,
+        group: ProcessRanks | None = None,
         timeout: timedelta | None = None,
     ) -> None:
         """
@@ -88,27 +82,24 @@ class Keeper:
         self.is_async = is_async
         self.group = group
         self.timeout = timeout
-        self.rank = 0 if group is None else group.rank
-        self.process_group: dist.ProcessGroup | None = None  # its own, from the first save
+        self.is_first = group is None or group.rank == 0
+        self.own_group: ProcessRanks | None = None  # for the background, from the first save
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
     def save(self, checkpoint: Checkpoint, *, step: int, best_step: int = 0) -> None:
         """Saves, or begins to; first waits for the save before."""
-        import evenhand.training.checkpoint_tables  # noqa: F401 (slow, and not in the background)
-
         self.wait()
-        if self.group is not None and self.process_group is None:
+        if self.group is not None and self.own_group is None:
             ranks = dist.get_process_group_ranks(self.group.process_group)
-            self.process_group = dist.new_group(ranks, self.timeout, backend="gloo")
+            self.own_group = ProcessRanks(dist.new_group(ranks, self.timeout, backend="gloo"))
         if not self.is_async:
             self._write(checkpoint, step, best_step)
             return
-        staged = self._staged(checkpoint)
         self.thread = threading.Thread(
             target=self._write_in_background,
-            args=(staged, step, best_step),
+            args=(self._copy(checkpoint), step, best_step),
             name="evenhand checkpoint",
             daemon=True,  # a process that must end does not wait for it
         )
@@ -126,15 +117,29 @@ class Keeper:
             raise error
 
     def clear(self, *, step: int, best_step: int = 0, keeps_later: bool = False) -> None:
-        """Removes what a crash left behind, and every checkpoint that is not to be kept."""
-        if self.rank == 0:
-            remove_others(
-                self.folder,
-                newest_step=step,
-                keep_last=self.keep_last,
-                best_step=best_step if self.keep_best else step,
-                keeps_later=keeps_later,
-            )
+        """Removes what a crash left behind, and every checkpoint that is not to be kept.
+
+        Args:
+            step: of the newest; those of later steps belong to a course of training given up.
+            keeps_later: keeps these too, until the next save.
+        """
+        if not self.is_first:
+            return
+        steps = list_steps(self.folder)
+        kept = set([other for other in steps if other <= step][-self.keep_last :])
+        if self.keep_best:
+            kept.add(best_step)
+        if keeps_later:
+            kept.update(other for other in steps if other > step)
+        matches = [STEP_NAME.fullmatch(path.name) for path in self.folder.glob("*")]
+        for other in {int(match[1]) for match in matches if match}:
+            target = step_folder(self.folder, other)
+            if other not in kept:
+                remove_store(target)
+                continue
+            shutil.rmtree(staging_folder(target), ignore_errors=True)
+            if target.exists():
+                shutil.rmtree(replaced_folder(target), ignore_errors=True)
 
     def __enter__(self) -> "Keeper":
         return self
@@ -145,7 +150,7 @@ class Keeper:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Waits; after an error not for ever, and the first error is the one that is told."""
+        """Waits; after an error not for ever, and the first error is the one that is raised."""
         if error is None:
             self.wait()
         elif isinstance(error, Exception):
@@ -153,32 +158,32 @@ class Keeper:
                 self.wait(SECONDS_TO_WAIT)
 
     @torch.no_grad()
-    def _staged(self, checkpoint: Checkpoint) -> Checkpoint:
+    def _copy(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint in memory of its own; what all ranks hold alike, on rank 0 alone."""
-        tables = {
-            name: table._replace(rows=self._copied(f"table {name}", table.rows))
-            for name, table in checkpoint.tables.items()
-        }
-        tensors = {
-            name: self._copied(name, tensor)
-            for name, tensor in checkpoint.tensors.items()
-            if self.rank == 0
-        }
-        return Checkpoint(tensors, json.loads(json.dumps(checkpoint.state)), tables)
 
-    def _copied(self, name: str, tensor: Tensor) -> Tensor:
-        buffer = self.buffers.get(name)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            self.buffers.pop(name, None)  # before its successor is made
-            try:
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
-            except (MemoryError, RuntimeError) as error:
-                raise UserError(
-                    f"there is no memory for a copy of {name}, from which a checkpoint is written "
-                    f"in the background; set training.async_checkpoints = false"
-                ) from error
-            self.buffers[name] = buffer
-        return buffer.copy_(tensor)
+        def copy(name: str, tensor: Tensor) -> Tensor:
+            buffer = self.buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                self.buffers.pop(name, None)  # before its successor is made
+                try:
+                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+                except (MemoryError, RuntimeError) as error:
+                    raise UserError(
+                        f"there is no memory for a copy of {name}, from which a checkpoint is "
+                        f"written in the background; set training.async_checkpoints = false"
+                    ) from error
+                self.buffers[name] = buffer
+            return buffer.copy_(tensor)
+
+        tensors = checkpoint.tensors if self.is_first else {}
+        return Checkpoint(
+            {name: copy(name, tensor) for name, tensor in tensors.items()},
+            json.loads(json.dumps(checkpoint.state)),
+            {
+                name: table._replace(rows=copy(f"table {name}", table.rows))
+                for name, table in checkpoint.tables.items()
+            },
+        )
 
     def _write_in_background(self, checkpoint: Checkpoint, step: int, best_step: int) -> None:
         try:
@@ -187,80 +192,24 @@ class Keeper:
             self.error = error
 
     def _write(self, checkpoint: Checkpoint, step: int, best_step: int) -> None:
-        """All ranks: an empty folder, the files of each, then the manifest and the name."""
-        from evenhand.training.checkpoint_tables import write_tables
-
+        tensors, state, tables = checkpoint
         target = step_folder(self.folder, step)
-        staging = staging_of(target)
-
-        def begin() -> Files:
-            if self.rank == 0:
-                shutil.rmtree(staging, ignore_errors=True)  # what a crash may have left
-                (staging / TABLES).mkdir(parents=True)
-            return {}
-
-        def write() -> Files:
-            files = write_tables(staging / TABLES, checkpoint.tables, rank=self.rank)
-            if self.rank == 0:
-                files |= _write_common(staging, checkpoint)
-            return files
-
-        def finish() -> Files:
-            if self.rank == 0:
-                write_manifest(staging, files)
-                move_into_place(staging, target)
-            return {}
-
-        try:
-            self._together(begin)
-            files = self._together(write)
-            self._together(finish)
-        except _NotWrittenError as error:
-            if self.rank == 0:
-                shutil.rmtree(staging, ignore_errors=True)
-            raise UserError(
-                f"{target} could not be written ({error}); the checkpoint before it is untouched: "
-                f"free some space, then continue with --resume"
-            ) from error
+        save_tensors(target, tensors, tables, state=state, ranks=self.own_group)
         self.clear(step=step, best_step=best_step)
 
-    def _together(self, part_fn: Callable[[], Files]) -> Files:
-        """Each rank does its part; all know what was written, or that one of them failed."""
-        files, cause = Files(), None
-        try:
-            files = part_fn()
-        except Exception as error:  # also what is no OSError: the other ranks wait to be told
-            cause = error
-        said = "" if cause is None else str(cause) or type(cause).__name__
-        try:
-            reports = gathered({"problem": said, "files": files}, self.process_group)
-        except RuntimeError as error:
-            raise _NotWrittenError(f"a rank was lost: {error}") from error
-        for rank, report in enumerate(reports):
-            if report["problem"]:
-                where = f"rank {rank}: " if len(reports) > 1 else ""
-                raise _NotWrittenError(where + report["problem"]) from cause
-        return {name: about for report in reports for name, about in report["files"].items()}
+
+def step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
 
 
-class _NotWrittenError(Exception):
-    pass
-
-
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, step: int) -> None:
-    """Writes folder/step-N and then removes the others."""
-    Keeper(folder).save(checkpoint, step=step)
-
-
-def _write_common(folder: Path, checkpoint: Checkpoint) -> Files:
-    tensors = {
-        name: tensor.detach().contiguous().cpu() for name, tensor in checkpoint.tensors.items()
-    }
-    safetensors.torch.save_file(tensors, folder / TENSORS)
-    (folder / STATE).write_text(json.dumps(checkpoint.state), encoding="utf-8")
-    for name in (TENSORS, STATE):
-        sync(folder / name)
-    return {name: about_file(folder / name) for name in (TENSORS, STATE)}
+def list_steps(folder: Path) -> list[int]:
+    """The steps of all complete checkpoints, ascending."""
+    found = set()
+    for path in folder.glob("step-*"):
+        match = STEP_NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            found.add(int(match[1]))
+    return sorted(found)
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -270,11 +219,11 @@ def load_latest_checkpoint(
     folder: Path,
     into: Checkpoint | None = None,
     *,
-    group: Group | None = None,
+    group: ProcessRanks | None = None,
     check_fn: Callable[[dict[str, Any]], None] | None = None,
     warn_fn: Callable[[str], None] | None = None,
 ) -> Checkpoint | None:
-    """The newest checkpoint that is sound, or None where there is none yet.
+    """The newest checkpoint that is not damaged, or None where there is none yet.
 
     Args:
         into: its tables are filled in place; without it, all rows are read into new memory.
@@ -282,21 +231,33 @@ def load_latest_checkpoint(
         check_fn: is shown the state before a table is touched, and raises where it does not fit.
         warn_fn: is told of every newer one that is damaged, in a sentence each.
     """
-    process_group = None if group is None else group.process_group
     rank, num_ranks = (0, 1) if group is None else (group.rank, group.num_ranks)
-    names = gathered([path.name for _, path in complete(folder)], process_group)[0]
     damaged: list[str] = []
-    for name in reversed(names):
-        path = folder / name
-        found = gathered(problem_of(path, part=rank, num_parts=num_ranks), process_group)
-        problem = next(filter(None, found), "")
+    for step in reversed(gather_json(list_steps(folder), group)[0]):
+        path = step_folder(folder, step)
+        problem = ""
+        try:
+            saved = open_store(path)
+            saved.verify(set(sorted(saved.files)[rank::num_ranks]))  # the ranks share the work
+        except DamagedError as error:
+            problem = str(error)
+        problem = next(filter(None, gather_json(problem, group)), "")
         if problem:
-            damaged.append(f"{path} is damaged ({problem})")
+            damaged.append(problem)
             continue
+        saved.verified.update(saved.files)
         if warn_fn is not None and rank == 0:
             for sentence in damaged:
                 warn_fn(f"{sentence}; {path.name} before it is used instead")
-        return _read(path, into, check_fn)
+        try:
+            if check_fn is not None:
+                check_fn(saved.state)
+            return _read(saved, into)
+        except (DamagedError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path} does not fit this run, or is of another version ({error}); remove it, and "
+                f"--resume will use the one before it or begin anew"
+            ) from error
     if damaged:
         raise UserError(
             f"{'; '.join(damaged)}: none is left to continue from; remove "
@@ -306,22 +267,21 @@ def load_latest_checkpoint(
     return None
 
 
-def _read(
-    path: Path, into: Checkpoint | None, check_fn: Callable[[dict[str, Any]], None] | None
-) -> Checkpoint:
-    from evenhand.training.checkpoint_tables import read_tables, read_whole_tables
-
-    try:
-        state = parse_json(read_text(path / STATE))
-        if check_fn is not None:
-            check_fn(state)
-        tensors = safetensors.torch.load_file(path / TENSORS)
-        if into is None:
-            return Checkpoint(tensors, state, read_whole_tables(path / TABLES))
-        read_tables(path / TABLES, into.tables)
-        return Checkpoint(tensors, state, into.tables)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} does not fit this run, or is of another version ({error}); remove it, and "
-            f"--resume will use the one before it or begin anew"
-        ) from error
+def _read(saved: SavedTensors, into: Checkpoint | None) -> Checkpoint:
+    names = {name for name, entry in saved.entries.items() if entry.is_table}
+    tensors = {name: saved.load(name) for name in saved.entries if name not in names}
+    if into is None:
+        tables = {name: Table(saved.load(name)) for name in names}
+        return Checkpoint(tensors, saved.state, tables)
+    if names != into.tables.keys():
+        raise ValueError(f"it has the tables {sorted(names)}, not {sorted(into.tables)}")
+    for name, (rows, first_row, _) in into.tables.items():
+        entry = saved.entries[name]
+        shape = (into.tables[name].total, *rows.shape[1:])
+        if (entry.shape, entry.dtype) != (shape, rows.dtype):
+            raise ValueError(
+                f"its {name} is {entry.shape} of {entry.dtype}, "
+                f"and this run's is {shape} of {rows.dtype}"
+            )
+        saved.read(name, rows, first_row=first_row)
+    return Checkpoint(tensors, saved.state, into.tables)

@@ -3,7 +3,7 @@
 The next few batches are made by a thread while a step runs, so that a step finds its own ready.
 What a batch holds follows from its place alone: an epoch has a key, the key an order of all pairs,
 and a batch is the next few of them. So a batch made ahead is the one that would be made on demand,
-and it can be thrown away.
+and it can be thrown away; any rank can compute its share of any batch; training resumes anywhere.
 """
 
 from collections import deque
@@ -18,18 +18,27 @@ from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Part, padded_rows
 from evenhand.data.pairs import PairIndex
-from evenhand.models.encoders import Bags
+from evenhand.kernels.permutation import keys_for, permute
+from evenhand.models.encoders import Bags, Features
 from evenhand.models.features import features_of
-from evenhand.training.order import Order, WholeQueries, pairs_at
-from evenhand.training.step import Batch
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
 CPU = torch.device("cpu")
 
+
+class Batch(NamedTuple):
+    features: Features  # of B examples, or of U queries
+    label_ids: Tensor  # (B,) the positive each example was drawn with
+    positive_ids: Tensor  # (B or U, P) labels that may not be negatives, padded with -1
+    pair_ids: Tensor | None = None  # (B,) which of all training pairs each example is
+    group_ids: Tensor | None = None  # (B,) of groups or sets, for risks of known memberships alone
+    query_rows: Tensor | None = None  # (B,) ascending: each example's of the U queries; None: own
+
+
 T = TypeVar("T", Batch, Bags)
 
 
-class Place(NamedTuple):
+class FeedPlace(NamedTuple):
     """Between two batches."""
 
     epoch_state: Tensor  # of the generator, before it drew the key
@@ -69,7 +78,6 @@ class PairFeed:
         self.share = share
         self.pairs = PairIndex(part.positives)
         self.num_pairs = len(self.pairs)
-        self.order = Order(self.num_pairs, part.block_pairs)
         if not 1 <= batch_size <= self.num_pairs:
             raise ValueError(
                 f"batch_size must be between 1 and {self.num_pairs} "
@@ -77,7 +85,12 @@ class PairFeed:
             )
         if has_whole_queries and (part.block_pairs or not masks_all_positives):
             raise ValueError("whole queries are for data in memory, and mask all their positives")
-        self.whole_queries = WholeQueries(self.pairs.offsets) if has_whole_queries else None
+        self.has_whole_queries = has_whole_queries
+        self.order = (
+            QueryOrder(self.pairs.offsets)
+            if has_whole_queries
+            else PairOrder(self.num_pairs, part.block_pairs)
+        )
         self.batch_size = batch_size
         self.masks_all_positives = masks_all_positives
         self.generator = generator
@@ -85,7 +98,9 @@ class PairFeed:
         self.pair_groups = None if pair_groups is None else pair_groups.astype(np.int64)
         # Its thread starts with the first batch, and ends when the feed is no longer held.
         self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evenhand feed")
-        self.ahead: deque[tuple[Place, Future[Batch]]] = deque()  # each with the place behind it
+        self.ahead: deque[tuple[FeedPlace, Future[Batch]]] = (
+            deque()
+        )  # each with the place behind it
         self.place = _new_epoch(self.generator)
 
     def next_batch(self) -> Batch:
@@ -95,7 +110,7 @@ class PairFeed:
         ready = batch.result()  # an error of the thread is raised here
         self.ahead.popleft()
         self.place = place
-        return _mapped(ready, lambda tensor: tensor.to(self.device, non_blocking=True))
+        return map_tensors(ready, lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def state(self) -> dict[str, Tensor]:
         """Where the batches that were handed out end."""
@@ -111,7 +126,7 @@ class PairFeed:
         self.generator.set_state(state["epoch_state"])
         self.place = _new_epoch(self.generator)._replace(position=int(state["position"]))
 
-    def places_ahead(self, count: int) -> list[Place]:
+    def places_ahead(self, count: int) -> list[FeedPlace]:
         """The place behind each of the next batches, for those who make them elsewhere."""
         generator = torch.Generator()
         generator.set_state(self.place.epoch_state)
@@ -136,20 +151,17 @@ class PairFeed:
         place_behind = place._replace(position=place.position + self.batch_size)
         self.ahead.append((place_behind, self.executor.submit(self._batch_at, place, self.share)))
 
-    def _batch_at(self, place: Place, share: tuple[int, int] = (0, 1)) -> Batch:
+    def _batch_at(self, place: FeedPlace, share: tuple[int, int] = (0, 1)) -> Batch:
         """The batch of a place, in memory from which a GPU can copy while it computes.
 
         Of W ranks, rank r has the examples [r * B // W, (r + 1) * B // W) of it.
         """
         rank, num_ranks = share
         first, last = (place.position + self.batch_size * r // num_ranks for r in (rank, rank + 1))
-        if self.whole_queries is None:
-            pair_ids = pairs_at(first, last, place.key, self.order).numpy()  # (B,)
-        else:
-            pair_ids = self.whole_queries.pairs_at(first, last, place.key).numpy()
+        pair_ids = self.order.pairs_at(first, last, place.key).numpy()  # (B,)
         query_ids, label_ids = self.pairs.pairs_at(pair_ids)
         query_rows, positives = None, label_ids[:, None]  # (B, 1), the paper's mask
-        if self.whole_queries is not None:
+        if self.has_whole_queries:
             is_new = np.diff(query_ids, prepend=-1) != 0  # (B,)
             query_rows, query_ids = torch.from_numpy(np.cumsum(is_new) - 1), query_ids[is_new]
             positives = padded_rows(self.part.positives, query_ids)  # (U, P)
@@ -164,7 +176,7 @@ class PairFeed:
             group_ids=None if groups is None else torch.from_numpy(groups),
             query_rows=query_rows,
         )
-        return _mapped(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
+        return map_tensors(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
 
     def _all_positives(self, query_ids: IntArray, label_ids: IntArray) -> NDArray[np.int64]:
         """(B, P) every positive of each query; the drawn one first, as in-batch sampling needs."""
@@ -175,18 +187,118 @@ class PairFeed:
         return positives
 
 
-def _new_epoch(generator: torch.Generator) -> Place:
+def _new_epoch(generator: torch.Generator) -> FeedPlace:
     state = generator.get_state()
     key = torch.randint(2**63 - 1, (1, 1), generator=generator)
-    return Place(state, key, position=0)
+    return FeedPlace(state, key, position=0)
 
 
-def _mapped(tensors: T, function: Callable[[Tensor], Tensor]) -> T:
-    """The batch, or the bags in it, with a function applied to every tensor."""
+def map_tensors(tensors: T, function: Callable[[Tensor], Tensor]) -> T:
+    """Applies a function to every tensor of a batch, or of the bags in it."""
     fields: dict[str, Any] = {}
     for name, field in tensors._asdict().items():
         if isinstance(field, Tensor):
             fields[name] = function(field)
         elif isinstance(field, Bags):
-            fields[name] = _mapped(field, function)
+            fields[name] = map_tensors(field, function)
     return tensors._replace(**fields)
+
+
+# --- the order of an epoch ------------------------------------------------------------------------
+
+POOL_BLOCKS = 64
+
+
+class PairOrder(NamedTuple):
+    """The pairs in a random order, or in blocks.
+
+    Data in memory is read in any order: an epoch is a keyed permutation of all pairs. On a disk
+    that would be a seek for every row, so data that is stored in a random order (`data.streaming`)
+    is read in blocks of consecutive pairs, a few megabytes each: the blocks in a random order, and
+    so many of them at a time, a pool, with their pairs mixed. Where the first block begins is drawn
+    as well, so that two epochs have different blocks, and every pair is as likely as any other to
+    be at any place.
+    """
+
+    num_pairs: int
+    block_pairs: int = 0  # 0: in any order
+    pool_blocks: int = POOL_BLOCKS
+
+    @property
+    def num_blocks(self) -> int:
+        """Full blocks; the pairs that are left are the last to be read."""
+        return self.num_pairs // self.block_pairs
+
+    @property
+    def num_pools(self) -> int:
+        """The last has the blocks that are left as well: up to twice as many as the others."""
+        return max(1, self.num_blocks // self.pool_blocks)
+
+    def pool_start(self, pool: int) -> int:
+        """The place at which a pool begins; for one more than the last, the end."""
+        is_end = pool >= self.num_pools
+        return self.num_pairs if is_end else pool * self.pool_blocks * self.block_pairs
+
+    def pairs_at(self, first: int, last: int, key: Tensor) -> Tensor:
+        """(last - first,) the pairs at places first .. last - 1 of the epoch with this key (1, 1).
+
+        The epoch's key gives others: 0 where blocks begin, 1 their order, then one for each pool.
+        """
+        if not self.block_pairs:
+            return permute(torch.arange(first, last).unsqueeze(0), key, self.num_pairs)[0]
+        found = [torch.empty(0, dtype=torch.int64)]
+        while first < last:
+            pool = min(first // (self.pool_blocks * self.block_pairs), self.num_pools - 1)
+            start, end = self.pool_start(pool), self.pool_start(pool + 1)
+            places = torch.arange(first - start, min(last, end) - start).unsqueeze(0)
+            numbers = start + permute(places, _derived_key(key, 2 + pool), end - start)[0]
+            block_starts = self._block_starts(numbers // self.block_pairs, key)
+            found.append((block_starts + numbers % self.block_pairs) % self.num_pairs)
+            first = min(last, end)
+        return torch.cat(found)
+
+    def _block_starts(self, turns: Tensor, key: Tensor) -> Tensor:
+        """(n,) the first pair of the blocks read at these turns (n,).
+
+        A block that goes beyond the last pair continues at the first.
+        """
+        shift = int(_derived_key(key, 0)) % self.num_pairs
+        blocks = turns
+        if self.num_blocks:
+            is_full = turns < self.num_blocks
+            full = torch.where(is_full, turns, 0).unsqueeze(0)
+            permuted = permute(full, _derived_key(key, 1), self.num_blocks)[0]
+            blocks = torch.where(is_full, permuted, turns)
+        return (blocks * self.block_pairs + shift) % self.num_pairs
+
+
+class QueryOrder:
+    """The queries in a random order, the pairs of each one after the other.
+
+    A batch's end may still come between them. It takes 16 bytes a query.
+    """
+
+    def __init__(self, offsets: NDArray[np.int64]) -> None:
+        self.offsets = offsets
+        self.epoch: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    def pairs_at(self, first: int, last: int, key: Tensor) -> Tensor:
+        """As `PairOrder.pairs_at`."""
+        if first >= last:
+            return torch.empty(0, dtype=torch.int64)
+        if self.epoch is None or self.epoch[0] != int(key):
+            places = torch.arange(len(self.offsets) - 1).unsqueeze(0)
+            order = permute(places, key, places.numel())[0].numpy()
+            self.epoch = int(key), order, np.cumsum(np.diff(self.offsets)[order])
+        _, queries, ends = self.epoch  # as the epoch has them, and where the pairs of each end
+        low, high = np.searchsorted(ends, [first, last - 1], side="right")
+        own, own_ends = queries[low : high + 1], ends[low : high + 1]
+        starts = self.offsets[own]
+        lengths = self.offsets[own + 1] - starts
+        before = own_ends - lengths  # places at which the queries begin
+        pairs = np.repeat(starts - before, lengths) + np.arange(before[0], own_ends[-1])
+        return torch.from_numpy(pairs[first - before[0] : last - before[0]])
+
+
+def _derived_key(key: Tensor, number: int) -> Tensor:
+    return torch.tensor([[keys_for(int(key), number) & (2**63 - 1)]])

@@ -1,5 +1,8 @@
 """One S2M step: score and mine without gradient, differentiate the survivors, update their rows.
 
+There are three steps, and `choose_step` chooses: `train_step` of this file, which runs anywhere;
+the same as a CUDA graph (`gpu_step`); and the one of many ranks (`rank_step`).
+
 The objective's gradient is zero outside k' examples and the labels they kept. So autograd never
 sees the (B, M) scores: it runs over the survivors' (k', k) kept scores, and the rest is two
 products with the sparse coefficients C[b, t] = d objective / d score of label t for example b,
@@ -13,30 +16,140 @@ query is encoded, scored and mined once for all of them, and C has one row for i
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from evenhand.distributed.ranks import Ranks
+from evenhand.errors import UserError
 from evenhand.kernels.rows import scores_of_each
 from evenhand.kernels.selection import largest_of_blocks, mask_shared_
 from evenhand.kernels.sparse import Lists, matrix_of, product, transposed_product
 from evenhand.losses import LossFn
 from evenhand.mining import mask_positives
-from evenhand.models.encoders import Features, RowGradients, taken_features
+from evenhand.models.encoders import RowGradients, backward, take_features
 from evenhand.models.retriever import Retriever
 from evenhand.objective import ScoreGradients, score_gradients
 from evenhand.risk import RiskFn
 from evenhand.sampling import LabelSample, log_q_corrected
+from evenhand.training.feed import Batch
+from evenhand.training.optimizers import Gradients
+from evenhand.training.state import Plan, Scheduled, Training
 
 
-class Batch(NamedTuple):
-    features: Features  # of B examples, or of U queries
-    label_ids: Tensor  # (B,) the positive each example was drawn with
-    positive_ids: Tensor  # (B or U, P) labels that may not be negatives, padded with -1
-    pair_ids: Tensor | None = None  # (B,) which of all training pairs each example is
-    group_ids: Tensor | None = None  # (B,) of groups or sets, for risks of known memberships alone
-    query_rows: Tensor | None = None  # (B,) ascending: each example's of the U queries; None: own
+class Step(Protocol):
+    """Takes the next step of a training; the loop counts the steps."""
+
+    def __call__(self, scheduled: Scheduled) -> Tensor:
+        """(2,): the objective, and the share of examples without any loss."""
+
+
+class ChosenStep(NamedTuple):
+    """A step, what to say of it, and how to learn of a request to stop."""
+
+    step: Step
+    kind: str  # "eager", "CUDA graph" or "split over N ranks"
+    reason: str | None  # why it is not the fastest of this device; None: it is
+    should_stop_fn: Callable[[], bool]  # the same on all ranks after the same step
+
+    def describe(self) -> str:
+        """
+        Example:
+            >>> ChosenStep(print, "eager", "mining.whole_queries is true", bool).describe()
+            'eager step (no CUDA graph: mining.whole_queries is true)'
+        """
+        return f"{self.kind} step" + (f" (no CUDA graph: {self.reason})" if self.reason else "")
+
+
+def choose_step(
+    training: Training,
+    plan: Plan,
+    *,
+    precision: str = "mixed",
+    ranks: Ranks | None = None,
+    should_stop_fn: Callable[[], bool] = lambda: False,
+) -> ChosenStep:
+    """The fastest step that can do what the plan asks for.
+
+    Args:
+        precision: of products and tables, as in `training.precision`.
+        ranks: those that train together on tables that are split.
+        should_stop_fn: what this process was asked; of ranks, the step tells all of them.
+    """
+    if ranks is not None:
+        from evenhand.training.rank_step import RankStep
+
+        rank_step = RankStep(training, plan, ranks, should_stop_fn=should_stop_fn)
+        kind = f"split over {ranks.num_ranks} ranks"
+        return ChosenStep(rank_step, kind, None, lambda: rank_step.is_stop_asked)
+    reason = None
+    if training.feed.device.type == "cuda":
+        from evenhand.training.gpu_step import GpuStep, why_no_graph
+
+        products = torch.float32 if precision == "float32" else torch.bfloat16
+        reason = why_no_graph(training, plan, precision=products)
+        if reason is None:
+            step = GpuStep(training, plan, precision=products)
+            return ChosenStep(step, "CUDA graph", None, should_stop_fn)
+    if precision == "bfloat16":
+        raise UserError(
+            f"training.precision 'bfloat16' needs the CUDA graph of a GPU, and this run has none: "
+            f"{reason or 'it does not run on a CUDA device'}; set it to 'mixed'"
+        )
+    return ChosenStep(partial(train_step, training, plan), "eager", reason, should_stop_fn)
+
+
+@torch.no_grad()
+def train_step(training: Training, plan: Plan, scheduled: Scheduled) -> Tensor:
+    """The eager step: one operation after the other, on any device; see `Step`."""
+    model, num_hard_examples = training.model, scheduled.num_hard_examples
+    batch = training.feed.next_batch()
+    draw_fn = plan.sampler.sample_for_each if plan.draws_for_each else plan.sampler.sample
+    sample = draw_fn(batch.positive_ids, plan.num_sampled_labels, generator=training.generator)
+    raw_vectors: Tensor = model.encoder(batch.features)  # (B, D)
+    query_vectors = model.as_queries(raw_vectors)
+    mined = mine(
+        query_vectors,
+        batch,
+        model,
+        sample,
+        num_hard_labels=plan.num_hard_labels,
+        loss_fn=plan.loss_fn,
+        risk_fn=lambda losses: training.risk.weights(losses, batch, num_hard_examples),
+        is_log_q_corrected=plan.is_log_q_corrected,
+    )
+    gradients = gradients_of(mined, query_vectors, batch, model, raw_vectors=raw_vectors)
+    if plan.max_gradient_norm:
+        gradients = clip(gradients, model, max_norm=plan.max_gradient_norm)
+    training.optimizers.step(gradients, learning_rate=scheduled.learning_rate)
+    objective = (mined.weights * mined.losses[mined.survivors]).sum()
+    return torch.stack([objective, (mined.losses <= 0).to(objective.dtype).mean()])
+
+
+@torch.no_grad()
+def clip(
+    gradients: Gradients, model: Retriever, *, max_norm: float, ranks: Ranks | None = None
+) -> Gradients:
+    """Scales the gradients down together where their common length exceeds `max_norm`.
+
+    Args:
+        ranks: those that hold the rows of the tables between them, and the dense weights each.
+    """
+    dense = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    rows = [row.values for row in gradients if row is not None]
+    square = torch.stack([values.double().square().sum() for values in rows]).sum()
+    if ranks is not None:
+        ranks.sum_(square.unsqueeze(0), what="flags")
+    for values in dense:
+        square = square + values.double().square().sum()
+    factor = (max_norm / square.sqrt().clamp(min=1e-12)).clamp(max=1)
+    for values in dense:
+        values.mul_(factor)
+    return Gradients(
+        *(row and RowGradients(row.ids, row.values * factor) for row in gradients)  # type: ignore[arg-type]
+    )
 
 
 class Mined(NamedTuple):
@@ -48,12 +161,6 @@ class Mined(NamedTuple):
     query_rows: Tensor  # (R,) of the query vectors with a gradient: the survivors, or fewer
     label_ids: Tensor  # (T,) distinct labels with a gradient
     coefficients: Lists | Tensor  # (R, T) d objective / d score
-
-
-class Gradients(NamedTuple):
-    label_rows: RowGradients
-    bias_rows: RowGradients | None
-    feature_rows: RowGradients | None  # None: the encoder's dense weights hold theirs in .grad
 
 
 @torch.no_grad()
@@ -108,7 +215,7 @@ def gradients_of(
     """
     features = batch.features
     if len(mined.query_rows) < len(query_vectors):  # they are in order: else nothing to take
-        features = taken_features(features, mined.query_rows)
+        features = take_features(features, mined.query_rows)
         query_vectors = query_vectors.index_select(0, mined.query_rows)  # (R, D)
         if raw_vectors is not None:
             raw_vectors = raw_vectors.index_select(0, mined.query_rows)
@@ -118,7 +225,7 @@ def gradients_of(
         mined.coefficients, model.label_vectors(mined.label_ids)
     )  # (R, T) (T, D) -> (R, D)
     encoder_gradients = model.through_unit(model.scaled(vector_gradients), raw_vectors)
-    feature_rows = model.encoder.accumulate(features, encoder_gradients)
+    feature_rows = backward(model.encoder, features, encoder_gradients)
     label_gradients = transposed_product(
         mined.coefficients, query_vectors, num_columns=len(mined.label_ids)
     )  # (T, R) (R, D) -> (T, D)

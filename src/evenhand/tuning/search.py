@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from evenhand.building import check_against_data
+from evenhand.build import check_against_data
 from evenhand.config import Config, build_config, read_settings, to_toml
 from evenhand.data import Dataset
 from evenhand.data.dataset import memberships

@@ -12,6 +12,6 @@ Buffers have fixed sizes, because a recorded graph has fixed addresses. None can
 | partial sums of long rows | entries / `entries.PIECE` | one a block |
 | statistics, rates, keys | number of steps | one a step |
 
-Places are counted in 32 bits where `training.recorded.MOST_ENTRIES` and `LARGEST_ROW` allow it, and
+Places are counted in 32 bits where `training.gpu_step.MOST_ENTRIES` and `LARGEST_ROW` allow it, and
 in 64 bits where the size of a table or a data set is involved.
 """

@@ -1,4 +1,4 @@
-"""The recorded step against `train_step`: the same batches, samples, losses and tables."""
+"""The step as a CUDA graph against `train_step`: the same batches, samples, losses and tables."""
 
 import contextlib
 import dataclasses
@@ -16,20 +16,12 @@ from evenhand.data.dataset import Part, Rows
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.risk import DualCvar
-from evenhand.sampling import InBatchSampler, UniformSampler
+from evenhand.sampling import Distinct, FrequencySampler, UniformSampler
 from evenhand.training.feed import PairFeed
-from evenhand.training.loop import (
-    Optimizers,
-    Plan,
-    StepRisk,
-    Training,
-    hardest_of_batch,
-    train_step,
-    whole_batch,
-)
-from evenhand.training.optimizers import RowAdagrad, RowAdam
-from evenhand.training.recorded import RecordedStep, why_not_recorded
-from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
+from evenhand.training.gpu_step import GpuStep, why_no_graph
+from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam
+from evenhand.training.state import HARDEST, MEAN, Plan, Risk, Training
+from evenhand.training.step import choose_step, train_step
 from gpu_tables import DEVICES, needs_cuda
 
 NUM_FEATURES, NUM_LABELS, WIDTH, BATCH_SIZE = 30, 60, 6, 5
@@ -51,7 +43,7 @@ def part_of(*, has_values):
 
 
 def training_of(
-    device, *, weigh_fn=hardest_of_batch, memory=None, optimizer=RowAdagrad, has_values=True,
+    device, *, risk=HARDEST, optimizer=RowAdagrad, has_values=True,
     masks_all_positives=True, pair_groups=None, part=None, batch_size=BATCH_SIZE,
 ):  # fmt: skip
     generator = torch.Generator().manual_seed(3)
@@ -66,13 +58,13 @@ def training_of(
         pair_groups=pair_groups,
     )
     optimizers = Optimizers(optimizer(model.label_table), None, optimizer(encoder.weight), None)
-    return Training(
-        model, optimizers, feed, torch.Generator().manual_seed(5), StepRisk(weigh_fn, memory)
-    )
+    return Training(model, optimizers, feed, torch.Generator().manual_seed(5), risk)
 
 
 def plan_of(num_steps=6, *, draws_for_each=False):
     return Plan(
+        sampler=UniformSampler(NUM_LABELS),
+        loss_fn=losses.contrastive_loss,
         num_steps=num_steps,
         num_sampled_labels=20,
         num_hard_labels=4,
@@ -84,36 +76,22 @@ def plan_of(num_steps=6, *, draws_for_each=False):
     )
 
 
-def eager(
-    training, plan, num_steps, *, loss_fn=losses.contrastive_loss, num_labels=NUM_LABELS
-):  # fmt: skip
+def take_steps(training, plan, step, num_steps):
     stats = []
     for _ in range(num_steps):
-        stats.append(
-            train_step(
-                training, plan, sampler=UniformSampler(num_labels), loss_fn=loss_fn,
-                learning_rate=learning_rate_at(
-                    training.step, num_steps=plan.num_steps, peak=plan.learning_rate,
-                    warmup_steps=plan.warmup_steps, shape=plan.learning_rate_shape,
-                ),
-                num_hard_examples=num_hard_examples_at(
-                    training.step, num_steps=plan.num_steps, batch_size=training.feed.batch_size,
-                    num_hard_examples=plan.num_hard_examples,
-                    anneal_fraction=plan.anneal_fraction,
-                ),
-            )
-        )  # fmt: skip
+        scheduled = plan.at_step(training.step, batch_size=training.feed.batch_size)
+        stats.append(step(scheduled))
         training.step += 1
     return torch.stack(stats)
 
 
-def recorded(training, plan, num_steps):
-    step = RecordedStep(training, plan, losses.contrastive_loss, precision=torch.float32)
-    stats = []
-    for _ in range(num_steps):
-        stats.append(step())
-        training.step += 1
-    return torch.stack(stats)
+def eager(training, plan, num_steps):
+    return take_steps(training, plan, lambda now: train_step(training, plan, now), num_steps)
+
+
+def as_graph(training, plan, num_steps):
+    step = GpuStep(training, plan, precision=torch.float32)
+    return take_steps(training, plan, step, num_steps)
 
 
 def assert_same(ours, expected, **tolerances):
@@ -129,7 +107,7 @@ def assert_same(ours, expected, **tolerances):
     "settings",
     [
         {"optimizer": RowAdam},
-        {"weigh_fn": whole_batch, "has_values": False},
+        {"risk": MEAN, "has_values": False},
         {"masks_all_positives": False, "draws_for_each": True},
     ],
     ids=["S2M, Adam", "SNM, means", "for each, the paper's mask"],
@@ -138,7 +116,7 @@ def test_a_recorded_run_is_the_run(device, settings):
     settings = dict(settings)
     plan = plan_of(draws_for_each=settings.pop("draws_for_each", False))
     ours, expected = training_of(torch.device(device), **settings), training_of(CPU, **settings)
-    stats = recorded(ours, plan, 6)
+    stats = as_graph(ours, plan, 6)
     torch.testing.assert_close(stats.cpu(), eager(expected, plan, 6), atol=2e-5, rtol=1e-3)
     assert_same(ours, expected)
 
@@ -146,17 +124,17 @@ def test_a_recorded_run_is_the_run(device, settings):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_risk_of_the_host_weighs_between_two_graphs(device):
     def training(where):
-        risk = DualCvar(window=3)
+        cvar = DualCvar(window=3)
         groups = np.arange(22) % 3
 
         def weigh(losses, batch, count):
             assert batch.group_ids.tolist() == [groups[pair] for pair in batch.pair_ids.tolist()]
-            return risk(losses, tail_fraction=count / len(losses))
+            return cvar(losses, tail_fraction=count / len(losses))
 
-        return training_of(where, weigh_fn=weigh, memory=risk, pair_groups=groups)
+        return training_of(where, risk=Risk(weigh, memory=cvar), pair_groups=groups)
 
     ours, expected = training(torch.device(device)), training(CPU)
-    stats = recorded(ours, plan_of(), 5)
+    stats = as_graph(ours, plan_of(), 5)
     torch.testing.assert_close(stats.cpu(), eager(expected, plan_of(), 5), atol=2e-5, rtol=1e-3)
     assert_same(ours, expected)
 
@@ -164,12 +142,12 @@ def test_a_risk_of_the_host_weighs_between_two_graphs(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_recorded_run_resumes_exactly_and_where_the_other_stopped(device):
     whole = training_of(torch.device(device), optimizer=RowAdam)
-    recorded(whole, plan_of(), 5)
+    as_graph(whole, plan_of(), 5)
     first = training_of(torch.device(device), optimizer=RowAdam)
-    recorded(first, plan_of(), 3)
+    as_graph(first, plan_of(), 3)
     second = training_of(torch.device(device), optimizer=RowAdam)
     second.load(first.checkpoint())
-    recorded(second, plan_of(), 2)
+    as_graph(second, plan_of(), 2)
     assert_same(second, whole, atol=0, rtol=0)
     third = training_of(CPU, optimizer=RowAdam)
     third.load(first.checkpoint())
@@ -178,8 +156,8 @@ def test_a_recorded_run_resumes_exactly_and_where_the_other_stopped(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("weigh_fn", [whole_batch, "host"])
-def test_documents_that_are_many_times_in_a_batch_lose_no_gradient(device, weigh_fn):
+@pytest.mark.parametrize("risk", [MEAN, Risk(MEAN.weights)], ids=["kernel", "host"])
+def test_documents_that_are_many_times_in_a_batch_lose_no_gradient(device, risk):
     """Three documents of ten labels each, batches of twelve pairs."""
     rng = np.random.default_rng(0)
     offsets, starts = np.array([0, 2, 9, 13]), np.arange(0, 31, 10)
@@ -188,13 +166,11 @@ def test_documents_that_are_many_times_in_a_batch_lose_no_gradient(device, weigh
     )
     labels = [rng.choice(NUM_LABELS, 10, replace=False) for _ in range(3)]
     part = Part(features, Rows(starts, np.concatenate(labels).astype(np.int32)), {})
-    if weigh_fn == "host":
-        weigh_fn = lambda losses, batch, count: torch.full_like(losses, 1 / len(losses))  # noqa: E731
     ours, expected = (
-        training_of(where, part=part, batch_size=12, weigh_fn=weigh_fn)
+        training_of(where, part=part, batch_size=12, risk=risk)
         for where in (torch.device(device), CPU)
     )
-    stats = recorded(ours, plan_of(), 3)
+    stats = as_graph(ours, plan_of(), 3)
     torch.testing.assert_close(stats.cpu(), eager(expected, plan_of(), 3), atol=2e-5, rtol=1e-3)
     assert_same(ours, expected, atol=1e-5, rtol=1e-4)
 
@@ -221,18 +197,22 @@ def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
         optimizers = Optimizers(
             RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None
         )
-        risk = StepRisk(whole_batch)
-        return Training(model, optimizers, feed, torch.Generator().manual_seed(5), risk)
+        return Training(model, optimizers, feed, torch.Generator().manual_seed(5), MEAN)
 
-    plan = dataclasses.replace(plan_of(4), num_sampled_labels=100, num_hard_labels=100)
+    plan = dataclasses.replace(
+        plan_of(4),
+        sampler=UniformSampler(num_labels),
+        loss_fn=losses.softmax_loss,
+        num_sampled_labels=100,
+        num_hard_labels=100,
+    )
     ours, expected = training(torch.device("cuda")), training(CPU)
-    step = RecordedStep(ours, plan, losses.softmax_loss, precision=torch.float32)
+    step = GpuStep(ours, plan, precision=torch.float32)
     lengths = step.offsets.diff()
     for _ in range(4):
-        step()
-        ours.step += 1
+        take_steps(ours, plan, step, 1)
         assert int((step.entry_ids >= 0).sum()) == int(lengths[step.documents].sum())
-    eager(expected, plan, 4, loss_fn=losses.softmax_loss, num_labels=num_labels)
+    eager(expected, plan, 4)
     assert_same(ours, expected, atol=1e-5, rtol=0)
 
 
@@ -251,7 +231,8 @@ def test_kernels_take_no_more_shared_memory_than_is_asked_for(precision):
     training.optimizers = Optimizers(
         RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None
     )
-    RecordedStep(training, plan_of(), losses.contrastive_loss, precision=precision)()
+    step = GpuStep(training, plan_of(), precision=precision)
+    take_steps(training, plan_of(), step, 1)
     products = gradients._query_products, gradients._label_products
     kernels = [kernel for product in products for kernel in product.device_caches[0][0].values()]
     assert kernels
@@ -264,9 +245,7 @@ def test_kernels_take_no_more_shared_memory_than_is_asked_for(precision):
 
 def test_kernels_are_launched_on_the_device_of_the_run(monkeypatch):
     """Whatever the current one is: Triton would take that."""
-    step = RecordedStep(
-        training_of(CPU), plan_of(), losses.contrastive_loss, precision=torch.float32
-    )
+    step = GpuStep(training_of(CPU), plan_of(), precision=torch.float32)
     inside = []
 
     @contextlib.contextmanager
@@ -282,7 +261,7 @@ def test_kernels_are_launched_on_the_device_of_the_run(monkeypatch):
         monkeypatch.setattr(step.step, part, lambda: None)
     monkeypatch.setattr("evenhand.kernels.gpu.bags.bag_entries", lambda *a, **k: None)
     monkeypatch.setattr("evenhand.kernels.gpu.entries.update_by_entries", lambda *a, **k: None)
-    step()
+    step(plan_of().at_step(0, batch_size=BATCH_SIZE))
     assert found == [[CPU]]
 
 
@@ -299,18 +278,14 @@ def as_if_on_cuda(monkeypatch):
     return training, properties
 
 
-def why_not(training, plan=None, **changes):
-    sampler = UniformSampler(NUM_LABELS)
-    return why_not_recorded(
-        training, plan or plan_of(), sampler, losses.contrastive_loss, **changes
-    )
-
-
 def test_a_gpu_too_old_for_the_kernels_is_not_tried(as_if_on_cuda):
     training, properties = as_if_on_cuda
-    assert why_not(training) is None
+    assert why_no_graph(training, plan_of()) is None
     properties.name, properties.major, properties.minor = "Tesla T4", 7, 5
-    assert why_not(training) == "Tesla T4 has compute capability 7.5, and the kernels need 8.0"
+    assert (
+        why_no_graph(training, plan_of())
+        == "Tesla T4 has compute capability 7.5, and the kernels need 8.0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -319,65 +294,78 @@ def test_a_gpu_too_old_for_the_kernels_is_not_tried(as_if_on_cuda):
 def test_a_gpu_with_too_little_shared_memory_is_not_tried(as_if_on_cuda, precision, needed):
     training, properties = as_if_on_cuda
     properties.shared_memory_per_block_optin = needed
-    assert why_not(training, precision=precision) is None
+    assert why_no_graph(training, plan_of(), precision=precision) is None
     properties.shared_memory_per_block_optin = needed - 1
-    assert f"{needed - 1:,} bytes of shared memory" in why_not(training, precision=precision)
+    assert f"{needed - 1:,} bytes of shared memory" in why_no_graph(
+        training, plan_of(), precision=precision
+    )
 
 
 def test_the_memory_that_is_counted_is_what_is_copied(as_if_on_cuda, monkeypatch):
     training, properties = as_if_on_cuda
-    step = RecordedStep(
-        training_of(CPU), plan_of(), losses.contrastive_loss, precision=torch.float32
-    )
+    step = GpuStep(training_of(CPU), plan_of(), precision=torch.float32)
     copied = [*step.pairs[:4], step.offsets, step.feature_ids, step.feature_values]
     entries = [step.entry_ids, step.entry_sources, step.entry_values]
     num_bytes = sum(tensor.nbytes for tensor in copied + entries)
     properties.free = 2 * num_bytes  # a half of it may be taken, but sorting takes memory too
-    assert why_not(training) == "the data set does not fit the device's memory"
+    assert why_no_graph(training, plan_of()) == "the data set does not fit the device's memory"
     properties.free = 2 * (num_bytes + 24 * len(step.entry_ids))
-    assert why_not(training) is None
+    assert why_no_graph(training, plan_of()) is None
     properties.free -= 1
-    assert why_not(training) == "the data set does not fit the device's memory"
+    assert why_no_graph(training, plan_of()) == "the data set does not fit the device's memory"
 
 
 def test_a_sample_for_each_must_find_enough_labels_that_are_no_positives(as_if_on_cuda):
     training, _ = as_if_on_cuda  # queries have up to 3 positives
     for num_sampled, is_possible in ((NUM_LABELS - 3, True), (NUM_LABELS - 2, False)):
         plan = dataclasses.replace(plan_of(draws_for_each=True), num_sampled_labels=num_sampled)
-        assert (why_not(training, plan) is None) == is_possible
+        assert (why_no_graph(training, plan) is None) == is_possible
 
 
 def test_a_batch_of_more_features_than_kernels_count_is_not_tried(as_if_on_cuda, monkeypatch):
     training, _ = as_if_on_cuda
-    monkeypatch.setattr("evenhand.training.recorded.MOST_ENTRIES", 19)  # 5 pairs of 4 features
-    assert "20" in why_not(training)
+    monkeypatch.setattr("evenhand.training.gpu_step.MOST_ENTRIES", 19)  # 5 pairs of 4 features
+    assert "20" in why_no_graph(training, plan_of())
 
 
-def test_what_cannot_be_recorded_says_why(as_if_on_cuda):
-    training, plan, loss_fn = as_if_on_cuda[0], plan_of(), losses.contrastive_loss
-    sampler = UniformSampler(NUM_LABELS)
-    assert "CUDA" in why_not_recorded(training_of(CPU), plan, sampler, loss_fn)
-    in_batch = InBatchSampler(torch.ones(NUM_LABELS))
-    assert "uniform" in why_not_recorded(training, plan, in_batch, loss_fn)
-    assert "loss" in why_not_recorded(training, plan, sampler, lambda p, n: p)
-    training.feed.whole_queries = object()
-    assert "whole" in why_not_recorded(training, plan, sampler, loss_fn)
-    training.feed.whole_queries = None
-    training.model.encoder = MlpEncoder(2, WIDTH)
-    assert "encoder" in why_not_recorded(training, plan, sampler, loss_fn)
+FREQUENCY = Distinct(FrequencySampler(torch.ones(NUM_LABELS)))
+OBSTACLES = {
+    "mining.sampler is not 'uniform'": {"sampler": FREQUENCY},
+    "the loss (loss.name) has no kernel": {"loss_fn": lambda positive, negative: positive},
+    "loss.log_q is true": {"is_log_q_corrected": True},
+    "training.max_gradient_norm is above 0": {"max_gradient_norm": 1.0},
+    "more than 32768 labels (mining.num_sampled_labels) are drawn": {"num_sampled_labels": 40000},
+}
+
+
+@pytest.mark.parametrize("reason", OBSTACLES)
+def test_a_run_on_a_gpu_without_a_graph_names_the_setting_that_prevents_it(as_if_on_cuda, reason):
+    training, _ = as_if_on_cuda
+    chosen = choose_step(training, dataclasses.replace(plan_of(), **OBSTACLES[reason]))
+    assert (chosen.kind, chosen.reason) == ("eager", reason)
+    assert chosen.describe() == f"eager step (no CUDA graph: {reason})"
+
+
+def test_all_settings_that_prevent_a_graph_are_named_together(as_if_on_cuda):
+    training, _ = as_if_on_cuda
+    training.feed.has_whole_queries = True
+    training.model = Retriever(
+        MlpEncoder(2, WIDTH), NUM_LABELS, WIDTH, is_cosine=False, has_label_bias=True
+    )
+    assert why_no_graph(training, plan_of()) == (
+        "the encoder is not a bag of sparse features and mining.whole_queries is true and "
+        "model.label_bias is true"
+    )
 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_a_recorded_step_is_a_graph():
+def test_a_step_on_a_gpu_is_a_graph():
     training, plan = training_of(torch.device("cuda")), plan_of()
-    sampler = UniformSampler(NUM_LABELS)
-    assert why_not_recorded(training, plan, sampler, losses.contrastive_loss) is None
-    step = RecordedStep(training, plan, losses.contrastive_loss, precision=torch.bfloat16)
-    for _ in range(3):
-        assert step().isfinite().all()
-        training.step += 1
-    assert len(step.graphs) == 1
+    chosen = choose_step(training, plan)
+    assert (chosen.kind, chosen.reason) == ("CUDA graph", None)
+    assert take_steps(training, plan, chosen.step, 3).isfinite().all()
+    assert len(chosen.step.graphs) == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -389,10 +377,10 @@ def test_tables_in_bfloat16_are_rounded_by_chance_and_resume_exactly(device):
         return made
 
     whole, first, second = training(), training(), training()
-    recorded(whole, plan_of(4), 4)
-    recorded(first, plan_of(4), 2)
+    as_graph(whole, plan_of(4), 4)
+    as_graph(first, plan_of(4), 2)
     second.load(first.checkpoint())
-    recorded(second, plan_of(4), 2)
+    as_graph(second, plan_of(4), 2)
     assert_same(second, whole, atol=0, rtol=0)
     assert whole.optimizers.label_rows.sums.dtype == torch.float32
     exact = training_of(CPU)

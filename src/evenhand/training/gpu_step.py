@@ -1,4 +1,4 @@
-"""The training step of a GPU: one recorded graph that is replayed, step after step.
+"""The step of one GPU: `train_step` recorded as a CUDA graph and replayed, step after step.
 
 Launching some twenty small kernels one by one takes ten times as long as running them. Here the
 data set lies on the device, every step's learning rate, k', sample and batch are planned there,
@@ -6,11 +6,11 @@ and the host only says "again". The tables, their optimisers' state and the rand
 those of `Training`: batches and samples are the same as in `train_step`, and a checkpoint taken
 by one continues by the other.
 
-Risks other than the k' hardest are functions of the host: then two graphs are replayed, and the
-risk weighs the losses between them.
+Risks without a kernel are functions of the host: then two graphs are replayed, and the risk weighs
+the losses between them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +21,11 @@ from torch import Tensor
 from evenhand.data.dataset import IntArray, Rows, pairs_of
 from evenhand.kernels.draws import random_integers
 from evenhand.kernels.permutation import row_keys
-from evenhand.losses import LossFn
-from evenhand.models.encoders import BagEncoder, Bags
-from evenhand.sampling import LabelSampler, UniformSampler
-from evenhand.training.loop import Plan, Training, hardest_of_batch, whole_batch
+from evenhand.models.encoders import Bags
+from evenhand.sampling import UniformSampler
+from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdam, RowOptimizer
-from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
-from evenhand.training.step import Batch
+from evenhand.training.state import Plan, Scheduled, Training
 
 if TYPE_CHECKING:  # these modules need triton, which a machine without a GPU need not have
     from evenhand.kernels.gpu.batches import DevicePairs
@@ -40,30 +38,58 @@ MOST_ENTRIES = 2**30  # features of a batch: kernels count them in 32 bits
 SMALLEST_CAPABILITY = (8, 0)  # products of bfloat16, and of float32 in three parts
 
 
-def why_not_recorded(
-    training: Training,
-    plan: Plan,
-    sampler: LabelSampler,
-    loss_fn: LossFn,
-    *,
-    precision: torch.dtype = torch.bfloat16,
+def why_no_graph(
+    training: Training, plan: Plan, *, precision: torch.dtype = torch.bfloat16
 ) -> str | None:
-    """What keeps this training from being recorded; None: nothing does."""
-    model, feed = training.model, training.feed
-    if feed.device.type != "cuda":
-        return "it does not run on a CUDA device"
-    if feed.part.block_pairs or feed.part.feature_weights is not None:
-        return "the data set is read in blocks"
-    if feed.whole_queries is not None:
-        return "queries stay whole"
+    """What keeps a training on a CUDA device from `GpuStep`; None: nothing does.
+
+    All settings that do are named, so that whoever wants the faster step changes them at once.
+    """
     try:
-        from evenhand.kernels.gpu.gradients import shared_memory
-        from evenhand.kernels.gpu.losses import kernel_loss
-        from evenhand.kernels.gpu.rows import LARGEST_WIDTH
-        from evenhand.kernels.gpu.selection import LARGEST_ROW
+        settings = list(_settings_without_kernel(training, plan))
     except ImportError:
         return "triton is not installed"
-    properties = torch.cuda.get_device_properties(feed.device)
+    if settings:
+        return " and ".join(settings)
+    return _device_limit(training, plan, precision)
+
+
+def _settings_without_kernel(training: Training, plan: Plan) -> Iterator[str]:
+    from evenhand.kernels.gpu.losses import kernel_loss
+    from evenhand.kernels.gpu.rows import LARGEST_WIDTH
+    from evenhand.kernels.gpu.selection import LARGEST_ROW
+
+    model, feed = training.model, training.feed
+    if feed.part.block_pairs or feed.part.feature_weights is not None:
+        yield "the data set is read in blocks"
+    if getattr(model.encoder, "kernel_kind", None) != "bag":
+        yield "the encoder is not a bag of sparse features"
+    if feed.has_whole_queries:
+        yield "mining.whole_queries is true"
+    if not isinstance(plan.sampler, UniformSampler):
+        yield "mining.sampler is not 'uniform'"
+    if kernel_loss(plan.loss_fn) is None:
+        yield "the loss (loss.name) has no kernel"
+    if model.label_bias is not None:
+        yield "model.label_bias is true"
+    if plan.is_log_q_corrected:
+        yield "loss.log_q is true"
+    if plan.max_gradient_norm:
+        yield "training.max_gradient_norm is above 0"
+    if model.label_table.shape[1] > LARGEST_WIDTH:
+        yield f"model.embedding_dim is above {LARGEST_WIDTH}"
+    if feed.batch_size > LARGEST_ROW:
+        yield f"mining.batch_size is above {LARGEST_ROW}"
+    if plan.num_sampled_labels > LARGEST_ROW:
+        yield f"more than {LARGEST_ROW} labels (mining.num_sampled_labels) are drawn"
+
+
+def _device_limit(training: Training, plan: Plan, precision: torch.dtype) -> str | None:
+    """What the data or the device cannot do; None: nothing."""
+    from evenhand.kernels.gpu.gradients import shared_memory
+
+    device, num_positives = training.feed.device, _num_positives(training)
+    properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) < SMALLEST_CAPABILITY:
         return (
             f"{properties.name} has compute capability {properties.major}.{properties.minor}, and "
@@ -75,51 +101,36 @@ def why_not_recorded(
             f"{properties.name} has {most:,} bytes of shared memory for a program, and the kernels "
             f"need {shared_memory(precision):,}"
         )
-    if not isinstance(model.encoder, BagEncoder):
-        return "the encoder is not a bag of features"
-    if not isinstance(sampler, UniformSampler):
-        return "the sampler is not uniform"
-    if kernel_loss(loss_fn) is None:
-        return "the loss has no kernel"
-    if model.label_bias is not None or plan.is_log_q_corrected or plan.max_gradient_norm:
-        return "a label bias, a log Q correction or a clipped gradient has no kernel"
-    if model.label_table.shape[1] > LARGEST_WIDTH:
-        return f"vectors are wider than {LARGEST_WIDTH}"
-    if max(plan.num_sampled_labels, feed.batch_size) > LARGEST_ROW:
-        return f"more than {LARGEST_ROW} labels or examples are compared at once"
-    num_positives = _num_positives(training)
     if num_positives > MOST_POSITIVES:
         return f"a query has more than {MOST_POSITIVES} positives"
-    if plan.draws_for_each and plan.num_sampled_labels > len(model.label_table) - num_positives:
+    num_others = len(training.model.label_table) - num_positives
+    if plan.draws_for_each and plan.num_sampled_labels > num_others:
         return "a query has so many positives that fewer labels remain than are drawn for it"
     num_entries = _num_entries(training, plan)
     if num_entries > MOST_ENTRIES:
         return f"the features of a batch may be {num_entries:,}, and kernels count to 2^30"
-    free, _ = torch.cuda.mem_get_info(feed.device)
+    free, _ = torch.cuda.mem_get_info(device)
     if _num_bytes(training, num_entries) > MOST_MEMORY_SHARE * free:
         return "the data set does not fit the device's memory"
     return None
 
 
-class RecordedStep:
-    """`train_step` for what `why_not_recorded` has nothing against."""
+class GpuStep:
+    """Runs `train_step` as a CUDA graph, where `why_no_graph` is None."""
 
-    def __init__(
-        self, training: Training, plan: Plan, loss_fn: LossFn, *, precision: torch.dtype
-    ) -> None:
+    def __init__(self, training: Training, plan: Plan, *, precision: torch.dtype) -> None:
         from evenhand.kernels.gpu.clock import Clock
         from evenhand.kernels.gpu.losses import kernel_loss
         from evenhand.kernels.gpu.step import MiningStep
 
         model, feed, device = training.model, training.feed, training.feed.device
-        loss = kernel_loss(loss_fn)
+        loss = kernel_loss(plan.loss_fn)
         assert loss is not None
         assert training.optimizers.feature_rows is not None
         self.training = training
-        self.counts = _counts(training, plan)
         self.clock = Clock.planned(
-            torch.tensor(_learning_rates(plan), device=device),
-            torch.tensor(self.counts, device=device),
+            torch.tensor([now.learning_rate for now in _schedule(training, plan)], device=device),
+            torch.tensor(_counts(training, plan), device=device),
             _sample_keys(training, plan).to(device),
         )
         self.clock.step_number.fill_(training.step)
@@ -127,10 +138,10 @@ class RecordedStep:
         self.pairs = self._device_pairs(first_step=training.step)
         features = feed.part.features
         assert isinstance(features, Rows)
-        self.offsets = _moved(features.offsets, torch.int64, device)
-        self.feature_ids = _moved(features.ids, torch.int32, device)
+        self.offsets = _copy_to(features.offsets, torch.int64, device)
+        self.feature_ids = _copy_to(features.ids, torch.int32, device)
         values = features.values
-        self.feature_values = None if values is None else _moved(values, torch.float32, device)
+        self.feature_values = None if values is None else _copy_to(values, torch.float32, device)
         self.step = MiningStep(
             _row_table(training.optimizers.label_rows),
             self.clock,
@@ -152,29 +163,27 @@ class RecordedStep:
         self.entry_sources = torch.zeros_like(self.entry_ids)
         self.entry_values = torch.zeros(num_entries, device=device)
         groups = feed.pair_groups
-        self.pair_groups = None if groups is None else _moved(groups, torch.int64, device)
+        self.pair_groups = None if groups is None else _copy_to(groups, torch.int64, device)
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.num_run = 0
 
-    def __call__(self) -> Tensor:
-        """Takes one step; (2,): the objective, and the share of examples without any loss."""
+    def __call__(self, scheduled: Scheduled) -> Tensor:
+        """(2,): the objective, and the share of examples without any loss."""
+        training = self.training
+        is_by_kernel = training.risk.kernel_kind is not None
+        parts = [self._whole] if is_by_kernel else [self._begin, self._end]
         # Triton launches on the current device.
         with torch.cuda.device_of(self.documents):  # type: ignore[no-untyped-call]
-            return self._step()
-
-    def _step(self) -> Tensor:
-        training = self.training
-        parts = [self._whole] if _has_kernel_risk(training) else [self._begin, self._end]
-        is_cuda = self.documents.is_cuda
-        if is_cuda and self.num_run == 1:  # the first ran as it is, which compiled the kernels
-            self.graphs = [_recorded(part) for part in parts]
-        for index, part in enumerate(parts):
-            if index:
-                self._weigh()
-            if self.graphs:
-                self.graphs[index].replay()
-            else:
-                part()
+            # The first step ran as it is, which compiled the kernels.
+            if self.num_run == 1 and self.documents.is_cuda:
+                self.graphs = [_record(part) for part in parts]
+            for index, part in enumerate(parts):
+                if index:
+                    self._weigh(scheduled.num_hard_examples)
+                if self.graphs:
+                    self.graphs[index].replay()
+                else:
+                    part()
         self.num_run += 1
         training.feed.place = self.places[self.num_run - 1]
         random_integers(1, 1, training.generator)  # that of the sample
@@ -246,7 +255,8 @@ class RecordedStep:
         )
         self.step.join()
 
-    def _weigh(self) -> None:
+    def _weigh(self, num_hard_examples: int) -> None:
+        """Weighs the examples by a risk of the host."""
         groups = None if self.pair_groups is None else self.pair_groups[self.pair_ids]
         batch = Batch(
             Bags(self.documents, self.documents),  # no risk looks at features
@@ -255,8 +265,7 @@ class RecordedStep:
             self.pair_ids,
             groups,
         )
-        count = self.counts[self.training.step]
-        weights = self.training.risk.weigh_fn(self.step.kept.losses, batch, count)
+        weights = self.training.risk.weights(self.step.kept.losses, batch, num_hard_examples)
         self.step.kept.weights.copy_(weights)
 
     def _device_pairs(self, first_step: int) -> "DevicePairs":
@@ -271,48 +280,31 @@ class RecordedStep:
             positions[step] = place.position - feed.batch_size
         positives = feed.part.positives
 
-        def moved(array: IntArray) -> Tensor:
-            return _moved(array, torch.int64, feed.device)
+        def copy(array: IntArray) -> Tensor:
+            return _copy_to(array, torch.int64, feed.device)
 
         pairs = pairs_of(positives)
         return DevicePairs(
-            query_ids=moved(pairs.query_ids),
-            label_ids=moved(pairs.label_ids),
-            positive_offsets=moved(positives.offsets),
-            positive_ids=moved(positives.ids),
+            query_ids=copy(pairs.query_ids),
+            label_ids=copy(pairs.label_ids),
+            positive_offsets=copy(positives.offsets),
+            positive_ids=copy(positives.ids),
             epoch_keys=keys.to(feed.device),
             positions=positions.to(feed.device),
         )
 
 
-def _counts(training: Training, plan: Plan) -> list[int]:
-    """k' of every step; where another risk weighs the examples, as it is handed to it."""
+def _schedule(training: Training, plan: Plan) -> list[Scheduled]:
+    """Of every step of the plan."""
     batch_size = training.feed.batch_size
-    if training.risk.weigh_fn is whole_batch:
-        return [batch_size] * plan.num_steps
-    return [
-        num_hard_examples_at(
-            step,
-            num_steps=plan.num_steps,
-            batch_size=batch_size,
-            num_hard_examples=plan.num_hard_examples,
-            anneal_fraction=plan.anneal_fraction,
-        )
-        for step in range(plan.num_steps)
-    ]
+    return [plan.at_step(step, batch_size=batch_size) for step in range(plan.num_steps)]
 
 
-def _learning_rates(plan: Plan) -> list[float]:
-    return [
-        learning_rate_at(
-            step,
-            num_steps=plan.num_steps,
-            peak=plan.learning_rate,
-            warmup_steps=plan.warmup_steps,
-            shape=plan.learning_rate_shape,
-        )
-        for step in range(plan.num_steps)
-    ]
+def _counts(training: Training, plan: Plan) -> list[int]:
+    """How many examples of each step the kernels keep; those of the host's risks count anew."""
+    if training.risk.kernel_kind == "mean":
+        return [training.feed.batch_size] * plan.num_steps
+    return [now.num_hard_examples for now in _schedule(training, plan)]
 
 
 def _sample_keys(training: Training, plan: Plan) -> Tensor:
@@ -341,7 +333,7 @@ def _row_table(optimizer: RowOptimizer) -> "RowTable":
     return RowTable(optimizer.table.data, optimizer.sums, seed=0)
 
 
-def _recorded(part: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def _record(part: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     # Other threads may go on: a feed asks for memory meanwhile. A stream of our own, because the
     # default one stays on the device that was current when the first graph was recorded.
@@ -349,10 +341,6 @@ def _recorded(part: Callable[[], None]) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         part()
     return graph
-
-
-def _has_kernel_risk(training: Training) -> bool:
-    return training.risk.weigh_fn in (hardest_of_batch, whole_batch)
 
 
 def _num_positives(training: Training) -> int:
@@ -371,12 +359,14 @@ def _num_entries(training: Training, plan: Plan) -> int:
     lengths, num_pairs = (
         torch.from_numpy(np.diff(rows.offsets).astype(np.int64)) for rows in (features, positives)
     )
-    most = max(_counts(training, plan)) if _has_kernel_risk(training) else training.feed.batch_size
+    most = training.feed.batch_size
+    if training.risk.kernel_kind is not None:
+        most = max(_counts(training, plan))
     return entry_capacity(lengths, num_pairs, most)
 
 
 def _num_bytes(training: Training, num_entries: int) -> int:
-    """What `RecordedStep` puts on the device: the data set, and the entries of a batch."""
+    """What `GpuStep` puts on the device: the data set, and the entries of a batch."""
     features, positives = training.feed.part.features, training.feed.part.positives
     assert isinstance(features, Rows)
     num_offsets = len(features.offsets) + len(positives.offsets)
@@ -392,7 +382,7 @@ def _num_bytes(training: Training, num_entries: int) -> int:
     )
 
 
-def _moved(array: NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _copy_to(array: NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """An array on the device; a memory map is read there a few megabytes at a time."""
     moved = torch.empty(array.shape, dtype=dtype, device=device)
     for start in range(0, len(array), BLOCK):

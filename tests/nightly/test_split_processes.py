@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenhand.building import build_model
+from evenhand.build import build_model
 from evenhand.data import open_dataset, save_dataset
 from evenhand.evaluation import load_outcome, save_outcome
 from evenhand.runs import begin_run, evaluate_model

@@ -1,28 +1,36 @@
-"""From settings to the parts of a training run: model, feed, sampler, optimisers, plan."""
+"""From settings to the parts of a training run: model, feed, sampler, risk, optimisers, plan."""
 
 import hashlib
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from evenhand.building_risks import build_risk, groups_of_pairs
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Rows
 from evenhand.data.checks import check_ids, check_offsets
-from evenhand.data.dataset import group_holders
+from evenhand.data.dataset import Groups, group_holders, memberships, padded_rows
 from evenhand.data.scans import first_not_finite
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
-from evenhand.evaluation import check_selector
-from evenhand.losses import LossFn
+from evenhand.evaluation import check_selector, group_columns
+from evenhand.evaluation.scores import check_known
 from evenhand.methods import ANNEALED
-from evenhand.models.encoders import BagEncoder, MlpEncoder
-from evenhand.models.initial import RowRange
+from evenhand.models.encoders import BagEncoder, MlpEncoder, RowRange, row_encoder
 from evenhand.models.retriever import Retriever
+from evenhand.risk import (
+    DualCvar,
+    GroupRisk,
+    StochasticMaximum,
+    chi_square_weights,
+    kl_weights,
+    nonzero_weights,
+    ranked_range_weights,
+)
 from evenhand.sampling import (
     Distinct,
     FrequencySampler,
@@ -32,31 +40,10 @@ from evenhand.sampling import (
     MixedSampler,
     UniformSampler,
 )
-from evenhand.training.feed import PairFeed
-from evenhand.training.loop import (
-    Optimizers,
-    Plan,
-    Training,
-)
-from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
-from evenhand.training.recorded import RecordedStep, why_not_recorded
-from evenhand.training.split_step import SplitStep
-
-
-class Split(NamedTuple):
-    """A training whose tables are cut for ranks."""
-
-    ranks: Ranks
-    labels: Shards
-    features: Shards
-
-    def row_ranges(self) -> dict[str, tuple[int, int]]:
-        """Of every table: the first row that is here, and the rows in all."""
-        shards = {"labels": self.labels, "biases": self.labels, "features": self.features}
-        return {
-            name: (shard.rows_of(self.ranks.rank)[0], shard.num_rows)
-            for name, shard in shards.items()
-        }
+from evenhand.training.feed import Batch, PairFeed
+from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam, RowOptimizer
+from evenhand.training.state import HARDEST, MEAN, Plan, Risk, Training
+from evenhand.training.step import ChosenStep, choose_step
 
 
 class Built(NamedTuple):
@@ -64,41 +51,80 @@ class Built(NamedTuple):
 
     training: Training
     plan: Plan
-    sampler: LabelSampler
-    loss_fn: LossFn
     precision: str
-    split: Split | None = None  # None: one process holds all of it
+    ranks: Ranks | None = None  # None: one process holds all of it
 
-    def step_fn(
-        self, should_stop_fn: Callable[[], bool] = lambda: False
-    ) -> RecordedStep | SplitStep | None:
-        """The step of many ranks, or the recorded one of a GPU; None: `train_step` it is.
+    def choose_step(self, should_stop_fn: Callable[[], bool] = lambda: False) -> ChosenStep:
+        """See `training.step.choose_step`."""
+        return choose_step(
+            self.training,
+            self.plan,
+            precision=self.precision,
+            ranks=self.ranks,
+            should_stop_fn=should_stop_fn,
+        )
 
-        Args:
-            should_stop_fn: what this rank was asked; the step tells all of them.
-        """
-        if self.split is not None:
-            return SplitStep(
-                self.training,
-                self.plan,
-                sampler=self.sampler,
-                loss_fn=self.loss_fn,
-                ranks=self.split.ranks,
-                num_labels=self.split.labels.num_rows,
-                num_features=self.split.features.num_rows,
-                should_stop_fn=should_stop_fn,
-            )
-        products = torch.float32 if self.precision == "float32" else torch.bfloat16
-        parts = self.training, self.plan, self.sampler, self.loss_fn
-        reason = why_not_recorded(*parts, precision=products)
-        if reason is None:
-            return RecordedStep(self.training, self.plan, self.loss_fn, precision=products)
-        if self.precision == "bfloat16":
-            raise UserError(
-                f"training.precision 'bfloat16' needs the recorded step of a GPU, and this run has "
-                f"none: {reason}; set it to 'mixed'"
-            )
-        return None
+
+def build_training(
+    config: Config,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    ranks: Ranks | None = None,
+    encoder: nn.Module | None = None,
+) -> Built:
+    """Everything a run starts from. The three generators come from one seed.
+
+    Args:
+        ranks: those that share the run; each makes its own rows of the tables.
+        encoder: one of your own (see `models.encoders`), the same on all ranks; None: that of the
+            settings.
+    """
+    part, mining, seed = dataset.parts["train"], config.mining, config.training.seed
+    check_against_data(config, dataset)
+    shards: dict[str, Shards] = {}
+    if ranks is not None:
+        check_splittable(config, num_ranks=ranks.num_ranks)
+        shards = {
+            "labels": Shards(dataset.num_labels, ranks.num_ranks),
+            "biases": Shards(dataset.num_labels, ranks.num_ranks),
+            "features": Shards(dataset.num_features, ranks.num_ranks),
+        }
+    own_rows = {name: shard.rows_of(ranks.rank) for name, shard in shards.items() if ranks}
+    model = build_model(
+        config,
+        dataset.num_features,
+        dataset.num_labels,
+        is_sparse=isinstance(part.features, Rows),
+        device=device,
+        dtype=table_dtype(config),
+        label_rows=own_rows.get("labels"),
+        feature_rows=own_rows.get("features"),
+        encoder=encoder,
+    )
+    groups = groups_of_pairs(config, dataset)
+    feed = PairFeed(
+        part,
+        batch_size=mining.batch_size,
+        masks_all_positives=mining.masks_all_positives,
+        generator=torch.Generator().manual_seed(seed + 1_000_003),
+        device=device,
+        pair_groups=None if groups is None else groups.ids,
+        share=(0, 1) if ranks is None else (ranks.rank, ranks.num_ranks),
+        has_whole_queries=mining.whole_queries,
+    )
+    settings = to_toml(config) + dataset.fingerprint
+    training = Training(
+        model,
+        _build_optimizers(config, model),
+        feed,
+        torch.Generator().manual_seed(seed + 2_000_003),
+        _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups),
+        belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
+        row_ranges={name: (own_rows[name].first, shards[name].num_rows) for name in shards},
+    )
+    plan = _build_plan(config, dataset, _build_sampler(config, dataset, device))
+    return Built(training, plan, config.training.precision, ranks)
 
 
 def build_model(
@@ -111,6 +137,7 @@ def build_model(
     dtype: torch.dtype = torch.float32,
     label_rows: RowRange | None = None,
     feature_rows: RowRange | None = None,
+    encoder: nn.Module | None = None,
 ) -> Retriever:
     """The model that a run begins with, made where it will be.
 
@@ -118,10 +145,12 @@ def build_model(
         dtype: of the tables; all else is float32.
         label_rows: those of the label table to make, where other ranks have the rest; None: all.
         feature_rows: the same, of the table of sparse features.
+        encoder: of the queries; None: a bag of sparse features, or a perceptron for dense ones.
     """
     generator = torch.Generator().manual_seed(config.training.seed)
-    encoder: BagEncoder | MlpEncoder
-    if is_sparse:
+    if encoder is not None:
+        encoder = encoder.to(device)
+    elif is_sparse:
         encoder = BagEncoder(
             num_features,
             config.model.embedding_dim,
@@ -155,66 +184,6 @@ def build_model(
 def table_dtype(config: Config) -> torch.dtype:
     """What the tables of a run are trained in."""
     return torch.bfloat16 if config.training.precision == "bfloat16" else torch.float32
-
-
-def build_training(
-    config: Config, dataset: Dataset, device: torch.device, *, ranks: Ranks | None = None
-) -> Built:
-    """Everything a run starts from. The three generators come from one seed.
-
-    Args:
-        ranks: those that share the run; each makes its own rows of the tables.
-    """
-    part = dataset.parts["train"]
-    mining = config.mining
-    check_against_data(config, dataset)
-    split, label_rows, feature_rows = None, None, None
-    if ranks is not None:
-        check_splittable(config, num_ranks=ranks.num_ranks)
-        labels = Shards(dataset.num_labels, ranks.num_ranks)
-        features = Shards(dataset.num_features, ranks.num_ranks)
-        split = Split(ranks, labels, features)
-        label_rows, feature_rows = labels.rows_of(ranks.rank), features.rows_of(ranks.rank)
-    model = build_model(
-        config,
-        dataset.num_features,
-        dataset.num_labels,
-        is_sparse=isinstance(part.features, Rows),
-        device=device,
-        dtype=table_dtype(config),
-        label_rows=label_rows,
-        feature_rows=feature_rows,
-    )
-    groups = groups_of_pairs(config, dataset)
-    feed = PairFeed(
-        part,
-        batch_size=mining.batch_size,
-        masks_all_positives=mining.masks_all_positives,
-        generator=torch.Generator().manual_seed(config.training.seed + 1_000_003),
-        device=device,
-        pair_groups=None if groups is None else groups.ids,
-        share=(0, 1) if ranks is None else (ranks.rank, ranks.num_ranks),
-        has_whole_queries=mining.whole_queries,
-    )
-    generator = torch.Generator().manual_seed(config.training.seed + 2_000_003)
-    settings = to_toml(config) + dataset.fingerprint
-    training = Training(
-        model,
-        _build_optimizers(config, model),
-        feed,
-        generator,
-        build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups),
-        belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
-        row_ranges={} if split is None else split.row_ranges(),
-    )
-    return Built(
-        training,
-        _build_plan(config, dataset),
-        _build_sampler(config, dataset, device),
-        config.loss.build(),
-        config.training.precision,
-        split,
-    )
 
 
 def check_splittable(config: Config, *, num_ranks: int) -> None:
@@ -278,39 +247,30 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
 
 def check_neighbours(config: Config, dataset: Dataset) -> None:
     """Neighbours are found by sparse features with values, among the training queries."""
-    count, train_part = config.search.num_neighbours, dataset.parts["train"]
-    if not count:
-        return
-    rows = train_part.features
-    _refuse_blocks(dataset, "search.num_neighbours")
-    if not isinstance(rows, Rows) or rows.values is None:
-        raise UserError(
-            f"search.num_neighbours needs sparse features with values, and {dataset.name} has "
-            f"none; set it to 0"
-        )
-    if count > len(train_part):
-        raise UserError(
-            f"search.num_neighbours must be at most {len(train_part)} (the training queries of "
-            f"{dataset.name}), got {count}"
-        )
+    most = len(dataset.parts["train"])
+    count = config.search.num_neighbours
+    _check_valued(dataset, "search.num_neighbours", count, most, "training queries")
 
 
 def check_ranker(config: Config, dataset: Dataset) -> None:
     """A ranker weighs sparse features with values, and mines among the labels that there are."""
     count = config.ranker.num_mined_labels
+    _check_valued(dataset, "ranker.num_mined_labels", count, dataset.num_labels, "labels")
+
+
+def _check_valued(dataset: Dataset, setting: str, count: int, most: int, what: str) -> None:
+    """Refuses a setting above 0 where features have no values, or `count` exceeds `most`."""
     if not count:
         return
     rows = dataset.parts["train"].features
-    _refuse_blocks(dataset, "ranker.num_mined_labels")
+    _refuse_blocks(dataset, setting)
     if not isinstance(rows, Rows) or rows.values is None:
         raise UserError(
-            f"ranker.num_mined_labels needs sparse features with values, and {dataset.name} has "
-            f"none; set it to 0"
+            f"{setting} needs sparse features with values, and {dataset.name} has none; set it to 0"
         )
-    if count > dataset.num_labels:
+    if count > most:
         raise UserError(
-            f"ranker.num_mined_labels must be at most {dataset.num_labels} (the labels of "
-            f"{dataset.name}), got {count}"
+            f"{setting} must be at most {most} (the {what} of {dataset.name}), got {count}"
         )
 
 
@@ -367,10 +327,12 @@ def check_all_ids(dataset: Dataset) -> None:
         raise UserError(f"{dataset.name} is damaged ({error}); make it again") from error
 
 
-def _build_plan(config: Config, dataset: Dataset) -> Plan:
+def _build_plan(config: Config, dataset: Dataset, sampler: LabelSampler) -> Plan:
     mining, training = config.mining, config.training
     is_sampled = mining.draws_labels
     return Plan(
+        sampler=sampler,
+        loss_fn=config.loss.build(),
         num_steps=training.num_steps,
         num_sampled_labels=mining.num_sampled_labels if is_sampled else dataset.num_labels,
         num_hard_labels=mining.num_hard_labels if is_sampled else dataset.num_labels,
@@ -410,10 +372,92 @@ def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
     def row_optimizer(table: Tensor) -> RowOptimizer:
         return RowAdam(table) if config.training.optimizer == "row-adam" else RowAdagrad(table)
 
-    is_sparse = isinstance(model.encoder, BagEncoder)
+    by_rows = row_encoder(model.encoder)
+    dense = [weight for weight in model.encoder.parameters() if weight.requires_grad]
     return Optimizers(
         label_rows=row_optimizer(model.label_table),
         bias_rows=None if model.label_bias is None else row_optimizer(model.label_bias),
-        feature_rows=row_optimizer(model.encoder.weight) if is_sparse else None,  # type: ignore[arg-type]
-        dense=None if is_sparse else torch.optim.Adam(model.encoder.parameters()),
+        feature_rows=None if by_rows is None else row_optimizer(by_rows.weight),
+        dense=torch.optim.Adam(dense) if dense else None,
     )
+
+
+def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
+    """The known groups of every training pair; pairs without one are a group too."""
+    if config.mining.method != "group-dro":
+        return None
+    columns = {column.name: column for column in group_columns(dataset, "train")}
+    check_known(config.risk.group, list(columns), "column of groups (risk.group)")
+    groups = columns[config.risk.group].groups
+    if groups.sets is None:
+        return groups._replace(ids=np.where(groups.ids < 0, len(groups.names), groups.ids))
+    offsets = np.append(groups.sets.offsets, len(groups.sets.ids) + 1)  # and the set of that group
+    sets = Rows(offsets, np.append(groups.sets.ids, len(groups.names)))
+    return groups._replace(ids=np.where(groups.ids < 0, len(sets) - 1, groups.ids), sets=sets)
+
+
+def _build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -> Risk:
+    """How the method weighs the examples of a batch; k' is the number of hard examples."""
+    method, risk = config.mining.method, config.risk
+    if method in ("sgd", "snm"):
+        return MEAN
+    if method == "snm-nonzero":
+        return Risk(lambda losses, batch, count: nonzero_weights(losses))
+    if method == "chi-square":  # the ball that reaches as far as equal weights for k' examples
+        return Risk(
+            lambda losses, batch, count: chi_square_weights(losses, radius=len(losses) / count - 1)
+        )
+    if method == "kl":  # the same
+        return Risk(
+            lambda losses, batch, count: kl_weights(losses, radius=math.log(len(losses) / count))
+        )
+    if method == "cvar":
+        cvar = DualCvar(window=risk.window)
+        return Risk(
+            lambda losses, batch, count: cvar(losses, tail_fraction=count / len(losses)),
+            memory=cvar,
+        )
+    if method == "stochastic-max":
+        maximum = StochasticMaximum(num_pairs, step_size=risk.step_size, mixing=risk.mixing)
+        return Risk(
+            lambda losses, batch, count: maximum(losses, cast(Tensor, batch.pair_ids)),
+            memory=maximum,
+        )
+    if method == "ranked-range":
+        last_count, last_dropped = config.mining.num_counting, risk.num_dropped
+
+        def weigh_range(losses: Tensor, batch: Batch, count: int) -> Tensor:
+            """As k' shrinks from the whole batch, the number of dropped examples grows from none.
+
+            At first every example is hard, and a wrong label does not show: what is dropped then
+            is what has not been learnt yet (docs/experiments.md).
+            """
+            shrunk = (len(losses) - count) / max(1, len(losses) - last_count)  # 0 at first, then 1
+            return ranked_range_weights(
+                losses, num_dropped=round(shrunk * last_dropped), num_hard_examples=count
+            )
+
+        return Risk(weigh_range)
+    if pair_groups is not None:
+        return _build_group_risk(config, pair_groups)
+    return HARDEST  # with k' = 1 it is the maximum
+
+
+def _build_group_risk(config: Config, pair_groups: Groups) -> Risk:
+    """A batch has one number an example: its group, or the set of groups that it is in."""
+    counts = np.bincount(memberships(pair_groups)[1])
+    share, mixtures, sets = config.risk.natural_share, None, None
+    if share:
+        shares = counts / counts.sum()
+        mixtures = torch.from_numpy(share * shares + (1 - share) * np.eye(len(counts)))
+    if pair_groups.sets is not None:
+        all_sets = np.arange(len(pair_groups.sets))
+        sets = torch.from_numpy(padded_rows(pair_groups.sets, all_sets))  # (sets, P)
+    risk = GroupRisk(len(counts), step_size=config.risk.step_size, mixtures=mixtures)
+
+    def weigh_groups(losses: Tensor, batch: Batch, count: int) -> Tensor:
+        assert batch.group_ids is not None  # the feed gives them
+        ids = batch.group_ids
+        return risk(losses, ids if sets is None else sets[ids.cpu()].to(losses.device))
+
+    return Risk(weigh_groups, memory=risk)

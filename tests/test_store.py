@@ -1,0 +1,347 @@
+"""Tensors on disk: written whole or not at all, by any number of ranks, read by any other."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import threading
+
+import pytest
+import safetensors.torch
+import torch
+
+from evenhand import store
+from evenhand.distributed.shards import Shards
+from evenhand.errors import UserError
+from evenhand.store import MANIFEST, DamagedError, Table, all_finite, open_store, save_tensors, sign
+from experiments.simulated_ranks import run_ranks
+from small import bytes_of
+
+FILE = "rank-0-file-0.safetensors"
+
+
+def whole(seed=0):
+    """Tensors of every kind; `tables` below splits those with many rows."""
+    drawn = torch.randn(13, 6, generator=torch.Generator().manual_seed(seed))
+    drawn[0, :3] = torch.tensor([float("nan"), -0.0, float("inf")])
+    return {
+        "table": drawn.bfloat16(),
+        "wide": drawn.double(),
+        "flat": drawn[:, 0].contiguous(),
+        "deep": drawn.view(13, 2, 3),
+        "one row": drawn[:1],
+        "no rows": drawn[:0],
+        "transposed": drawn.T,
+        "scalar": torch.tensor(7 + seed),
+        "bytes": torch.arange(3, dtype=torch.uint8),
+        "truth": torch.tensor([True, False]),
+    }
+
+
+TABLES = ("table", "wide", "flat", "deep", "one row", "no rows")  # split over ranks
+
+
+def save_whole(folder, seed=0, ranks=None, **options):
+    tensors, tables = whole(seed), {}
+    for name in TABLES:
+        rows = tensors.pop(name)
+        rank, num_ranks = (0, 1) if ranks is None else (ranks.rank, ranks.num_ranks)
+        own = Shards(len(rows), num_ranks).rows_of(rank)
+        tables[name] = Table(rows[slice(*own)], own.first, len(rows))
+    save_tensors(folder, tensors, tables, ranks=ranks, **options)
+
+
+def save_by(num_ranks, folder, seed=0):
+    """Saved by so many ranks; 0: by one process without ranks."""
+    if num_ranks == 0:
+        save_whole(folder, seed)
+    else:
+        run_ranks(num_ranks, lambda ranks: save_whole(folder, seed, ranks))
+
+
+def same_bits(ours, theirs):
+    ours, theirs = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (ours, theirs))
+    return ours.equal(theirs)
+
+
+def assert_holds(folder, seed=0):
+    saved, expected = open_store(folder), whole(seed)
+    assert saved.entries.keys() == expected.keys()
+    for name, tensor in expected.items():
+        found = saved.load(name)
+        assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype), name
+        assert same_bits(found, tensor), name
+
+
+# --- what is saved is loaded ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file_bytes", [1, 100, 2**20])
+@pytest.mark.parametrize("block_bytes", [24, 2**20])
+@pytest.mark.parametrize("saved_by", [0, 2, 3, 7])
+def test_tensors_come_back_bit_for_bit(tmp_path, monkeypatch, saved_by, file_bytes, block_bytes):
+    monkeypatch.setattr(store, "FILE_BYTES", file_bytes)
+    monkeypatch.setattr(store, "BLOCK_BYTES", block_bytes)
+    save_by(saved_by, tmp_path / "a")
+    assert_holds(tmp_path / "a")
+    assert not [path for path in tmp_path.iterdir() if path.name != "a"]
+    if file_bytes == 2**20:
+        files = {f"rank-{rank}-file-0.safetensors" for rank in range(saved_by or 1)}
+        assert set(bytes_of(tmp_path / "a")) == {MANIFEST, *files}
+
+
+def test_any_rows_are_read_into_any_type_and_only_files_with_them_are_looked_at(tmp_path):
+    save_by(3, tmp_path / "a")
+    (tmp_path / "a/rank-1-file-0.safetensors").write_bytes(b"damaged")
+    saved, table = open_store(tmp_path / "a"), whole()["table"]
+    for first, last in [(0, 5), (1, 3), (10, 13), (4, 4), (13, 13)]:
+        for dtype in (torch.bfloat16, torch.float64):
+            target = torch.full((last - first, 6), 5, dtype=dtype)
+            saved.read("table", target, first_row=first)
+            assert target.nan_to_num(9).equal(table[first:last].to(dtype).nan_to_num(9))
+    with pytest.raises(DamagedError, match=r"rank-1-file-0\.safetensors has 7 bytes instead of"):
+        saved.read("table", torch.zeros(2, 6), first_row=4)
+    for wrong in ({"target": torch.zeros(2, 5)}, {"target": torch.zeros(2, 6), "first_row": 12}):
+        with pytest.raises(ValueError, match=r"table is \(13, 6\) there, without rows"):
+            saved.read("table", **wrong)
+
+
+def test_anyone_can_read_the_files_and_the_same_tensors_are_the_same_bytes(tmp_path):
+    for name in "ab":
+        save_whole(tmp_path / name, state={"step": 3, "best": 0.1})
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+    found = safetensors.torch.load_file(tmp_path / "a" / FILE)
+    assert found.keys() == whole().keys() - {"no rows"}
+    assert found["transposed"].nan_to_num(9).equal(whole()["transposed"].nan_to_num(9))
+    assert open_store(tmp_path / "a").state == {"step": 3, "best": 0.1}
+
+
+def test_rows_that_no_rank_holds_are_an_error_of_all(tmp_path):
+    def save(ranks):
+        tables = {"a": Table(torch.ones(2), 2 * ranks.rank, 5)}
+        with pytest.raises(UserError, match=r"rank 0: 'a' has 4 of .* rows"):
+            save_tensors(tmp_path / "a", {}, tables, ranks=ranks)
+
+    run_ranks(2, save)
+    assert not list(tmp_path.iterdir())
+
+
+# --- kills and full disks -------------------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    pass
+
+
+class Power:
+    """Goes off at the n-th thing that is done to the disk, and then nothing more is done to it."""
+
+    def __init__(self, patch, *, last):
+        self.count, self.last, self.lock = 0, last, threading.Lock()
+        patch.setattr(store, "write_file", self._counted(store.write_file))
+        for name in ("replace", "unlink", "rmdir", "mkdir", "fsync"):
+            patch.setattr(os, name, self._counted(getattr(os, name)))
+
+    def _counted(self, function):
+        def counted(*arguments, **others):
+            with self.lock:
+                self.count += 1
+                if self.count > self.last:
+                    if self.count == self.last + 1 and function.__name__ == "write_file":
+                        arguments[0].write_bytes(b"half of it")
+                    raise KilledError
+            return function(*arguments, **others)
+
+        return counted
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 2), (3, 2), (2, 0), (None, 2)])
+def test_a_kill_at_any_moment_leaves_the_old_store_or_the_new_one(tmp_path, before, after):
+    folder, seen = tmp_path / "home/a", []
+    (tmp_path / "kept").mkdir()
+    if before is not None:
+        save_by(before, tmp_path / "kept/a", seed=0)
+    for last in range(200):
+        shutil.rmtree(tmp_path / "home", ignore_errors=True)
+        shutil.copytree(tmp_path / "kept", tmp_path / "home")
+        with pytest.MonkeyPatch.context() as patch:
+            power = Power(patch, last=last)
+            try:
+                save_by(after, folder, seed=1)
+                is_killed = power.count > last  # a removal that failed is not an error
+            except KilledError:
+                is_killed = True
+        if not is_killed:
+            break
+        if before is None and not store.has_store(folder):
+            seen.append("none")
+        else:
+            seen.append("new" if open_store(folder).load("scalar") == 8 else "old")
+            assert_holds(folder, seed=1 if seen[-1] == "new" else 0)
+        save_by(after, folder, seed=2)  # and the next save goes well, and clears up
+        assert_holds(folder, seed=2)
+        assert [path.name for path in folder.parent.iterdir()] == ["a"]
+    assert last < 199
+    assert (seen[0], seen[-1]) == ("none" if before is None else "old", "new")
+
+
+def full(*arguments, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(os, "replace"), (os, "fsync"), (os, "mkdir"), (store, "sync"), (store, "write_file")],
+)
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, place, name):
+    save_whole(tmp_path / "a", seed=0)
+    before = bytes_of(tmp_path)
+    monkeypatch.setattr(place, name, full)
+    with pytest.raises(UserError, match=r"a could not be written \(No space left on device\); "):
+        save_whole(tmp_path / "a", seed=1)
+    assert bytes_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_that_cannot_write_is_named_by_all(tmp_path, monkeypatch, victim):
+    save_by(2, tmp_path / "a", seed=0)
+    write_file = store.write_file
+
+    def write_or_fail(path, tensors):
+        return full() if f"rank-{victim}" in path.name else write_file(path, tensors)
+
+    monkeypatch.setattr(store, "write_file", write_or_fail)
+
+    def rank_fn(ranks):
+        with pytest.raises(UserError, match=rf"a could not be .*\(rank {victim}: No space left"):
+            save_whole(tmp_path / "a", 1, ranks)
+
+    run_ranks(3, rank_fn)
+    assert_holds(tmp_path / "a", seed=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def drop(path):
+    path.unlink()
+
+
+def to_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def writing(data):
+    return lambda path: path.write_bytes(data)
+
+
+DAMAGES = {  # file, what is done to it, what is said of it
+    "a bit": (FILE, flip, f"{FILE} does not match its SHA-256"),
+    "a byte less": (FILE, cut, f"{FILE} has .* bytes instead of"),
+    "no file": (FILE, drop, f"{FILE} is missing"),
+    "a pipe": (FILE, to_pipe, f"{FILE} .* a pipe, not a file"),
+    "no manifest": (MANIFEST, drop, f"{MANIFEST} is missing, or .* earlier version"),
+    "a pipe as a manifest": (MANIFEST, to_pipe, "a pipe, not a file"),
+    "no JSON": (MANIFEST, writing(b"{"), f"{MANIFEST} cannot be read"),
+    "no text": (MANIFEST, writing(b"\xff" * 50), f"{MANIFEST} cannot be read"),
+    "a list": (MANIFEST, writing(b"[]"), "format None, and .* reads 2"),
+    "another format": (MANIFEST, writing(b'{"format": 1}'), "format 1, and .* reads 2"),
+    "another state": (
+        MANIFEST, lambda path: path.write_text(path.read_text().replace('"step": 3', '"step": 2')),
+        f"{MANIFEST} does not match its SHA-256",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_named(tmp_path, damage):
+    name, harm, words = DAMAGES[damage]
+    save_whole(tmp_path / "a", state={"step": 3})
+    harm(tmp_path / "a" / name)
+    with pytest.raises(DamagedError) as caught:
+        open_store(tmp_path / "a").verify()
+    assert re.search(rf"/a is damaged \(.*{words}.*\)$", str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+def forge(path):
+    """A function that changes the manifest by a path of keys, and signs what it has written."""
+
+    def change(*keys, to):
+        manifest = inner = json.loads(path.read_text())
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = to
+        path.write_text(json.dumps(sign(manifest)))
+
+    return change
+
+
+HUGE = 2**60
+FORGERIES = [
+    (("files", "../x.safetensors"), {"size": 1, "sha256": ""}, "not a file of ours"),
+    (("files", FILE), [], "not a file of ours"),
+    (("files", FILE, "size"), -1, "not a number of rows or bytes"),
+    (("files", FILE, "size"), True, "not a number of rows or bytes"),
+    (("files",), [], "AttributeError"),
+    (("tensors", "table", "shape"), [13, 2**40], "larger than the files"),
+    (("tensors", "no rows", "shape"), [0, HUGE], "not a number of rows or bytes"),
+    (("tensors", "table", "shape"), [14, 6], "13 of .*14"),
+    (("tensors", "table", "shape"), 3, "TypeError"),
+    (("tensors", "table", "dtype"), "F4", "KeyError"),
+    (("tensors", "table", "pieces"), [[FILE, 0, 6], [FILE, 7, 13]], "missing or doubled"),
+    (("tensors", "table", "pieces"), [[FILE, 0, 7], [FILE, 6, 13]], "missing or doubled"),
+    (("tensors", "table", "pieces"), [["/etc/passwd", 0, 13]], "missing or doubled"),
+    (("tensors", "table", "pieces"), [[FILE, 0, "13"]], "TypeError"),
+    (("state",), 3, "TypeError"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FORGERIES)))
+def test_a_forged_manifest_is_refused(tmp_path, number):
+    keys, value, words = FORGERIES[number]
+    save_whole(tmp_path / "a")
+    forge(tmp_path / "a" / MANIFEST)(*keys, to=value)
+    with pytest.raises(DamagedError, match=words):
+        open_store(tmp_path / "a")
+
+
+def test_files_that_do_not_hold_what_a_forged_manifest_says_are_refused(tmp_path):
+    save_whole(tmp_path / "a")
+    change = forge(tmp_path / "a" / MANIFEST)
+    change("tensors", "flat", "shape", to=[13, 2])
+    change(
+        "tensors", "more", to=json.loads((tmp_path / "a" / MANIFEST).read_text())["tensors"]["flat"]
+    )
+    saved = open_store(tmp_path / "a")
+    for name in ("flat", "more"):
+        with pytest.raises(DamagedError, match=FILE):
+            saved.load(name)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("block_bytes", [2**26, 24])
+def test_one_number_that_is_not_finite_is_found(monkeypatch, bad, block_bytes):
+    monkeypatch.setattr(store, "BLOCK_BYTES", block_bytes)
+    table = torch.zeros(50, 3, dtype=torch.bfloat16)
+    assert all_finite(table)
+    assert all_finite(torch.zeros(0, 3))
+    table[49, 2] = bad
+    assert not all_finite(table)
+    assert not all_finite(torch.tensor(bad))

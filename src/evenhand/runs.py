@@ -1,6 +1,6 @@
-"""What is done with a run: its data opened, begun, trained, resumed, evaluated.
+"""Runs: open their data, begin, train, resume, search and evaluate them.
 
-What lies in its folder is told in `run_folder`.
+See `run_folder` for what a run folder holds.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""From texts or features to labels: the one way on which a trained model is asked."""
+"""From texts or features to labels: the one path of a query through a trained model."""
 
 import copy
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ Queries = Sequence[str] | Rows | FloatArray  # texts, sparse rows or dense (Q, F
 
 
 class Searcher:
-    """A trained model and its index, to be asked as often as one likes.
+    """A trained model and its index.
 
-    Queries are as the data set has them: texts where it was made of texts, and otherwise sparse
+    Queries have the form of the data set's: texts where it was made of texts, and otherwise sparse
     rows or dense vectors of features, before any weighting.
     """
 

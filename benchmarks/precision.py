@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from evenhand.build import build_training
-from evenhand.config import Config
+from evenhand.cli.demo import PRESETS
+from evenhand.config import Config, build_config, read_preset
 from evenhand.data import Dataset, open_dataset
-from evenhand.demo import METHODS, preset
 from evenhand.evaluation import score_table
 from evenhand.runs import evaluate_model, open_data
 from evenhand.training.gpu_step import GpuStep
@@ -39,8 +39,8 @@ def main() -> None:
     console = Console(width=110)
     data = options.data and open_dataset(Path(options.data))
     rows = []
-    for method, name in METHODS.items():
-        config = preset(name)
+    for method, name in PRESETS.items():
+        config = build_config(read_preset(name))
         data = data or open_data(config.data, console)
         for precision in options.precisions:
             for seed in options.seeds if precision != "train_step" else options.seeds[:1]:
@@ -48,7 +48,7 @@ def main() -> None:
                     rows.append(measured(config, data, method, precision, seed))
                     _write(rows, options)
     shown = Table("method", "precision", "seeds", *GROUPS, "seconds")
-    for method in METHODS:
+    for method in PRESETS:
         for precision in options.precisions:
             chosen = [r for r in rows if (r["method"], r["precision"]) == (method, precision)]
             cells = [_spread([row[group] for row in chosen]) for group in GROUPS]

@@ -30,10 +30,10 @@ except ImportError:  # an older revision
     from evenhand.building import build_training
     from evenhand.pipeline import open_data
     from evenhand.training.loop import train_step
-from evenhand.demo import preset
+from evenhand.config import build_config, read_preset
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 
-config = preset(f"demo-{sys.argv[1]}.toml")
+config = build_config(read_preset(f"demo-{sys.argv[1]}"))
 built = build_training(config, open_data(config.data, Console(quiet=True)), torch.device("cpu"))
 training, plan = built.training, built.plan
 

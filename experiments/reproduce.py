@@ -20,7 +20,7 @@ from rich.console import Console
 
 from evenhand.data import Dataset
 from evenhand.errors import StoppedError, UserError
-from evenhand.faults import STOPPED, guarded
+from evenhand.faults import STOPPED, guard
 from evenhand.files import read_json, write_json
 from evenhand.locking import locked
 from evenhand.progress import PipedConsole, stop_requested
@@ -39,6 +39,10 @@ from experiments.table3 import Protocol, format_table3, open_any, run_table3
 from experiments.table3 import fixture as documents
 
 EVALUATIONS = 5  # of a run, unless --every says otherwise
+DATA_OF = {  # is it table 3 -> what --data is
+    False: "the folder with the files of MNIST or CIFAR-10",
+    True: "'places', a folder made by `evenhand data`, or one with train.txt and test.txt",
+}
 QUICK: dict[str, Any] = {
     "num_steps": 12, "tuning_steps": 4, "seeds": (1, 2), "tuning_seeds": (101,),
     "tail_share": 0.1, "batch_size": 16, "has_control": False,
@@ -52,7 +56,9 @@ QUICK_3 = Protocol(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
+    options.command = _command(arguments)
     console = PipedConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
     if not console.is_terminal:  # a file or a pipe has no width of its own: tables stay whole
         console.width = 132
@@ -62,42 +68,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = torch.device(options.device or default)
         return reproduce(options, device=device, console=console)
 
-    return guarded(run)
+    return guard(run)
 
 
 def reproduce(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
-    known = [*TABLES, "table3"]
-    if options.table is not None and options.table not in known:
-        raise UserError(f"there is no table {options.table!r}; known: {', '.join(known)}")
+    """Runs the table that was named; without one, the quick look at all of them."""
     if options.table is None and not options.quick:
-        raise UserError(f"name a table ({', '.join(known)}), or take a quick look with --quick")
-    numbers = {name: getattr(options, name) for name in ("tuning_steps", "every", "minutes")}
-    for name, value in [*numbers.items(), *(("steps", count) for count in options.steps or ())]:
-        if value is not None and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} must be above 0, got {value}")
-    if options.table != "table3" and len(options.steps or ()) > 1:
-        raise UserError(f"--steps takes several numbers for table3 alone, got {options.steps}")
-    if options.set and options.table not in TABLES:
-        raise UserError(
-            f"--set is for the rows of one table ({', '.join(TABLES)}), got {options.set} with "
-            f"{options.table or 'no table'}"
-        )
-    given = {"--power": options.power, "--learning-rates": options.learning_rates}
-    given["--mask-all-positives"] = options.mask_all_positives or None
-    for flag, value in given.items():
-        if value is not None and options.table != "table3":
-            raise UserError(f"{flag} is for table3, got {value} with {options.table or 'no table'}")
-    if options.table == "table3" or (options.table is None and options.quick):
-        _table3(options, device=device, console=console)
-        if options.table == "table3":
-            return 0
+        known = ", ".join([*TABLES, "table3"])
+        raise UserError(f"name a table ({known}), or take a quick look with --quick")
     if options.quick:
-        for table in [options.table] if options.table else TABLES:
+        if options.table in (None, "table3"):
             with tempfile.TemporaryDirectory() as place:
-                _quick(table, Path(place), options, device=device, console=console)
+                _run_table3(QUICK_3, documents(), Path(place), options, device, console)
+        for table in TABLES:
+            if options.table in (None, table):
+                with tempfile.TemporaryDirectory() as place:
+                    _quick(table, Path(place), options, device=device, console=console)
         return 0
     if options.data is None:
-        raise UserError(f"--data is missing: the folder with the files of {options.table}")
+        raise UserError(f"--data is missing: {DATA_OF[options.table == 'table3']}")
+    if options.table == "table3":
+        _table3(options, device=device, console=console)
+        return 0
+    return _table2(options, device=device, console=console)
+
+
+def _table2(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
     rows = _changed(table_rows(options.table, options.set), options)
     data = load_images(rows[0].row, Path(options.data))
     classifier = classifier_of(rows[0].row)
@@ -107,7 +103,7 @@ def reproduce(options: argparse.Namespace, *, device: torch.device, console: Con
         run = Run(
             table=options.table,
             folder=folder,
-            command=_command(options),
+            command=options.command,
             device=device,
             console=console,
             every=options.every or max(1, rows[0].row.num_steps // EVALUATIONS),
@@ -134,7 +130,7 @@ def _quick(
     table: str, folder: Path, options: argparse.Namespace, *, device: torch.device, console: Console
 ) -> None:
     """The smallest row and SGD, on generated pictures, with small models: does it all run?"""
-    smallest, *_, sgd = table_rows(table, options.set)
+    smallest, *_, sgd = table_rows(table, getattr(options, "set", ()))
     rows = [
         dataclasses.replace(
             row,
@@ -150,7 +146,7 @@ def _quick(
     run = Run(
         table=f"{table} (quick: generated pictures, small models; the figures mean nothing)",
         folder=folder,
-        command=_command(options),
+        command=options.command,
         device=device,
         console=console,
         every=6,
@@ -160,31 +156,25 @@ def _quick(
     assert tuned is not None  # nothing stops it
     result = run_table(tuned, data, classifier, run)
     if options.json:
-        path = Path(options.json)
-        name = path.name if options.table else f"{path.stem}-{table}{path.suffix}"
-        write_json(path.with_name(name), result)
+        write_json(_json_path(options, table), result)
 
 
 def _table3(options: argparse.Namespace, *, device: torch.device, console: Console) -> None:
-    """Table 3's protocol on any multilabel data; or, quickly, on generated documents."""
-    if options.quick:
-        with tempfile.TemporaryDirectory() as place:
-            _run_table3(QUICK_3, documents(), Path(place), options, device, console)
-        return
-    if options.data is None:
-        raise UserError(
-            "--data is missing: 'places', a folder made by evenhand data, or one with train.txt "
-            "and test.txt"
-        )
+    """Table 3's protocol on any multilabel data."""
     given = {
-        "steps": options.steps and tuple(options.steps),
+        "steps": options.steps,
         "power": options.power,
-        "learning_rates": options.learning_rates and tuple(options.learning_rates),
-        "seeds": options.seeds and tuple(options.seeds),
+        "learning_rates": options.learning_rates,
+        "seeds": options.seeds,
         "tuning_seed": options.tuning_seeds and options.tuning_seeds[0],
         "masks_all_positives": options.mask_all_positives,
     }
-    protocol = Protocol(**{name: value for name, value in given.items() if value is not None})
+    chosen: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    protocol = Protocol(**chosen)
     dataset = open_any(options.data, console)
     folder = Path(options.out or f"runs/table3-{dataset.name}")
     _run_table3(protocol, dataset, folder, options, device, console)
@@ -202,20 +192,17 @@ def _run_table3(
         run = Run(
             table="table3",
             folder=folder,
-            command=_command(options),
+            command=options.command,
             device=device,
             console=console,
             every=1,
-            should_stop_fn=_with_limit(should_stop_fn, options.minutes),
+            should_stop_fn=_with_limit(should_stop_fn, getattr(options, "minutes", None)),
         )
         result = {"table": run.table, **run_table3(protocol, dataset, run), **about(run)}
     write_json(folder / "result.json", result)
     console.print(format_table3(result))
-    name = Path(options.json or "result.json").name
-    if options.json and options.quick and options.table is None:
-        name = f"{Path(name).stem}-table3{Path(name).suffix}"
     if options.json:
-        write_json(Path(options.json).with_name(name), result)
+        write_json(_json_path(options, "table3"), result)
     if not options.quick:
         console.print(f"written to {folder / 'result.json'}")
 
@@ -234,7 +221,7 @@ def _fixed(rows: list[TableRow]) -> dict[str, Any]:
 def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow]:
     """Rows with the numbers that the flags give in the place of the files'."""
     changes = {
-        "num_steps": options.steps and options.steps[0],
+        "num_steps": options.steps,
         "tuning_steps": options.tuning_steps,
         "seeds": options.seeds and tuple(options.seeds),
         "tuning_seeds": options.tuning_seeds and tuple(options.tuning_seeds),
@@ -256,22 +243,33 @@ def _copy(path: Path, target: str | None) -> None:
         write_json(Path(target), read_json(path))
 
 
-def _command(options: argparse.Namespace) -> str:
-    """The words that matter for the figures; folders are the reader's own."""
-    words = ["python", "-m", "experiments.reproduce", *([options.table] if options.table else [])]
-    for name in ("power", "tuning_steps", "minutes", "every"):
-        value = getattr(options, name)
-        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    if options.table == "table3" and options.data is not None:
-        words += ["--data", Path(options.data).name]
-    for name in ("steps", "seeds", "tuning_seeds", "learning_rates"):
-        values = getattr(options, name) or []
-        words += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
-    for assignment in options.set:
-        words += ["--set", assignment]
-    for name in ("quick", "tune", "no_controls", "mask_all_positives"):
-        words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
+def _json_path(options: argparse.Namespace, table: str) -> Path:
+    """Where --json asks for the figures; with the table's name where it is one of several."""
+    path = Path(options.json)
+    return path if options.table else path.with_name(f"{path.stem}-{table}{path.suffix}")
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The words that matter for the figures; folders and devices are the reader's own."""
+    words, rest = ["python", "-m", "experiments.reproduce"], iter(arguments)
+    for word in rest:
+        if word in ("--out", "--json", "--device"):
+            next(rest, None)
+        else:
+            words.append(Path(word).name if "/" in word else word)
     return shlex.join(words)
+
+
+def _positive_int(text: str) -> int:
+    if int(text) <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return float(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -279,54 +277,37 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m experiments.reproduce",
         description="Runs a table of the paper, beside the paper's figures.",
     )
-    parser.add_argument(
-        "table", nargs="?", help="table2-mnist, table2-mnist-odd, table2-cifar10 or table3"
-    )
-    parser.add_argument(
-        "--data",
-        help="folder with the files of MNIST or CIFAR-10; for table3: 'places', a folder made by "
-        "`evenhand data`, or one with train.txt and test.txt",
-    )
-    parser.add_argument("--out", help="folder to write, and to continue from (runs/<table>)")
-    parser.add_argument("--json", help="file to write the figures to as well")
-    parser.add_argument("--quick", action="store_true", help="on generated data, in seconds")
-    parser.add_argument(
-        "--tune", action="store_true", help="choose each row's learning rate on validation first"
-    )
-    parser.add_argument("--tune-only", action="store_true", help="with --tune: only choose")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        nargs="+",
-        help="training steps (the paper's; of table3: what is tried)",
-    )
-    parser.add_argument("--power", type=float, help="of table3's loss: 1 (the default) or 2")
-    parser.add_argument(
-        "--learning-rates", type=float, nargs="+", help="what table3 tries for every k'"
-    )
-    parser.add_argument("--tuning-steps", type=int, help="steps of a trial of --tune")
-    parser.add_argument("--seeds", type=int, nargs="+", help="seeds of the table")
-    parser.add_argument("--tuning-seeds", type=int, nargs="+", help="other seeds, for --tune")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="ROW.KEY=VALUE",
-        help="any setting of table 2's rows, such as row.tail_classes=[1,3,5,7,9]",
-    )
-    parser.add_argument("--every", type=int, help="steps between evaluations (a fifth of all)")
-    parser.add_argument("--minutes", type=float, help="stop after so many, to be continued")
-    parser.add_argument(
-        "--no-controls", action="store_true", help="without SGD at the larger learning rates"
-    )
-    parser.add_argument(
-        "--mask-all-positives",
-        action="store_true",
-        help="table3 with every positive of a query kept out of its negatives",
-    )
-    parser.add_argument("--no-compile", action="store_true", help="do not try compiled code")
-    parser.add_argument("--no-checkpoints", action="store_true", help="nothing to continue from")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 … (the GPU if there is one)")
+    for_all = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    for each in (parser, for_all):
+        each.add_argument("--quick", action="store_true", help="on generated data, in seconds")
+        each.add_argument("--json", help="file to write the figures to as well")
+        each.add_argument("--device", help="cpu, cuda, cuda:1 … (the GPU if there is one)")
+    tables = parser.add_subparsers(dest="table", metavar="TABLE")
+    for name in (*TABLES, "table3"):
+        table = tables.add_parser(name, parents=[for_all], help=TABLES.get(name, "recall by group"))
+        add = table.add_argument
+        add("--data", help=DATA_OF[name == "table3"])
+        add("--out", help="folder to write, and to continue from (runs/<table>)")
+        add("--seeds", type=int, nargs="+", help="seeds of the table")
+        add("--tuning-seeds", type=int, nargs="+", help="other seeds, to choose settings with")
+        add("--minutes", type=_positive, help="stop after so many, to be continued")
+        if name == "table3":
+            add("--steps", type=_positive_int, nargs="+", help="training steps to try")
+            add("--learning-rates", type=_positive, nargs="+", help="what is tried for every k'")
+            add("--power", type=float, help="of the loss: 1 (the default) or 2")
+            masks = "every positive of a query is kept out of its negatives"
+            add("--mask-all-positives", action="store_true", help=masks)
+            continue
+        add("--steps", type=_positive_int, help="training steps (the paper's)")
+        add("--tune", action="store_true", help="choose each row's rate on validation first")
+        add("--tune-only", action="store_true", help="with --tune: only choose")
+        add("--tuning-steps", type=_positive_int, help="steps of a trial of --tune")
+        add("--every", type=_positive_int, help="steps between evaluations (a fifth of all)")
+        settings = "any setting of the rows, such as row.tail_classes=[1,3,5,7,9]"
+        add("--set", action="append", default=[], metavar="ROW.KEY=VALUE", help=settings)
+        add("--no-controls", action="store_true", help="without SGD at larger learning rates")
+        add("--no-compile", action="store_true", help="do not try compiled code")
+        add("--no-checkpoints", action="store_true", help="nothing to continue from")
     return parser
 
 

@@ -22,10 +22,10 @@ import safetensors
 import torch
 from rich.console import Console
 
+from evenhand.config import check_positive, to_type
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.progress import count_bar
-from evenhand.settings import check_positive, typed
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from evenhand.version import __version__
 from experiments.image_data import ImageData
@@ -93,7 +93,7 @@ def chosen_rates(path: Path, names: Sequence[str]) -> dict[str, float]:
     try:
         rates = {choice["name"]: choice["learning_rate"] for choice in read_json(path)["chosen"]}
         for name in names:
-            check_positive(name, learning_rate=typed("learning_rate", rates[name], float))
+            check_positive(name, learning_rate=to_type("learning_rate", rates[name], float))
     except (KeyError, TypeError, UserError) as error:  # JSON, but not what `tune` wrote
         raise UserError(
             f"{path} does not hold the learning rates of this table ({error}); remove it, and "
@@ -110,7 +110,7 @@ def earlier_result(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is damaged (it lacks 'seconds' or 'curve'); begin in another --out"
         )
-    result["seconds"] = typed("seconds", result["seconds"], float)
+    result["seconds"] = to_type("seconds", result["seconds"], float)
     return result  # type: ignore[no-any-return]
 
 

@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from evenhand.config import build, with_assignments
+from evenhand.config import build, check_choice, check_positive, parse_toml, with_assignments
 from evenhand.errors import UserError
-from evenhand.settings import check_choice, check_positive, parsed_toml
 from experiments.image_models import STEMS
 
 TABLES = {
@@ -61,46 +60,29 @@ class Row:
             "row", batch_size=self.batch_size, learning_rate=self.learning_rate,
             num_steps=self.num_steps, tuning_steps=self.tuning_steps,
         )  # fmt: skip
-        if not 1 <= self.num_hard_examples <= self.batch_size:
-            raise UserError(
-                f"row.num_hard_examples must be between 1 and the batch size {self.batch_size}, "
-                f"got {self.num_hard_examples}"
-            )
-        self._check_model()
-        for name in ("tail_share", "validation_share"):
-            if not 0 < getattr(self, name) < 1:
-                raise UserError(f"row.{name} must be between 0 and 1, got {getattr(self, name)}")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise UserError(f"row.seeds must be one or more different numbers, got {self.seeds}")
-        if set(self.seeds) & set(self.tuning_seeds):
-            raise UserError(
-                f"row.tuning_seeds must be other seeds than row.seeds {self.seeds}, got "
-                f"{self.tuning_seeds}"
-            )
-
-    def _check_model(self) -> None:
-        if self.widths and (len(self.widths) != 3 or min(self.widths) < 1):
-            raise UserError(
-                f"row.widths must be two numbers of channels and the hidden layer's width, such as "
-                f"[20, 50, 500], got {list(self.widths)}"
-            )
-        if self.padding not in (0, 2):
-            raise UserError(f"row.padding must be 0 or 2, got {self.padding}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"row.dropout must be at least 0 and below 1, got {self.dropout}")
-        if not self.weight_decay >= 0:
-            raise UserError(f"row.weight_decay must be at least 0, got {self.weight_decay}")
-        if self.model != "lenet" and (self.widths or self.padding or self.dropout):
-            raise UserError(
-                f'row.widths, padding and dropout are for row.model = "lenet", got "{self.model}"'
-            )
-        if not 0 < len(set(self.tail_classes)) < NUM_CLASSES or not (
-            set(self.tail_classes) <= set(range(NUM_CLASSES))
-        ):
-            raise UserError(
-                f"row.tail_classes must be some of 0 to {NUM_CLASSES - 1}, but not all, got "
-                f"{list(self.tail_classes)}"
-            )
+        tail, classes = set(self.tail_classes), set(range(NUM_CLASSES))
+        is_lenet = self.model == "lenet"
+        for name, is_right, wanted in (
+            ("num_hard_examples", 1 <= self.num_hard_examples <= self.batch_size,
+             f"between 1 and the batch size {self.batch_size}"),
+            ("tail_share", 0 < self.tail_share < 1, "between 0 and 1"),
+            ("validation_share", 0 < self.validation_share < 1, "between 0 and 1"),
+            ("seeds", self.seeds and len(set(self.seeds)) == len(self.seeds),
+             "one or more different numbers"),
+            ("tuning_seeds", not set(self.seeds) & set(self.tuning_seeds),
+             f"other seeds than row.seeds {self.seeds}"),
+            ("widths", not self.widths or (len(self.widths) == 3 and min(self.widths) >= 1),
+             "two numbers of channels and the hidden layer's width, such as [20, 50, 500]"),
+            ("padding", self.padding in (0, 2), "0 or 2"),
+            ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("model", is_lenet or not (self.widths or self.padding or self.dropout),
+             '"lenet" where widths, padding or dropout are given'),
+            ("tail_classes", tail and tail < classes,
+             f"some of 0 to {NUM_CLASSES - 1}, but not all"),
+        ):  # fmt: skip
+            if not is_right:
+                raise UserError(f"row.{name} must be {wanted}, got {getattr(self, name)}")
 
     @property
     def is_sgd(self) -> bool:
@@ -137,7 +119,7 @@ def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
 
 def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableRow:
     try:
-        sections = with_assignments(parsed_toml(text), assignments)
+        sections = with_assignments(parse_toml(text), assignments)
         for section in sections:
             if section not in ("row", "paper"):
                 raise UserError(f"there is no section [{section}] in {name}; known: row, paper")

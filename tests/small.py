@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import importlib
 import io
 import json
 import os
@@ -201,6 +202,38 @@ class Answer:
         return self.err.removeprefix("evenhand: ").strip()
 
 
+def parse_words(words):
+    """(verb, its parameters by name) of a command line, and nothing is run."""
+    from typer.core import TyperGroup
+    from typer.main import get_command
+
+    from evenhand.cli import app
+
+    command, context, name, words = get_command(app), None, "evenhand", list(words)
+    while True:
+        context = command.make_context(name, words, parent=context)
+        if not isinstance(command, TyperGroup):
+            return context.command_path.removeprefix("evenhand "), context.params
+        words = [*context._protected_args, *context.args]
+        if not words:
+            context.fail("Missing command.")
+        name, command, words = command.resolve_command(context, words)
+
+
+def all_verbs():
+    """'data table' -> its command, and so for all verbs, of typer."""
+    from typer.main import get_command
+
+    from evenhand.cli import app
+
+    def walk(command, path):
+        yield path, command
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(inner, f"{path} {name}".strip())
+
+    return dict(walk(get_command(app), ""))
+
+
 def run_main(capsys, *arguments):
     """The command in this process."""
     from evenhand.cli import main
@@ -330,7 +363,7 @@ def _disturb(name, call, what):
         resource.setrlimit(resource.RLIMIT_FSIZE, (call, call))
         return
     module_name, _, function_name = name.rpartition(".")
-    module = sys.modules[module_name]
+    module = importlib.import_module(module_name)
     function, calls = getattr(module, function_name), [0]
 
     def disturbed(*arguments, **options):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import small
-from evenhand.commands import console
+from evenhand.cli.console import console
 from evenhand.config import build_config
 from evenhand.data import Rows, save_dataset
 from evenhand.errors import UserError
@@ -109,19 +109,46 @@ SETTINGS = [  # settings, what the sentence must hold
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("assignment", "fragments"), SETTINGS)
-def test_a_wrong_setting_is_refused_before_anything_is_made(here, capsys, assignment, fragments):
-    assert_says(refused(capsys, *TRAIN, "--set", assignment), *fragments)
-    assert not (here / "new").exists()
+RESUME = ("train", "--resume", "--run")
+REFUSED = [  # words, what the sentence must hold
+    *(((*TRAIN, "--set", assignment), fragments) for assignment, fragments in SETTINGS),
+    ((*TRAIN, "--set", "mining.sampler=in-batch", "--set", "mining.num_sampled_labels=31"),
+     ["mining.batch_size", "31", "'in-batch'", "32"]),
+    ((*TRAIN, "--set", "mining.sampler=mixed"), ["mining.batch_size", "20", "'mixed'", "32"]),
+    (("train", "none.toml"), ["none.toml", "does not exist"]),
+    (("train", "data"), ["data", "is a folder"]),
+    ((*TRAIN, "--device", "nonsense"), ["--device", "nonsense"]),
+    ((*TRAIN, "--device", "cuda:99"), ["--device", "cuda:99"]),
+    (("search", "runs/a", "x", "--device", "cuda:99"), ["cuda:99"]),
+    (("train", "a.toml", "--run", "runs/a"), ["runs/a exists already", "--resume", "remove"]),
+    (("train", "a.toml", "--run", "a.toml/inside"), ["a.toml", "Not a directory"]),
+    (("train", "a.toml", "--run", "x" * 300), ["too long"]),
+    ((*RESUME, "runs/a", "--learning-rate", 0.7),
+     ["runs/a", "training.learning_rate", "0.05", "0.7", "another --run"]),
+    ((*RESUME, "runs/a", "--set", "loss.margin=0.1"), ["loss.margin", "0.3", "0.1"]),
+    (("train", "dense.toml", *RESUME[1:], "runs/a"), ["data.dataset", "'data'", "'dense'"]),
+    (("train", "--resume"), ["--resume needs the folder"]),
+    ((*RESUME, "data"), ["data", "cannot be resumed", "config.toml"]),
+    ((*RESUME, "nowhere"), ["nowhere", "cannot be resumed"]),
+    (("compare", "runs/a", "runs/dense"), ["runs/dense", "another data set"]),
+    (("report", "runs/a", "runs/dense"), ["runs/dense", "another data set"]),
+    (("compare", "runs/a"), ["two runs or more", "runs/a"]),
+    (("compare", "runs/a", "runs/a", "--metric", "recall@7"),
+     ["--metric", "recall@1, recall@5, recall@10", "'recall@7'"]),
+    (("search", "runs/a", "badoki", ""), ["''"]),
+    (("search", "runs/a", "badoki", "  \t"), ["'  \\t'"]),
+    (("search", "runs/a", "x", "--results", 0), ["--results", "0"]),
+    (("search", "runs/dense", "x"), ["cannot turn a text into features", "table of texts"]),
+    (("data", "show", "nowhere"), ["nowhere", "dataset.json"]),
+    (("data", "show", "runs/a"), ["runs/a", "is not an Evenhand data set"]),
+    (("train", "--data", "nowhere"), ["nowhere", "dataset.json"]),
+    (("train", "--data", "runs/a"), ["runs/a", "is not an Evenhand data set"]),
+]  # fmt: skip
 
 
-def test_in_batch_negatives_must_find_room_in_the_sample(here, capsys):
-    sentence = refused(
-        capsys, *TRAIN, "--set", "mining.sampler=in-batch", "--set", "mining.num_sampled_labels=31"
-    )
-    assert_says(sentence, "mining.batch_size", "31", "'in-batch'", "32")
-    sentence = refused(capsys, *TRAIN, "--set", "mining.sampler=mixed")
-    assert_says(sentence, "mining.batch_size", "20", "'mixed'", "32")
+@pytest.mark.parametrize(("words", "fragments"), REFUSED)
+def test_what_is_wrong_is_refused_before_anything_is_made(here, capsys, words, fragments):
+    assert_says(refused(capsys, *words), *fragments)
     assert not (here / "new").exists()
 
 
@@ -143,25 +170,6 @@ def test_a_wrong_settings_file_is_refused(here, tmp_path, capsys, text, fragment
     path.write_bytes(text.encode("latin-1"))
     assert_says(refused(capsys, "train", path, "--run", "new"), *fragments)
     assert not (here / "new").exists()
-
-
-def test_a_settings_file_that_is_not_there_or_a_folder_is_named(here, capsys):
-    assert_says(refused(capsys, "train", "none.toml"), "none.toml", "does not exist")
-    assert_says(refused(capsys, "train", "data"), "data", "is a folder")
-
-
-def test_a_device_that_is_not_there_is_refused(here, capsys):
-    for device in ("nonsense", "cuda:99"):
-        assert_says(refused(capsys, *TRAIN, "--device", device), "--device", device)
-        assert_says(refused(capsys, "search", "runs/a", "x", "--device", device), device)
-    assert not (here / "new").exists()
-
-
-def test_a_flag_argparse_does_not_know_is_a_usage_error(here, capsys):
-    answer = run_main(capsys, "train", "--setp", "3")
-    assert answer.code == 2
-    assert "--setp" in answer.err
-    assert "Traceback" not in answer.err
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -276,52 +284,22 @@ def test_a_sparse_feature_that_is_not_finite_is_refused_by_the_number_of_its_que
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("command", [("data", "show"), ("train", "--data")])
-def test_a_folder_that_is_no_data_set_is_named(here, tmp_path, capsys, command):
+def test_a_damaged_data_set_is_named_and_a_whole_one_not_written_over(here, tmp_path, capsys):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/dataset.json").write_text("{")
-    assert_says(refused(capsys, *command, "nowhere"), "nowhere", "dataset.json")
-    assert_says(refused(capsys, *command, "runs/a"), "runs/a", "is not an Evenhand data set")
-    assert_says(refused(capsys, *command, tmp_path / "broken"), "broken", "damaged", "again")
-
-
-def test_a_data_set_or_report_is_not_written_over(here, tmp_path, capsys):
-    table = tmp_path / "pairs.csv"
-    table.write_text("query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50)))
+    for command in (("data", "show"), ("train", "--data")):
+        assert_says(refused(capsys, *command, tmp_path / "broken"), "broken", "damaged", "again")
+    table = pairs_table(tmp_path)
     assert_says(refused(capsys, "data", "table", table, "--out", "data"), "data exists already")
 
 
+def pairs_table(folder):
+    path = folder / "pairs.csv"
+    path.write_text("query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50)))
+    return path
+
+
 # --- runs -----------------------------------------------------------------------------------------
-
-
-def test_a_run_folder_that_exists_is_not_touched(here, capsys):
-    sentence = refused(capsys, "train", "a.toml", "--run", "runs/a")
-    assert_says(sentence, "runs/a exists already", "--resume", "remove")
-
-
-def test_a_run_folder_that_cannot_be_made_is_named(here, capsys):
-    sentence = refused(capsys, "train", "a.toml", "--run", "a.toml/inside")
-    assert_says(sentence, "a.toml", "Not a directory")
-    sentence = refused(capsys, "train", "a.toml", "--run", "x" * 300)
-    assert_says(sentence, "too long")
-
-
-def test_resuming_with_other_settings_names_the_setting_and_both_values(here, capsys):
-    resume = ("train", "--resume", "--run", "runs/a")
-    sentence = refused(capsys, *resume, "--learning-rate", 0.7)
-    assert_says(sentence, "runs/a", "training.learning_rate", "0.05", "0.7", "another --run")
-    sentence = refused(capsys, *resume, "--set", "loss.margin=0.1")
-    assert_says(sentence, "loss.margin", "0.3", "0.1")
-    sentence = refused(capsys, "train", "dense.toml", *resume[1:])
-    assert_says(sentence, "data.dataset", "'data'", "'dense'")
-
-
-def test_resuming_needs_a_run(here, tmp_path, capsys):
-    assert_says(refused(capsys, "train", "--resume"), "--resume needs the folder")
-    sentence = refused(capsys, "train", "--resume", "--run", tmp_path)
-    assert_says(sentence, tmp_path, "cannot be resumed", "config.toml")
-    sentence = refused(capsys, "train", "--resume", "--run", "nowhere")
-    assert_says(sentence, "nowhere", "cannot be resumed")
 
 
 COMMANDS = {
@@ -370,12 +348,6 @@ def test_a_data_set_other_than_the_one_trained_on_is_refused(
     monkeypatch.chdir(work)
     sentence = refused(capsys, *on(command, copy))
     assert_says(sentence, "was trained on another data set", "fingerprint", "restore")
-
-
-def test_runs_on_different_data_are_not_compared(here, capsys):
-    for command in ("compare", "report"):
-        sentence = refused(capsys, command, "runs/a", "runs/dense")
-        assert_says(sentence, "runs/dense", "another data set")
 
 
 def shorten(path):
@@ -455,23 +427,6 @@ def test_a_part_that_is_not_there_is_named(home, tmp_path, capsys, monkeypatch):
     assert answer.code == 0  # evaluated on the validation part instead
     assert "pair recall on the validation part" in answer.out
     assert_says(refused(capsys, "evaluate", run), "no test part", "train, validation")
-
-
-def test_one_run_alone_cannot_be_compared(here, capsys):
-    assert_says(refused(capsys, "compare", "runs/a"), "two runs or more", "runs/a")
-
-
-def test_a_metric_that_is_not_there_is_named(here, capsys):
-    sentence = refused(capsys, "compare", "runs/a", "runs/a", "--metric", "recall@7")
-    assert_says(sentence, "--metric", "recall@1, recall@5, recall@10", "'recall@7'")
-
-
-def test_search_refuses_nothing_to_look_for_and_data_without_texts(here, capsys):
-    for query in ("", "  \t"):
-        assert_says(refused(capsys, "search", "runs/a", "badoki", query), repr(query))
-    assert_says(refused(capsys, "search", "runs/a", "x", "--results", 0), "--results", "0")
-    sentence = refused(capsys, "search", "runs/dense", "x")
-    assert_says(sentence, "cannot turn a text into features", "table of texts")
 
 
 # --- a disk that is full --------------------------------------------------------------------------
@@ -560,8 +515,7 @@ def test_a_full_disk_while_evaluating_again_leaves_the_old_evaluation(copy, tmp_
 
 
 def test_a_full_disk_at_a_data_set_leaves_nothing(here, tmp_path, capsys, monkeypatch):
-    table = tmp_path / "pairs.csv"
-    table.write_text("query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50)))
+    table = pairs_table(tmp_path)
 
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

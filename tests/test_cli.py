@@ -1,6 +1,6 @@
 """The command as a user meets it: files in, run folders and words out."""
 
-import argparse
+import dataclasses
 import errno
 import json
 import os
@@ -17,10 +17,11 @@ import safetensors.torch
 import torch
 
 import small
-from evenhand import commands
 from evenhand.cli import EPILOG, main
-from evenhand.config import METHODS, SAMPLERS
-from evenhand.data import Strings, open_dataset, save_dataset
+from evenhand.cli.options import choose_device
+from evenhand.config import SAMPLERS, to_toml
+from evenhand.data import Groups, Strings, open_dataset, save_dataset, taken_rows
+from evenhand.methods import METHODS
 from evenhand.version import __version__
 from small import fruits_of, run_main, settings_file
 
@@ -32,9 +33,9 @@ def test_a_device_with_a_number_becomes_the_current_one(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch, "empty", lambda *size, device: None)  # as if there were two
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    device = commands._device(argparse.Namespace(device="cuda:1"))
+    device = choose_device("cuda:1")
     assert chosen == [device] == [torch.device("cuda:1")]
-    commands._device(argparse.Namespace(device="cpu"))
+    choose_device("cpu")
     assert len(chosen) == 1
 
 
@@ -266,70 +267,50 @@ def test_evaluating_again_changes_nothing(user, home):
     assert fruits_of(home / "runs/first") == before
 
 
-def test_compare_prints_both_runs_and_their_difference(user, home):
-    out = user("compare", "runs/first", "runs/second", "--metric", "recall@5")
-    recalls = {}
-    for name in ("first", "second"):
-        scores = json.loads((home / f"runs/{name}/evaluation/test/scores.json").read_text("utf-8"))
-        (recalls[name],) = [
-            s["value"] for s in scores if (s["metric"], s["group"]) == ("recall@5", "all")
-        ]
-    assert "recall@5: second minus first" in out
-    (row,) = [line for line in out.split("minus first")[1].splitlines() if "│ all " in line]
-    assert f"{recalls['first']:.4f}" in row
-    assert f"{recalls['second']:.4f}" in row
-    assert f"{recalls['second'] - recalls['first']:+.4f}" in row
-    assert "worst 3 styles" in out
-    told = "in the differences they are those of first on the validation part, the same for all"
-    assert told in out
+def recall(run, metric):
+    scores = json.loads((run / "evaluation/test/scores.json").read_text("utf-8"))
+    (score,) = [s for s in scores if (s["metric"], s["group"]) == (metric, "all")]
+    return score["value"]
 
 
 def test_the_difference_is_what_the_later_run_has_more_than_the_first(user, home, tmp_path):
-    user("train", "a.toml", "--run", tmp_path / "untrained", "--steps", 1, "--learning-rate", 1e-9)
-    values = []
-    for run in (home / "runs/first", tmp_path / "untrained"):
-        scores = json.loads((run / "evaluation/test/scores.json").read_text("utf-8"))
-        values += [s["value"] for s in scores if (s["metric"], s["group"]) == ("recall@10", "all")]
-    assert values[1] < values[0]
-    out = user("compare", "runs/first", tmp_path / "untrained")
-    (row,) = [line for line in out.split("minus first")[1].splitlines() if "│ all " in line]
+    run = tmp_path / "untrained"
+    user("train", "a.toml", "--run", run, "--steps", 1, "--learning-rate", 1e-9)
+    out = user("compare", "runs/first", run, "--metric", "recall@5")
+    assert "recall@5: untrained minus first" in out
+    _, differences = out.split("untrained minus first")
+    (row,) = [line for line in differences.splitlines() if "│ all " in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells[2:5] == [f"{values[0]:.4f}", f"{values[1]:.4f}", f"{values[1] - values[0]:+.4f}"]
-
-
-def test_a_tenth_of_few_groups_is_called_the_worst_group(user):
-    differences = user("compare", "runs/first", "runs/second").split("minus first")[1]
-    assert "worst style" in differences
+    first, later = recall(home / "runs/first", "recall@5"), recall(run, "recall@5")
+    assert later < first
+    assert cells[2:5] == [f"{first:.4f}", f"{later:.4f}", f"{later - first:+.4f}"]
+    assert "worst 3 styles" in differences
+    assert "worst style" in differences  # and no tenth of so few
     assert "worst tenth" not in differences
+    note = "in the differences they are those of first on the validation part, the same for all"
+    assert note in out
 
 
 def test_the_help_sets_every_method_apart_from_what_it_does():
     lines = [line.split() for line in EPILOG.splitlines()]
-    for name, text in METHODS.items():
-        assert [name, *text.split()] in lines
+    for name, method in METHODS.items():
+        assert [name, *method.summary.split()] in lines
 
 
-def test_compare_works_where_no_group_is_large_enough_to_judge(user, home, tmp_path):
-    dataset = small.text_dataset()
-    positives = dataset.parts["test"].positives
-    few = small.text_dataset().parts["test"]
-    taken = range(12)
-    import dataclasses
-
-    from evenhand.data import Groups, taken_rows
-
-    rows = np.arange(12)
+def test_compare_works_where_no_group_is_large_enough_to_judge(user, tmp_path):
+    dataset, rows = small.text_dataset(), np.arange(12)
+    part = dataset.parts["test"]
     few = dataclasses.replace(
-        few,
-        features=taken_rows(few.features, rows),
-        positives=taken_rows(positives, rows),
-        groups={"style": Groups(few.groups["style"].ids[:12], few.groups["style"].names)},
-        texts=Strings.pack(few.texts[q] for q in taken),
+        part,
+        features=taken_rows(part.features, rows),
+        positives=taken_rows(part.positives, rows),
+        groups={"style": Groups(part.groups["style"].ids[:12], part.groups["style"].names)},
+        texts=Strings.pack(part.texts[query] for query in rows),
     )
     save_dataset(small.with_parts(dataset, test=few), tmp_path / "data")
-    for name in ("one", "two"):
+    for seed, name in enumerate(("one", "two")):
         words = ("--data", tmp_path / "data", "--run", tmp_path / name, "--steps", 2)
-        user("train", "a.toml", *words, "--seed", len(name))
+        user("train", "a.toml", *words, "--seed", seed)
     out = user("compare", tmp_path / "one", tmp_path / "two")
     assert "two minus one" in out
     assert "worst 3" not in out
@@ -342,17 +323,13 @@ def test_compare_of_a_run_with_itself_shows_no_difference(user):
     assert "-0." not in rows
 
 
-def test_the_report_names_both_runs(user, home, tmp_path):
+def test_the_report_names_its_runs_and_goes_into_the_first_unless_told(user, home, tmp_path):
     out = user("report", "runs/first", "runs/second", "--out", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text("utf-8")
     assert str(tmp_path / "page.html") in out
+    page = (tmp_path / "page.html").read_text("utf-8")
     assert page.lower().startswith("<!doctype html>")
-    assert "first" in page
-    assert "second" in page
-    assert "s2m-annealed" in page
-
-
-def test_the_report_of_one_run_goes_into_its_folder(user, home):
+    for word in ("first", "second", "s2m-annealed"):
+        assert word in page
     assert "report: runs/second/report.html" in user("report", "runs/second")
     (home / "runs/second/report.html").unlink()
 
@@ -377,8 +354,6 @@ def test_labels_and_queries_are_printed_as_they_are(user, tmp_path, home):
     dataset = small.text_dataset()
     strange = ["[/b]", "[bold]x[/]", ":smile: y", "[link=z]w"]
     names = [strange[label % 4] + str(label) for label in range(small.NUM_LABELS)]
-    import dataclasses
-
     save_dataset(
         dataclasses.replace(dataset, label_names=Strings.pack(names), name="[red]"),
         tmp_path / "data",
@@ -445,71 +420,110 @@ def test_data_show_counts_parts_pairs_labels_and_groups(user):
     assert "60 labels, 512 features; labels are grouped by region (4)" in out
 
 
-# --- help -----------------------------------------------------------------------------------------
+def test_the_demonstration_trains_both_compares_and_can_be_run_again(
+    user, home, tmp_path, monkeypatch
+):
+    def read_preset(name):
+        method = "snm" if "snm" in name else "s2m-annealed"
+        config = small.config(home / "data", mining__method=method, training__num_steps=10)
+        return tomllib.loads(to_toml(config))
+
+    monkeypatch.setattr("evenhand.config.read_preset", read_preset)
+    folder = tmp_path / "demo"
+    out = user("demo", "--run", folder, "--device", "cpu")
+    assert "420 names to learn from" in out
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    assert {row["method"] for row in summary} == {"snm", "s2m"}
+    assert {row["group"] for row in summary} == {"all", "head", "torso", "tail"}
+    assert "SNM and S²M on places" in (folder / "report.html").read_text("utf-8")
+    before = fruits_of(folder / "s2m")
+    user("demo", "--run", folder, "--device", "cpu")
+    assert fruits_of(folder / "s2m") == before
+    assert json.loads((folder / "summary.json").read_text("utf-8")) == summary
+
+
+# --- help and usage -------------------------------------------------------------------------------
 
 HELP = {
-    (): ["a first session", "s2m-annealed", "train", "compare", "report", "search", "data", "demo"],
+    (): ["A first session", "Exit codes", "s2m-annealed", "Train a model", "Use it", "Data"],
     ("train",): ["TOML", "--resume", "--hard-examples", "--set", "run folder"],
     ("evaluate",): ["--part", "evaluate a run on a part"],
     ("compare",): ["--metric", "intervals"],
-    ("report",): ["--out", "page"],
     ("search",): ["--results", "trained"],
-    ("data",): ["places", "extreme", "table", "show"],
-    ("data", "places"): ["--min-population", "GeoNames"],
+    ("data",): ["places", "extreme", "table", "show", "Public data sets"],
+    ("data", "places"): ["--min-population", "GeoNames", "15000"],
     ("data", "extreme"): ["--label-names", "Extreme Classification"],
-    ("data", "table"): ["--query-column", "CSV"],
-    ("data", "show"): ["folder", "holds"],
     ("demo",): ["--run", "SNM and S2M"],
 }
 
 
 @pytest.mark.parametrize("command", HELP, ids=" ".join)
-def test_help_says_what_a_command_does(capsys, command):
-    answer = run_main(capsys, *command, "--help")
-    assert answer.code == 0
-    text = " ".join(answer.out.split())
+def test_help_says_what_a_command_does_in_80_columns(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    for flag in ("--help", "-h"):
+        answer = run_main(capsys, *command, flag)
+        assert (answer.code, answer.err) == (0, "")
+    assert all(len(line) <= 80 for line in answer.out.splitlines())
+    text = " ".join(answer.out.split()).lower()
     for fragment in HELP[command]:
-        assert fragment.lower() in text.lower(), f"{fragment!r} is not in: {text}"
+        assert fragment.lower() in text, f"{fragment!r} is not in: {text}"
+
+
+USAGE = {  # words, what the sentence must hold
+    "": ["missing command", "(see evenhand --help)"],
+    "trian": ["'trian'", "did you mean 'train'?"],
+    "train --stepz 3": ["--stepz", "did you mean --steps?", "(see evenhand train --help)"],
+    "train --steps x": ["'--steps'", "'x'", "int"],
+    "train --steps": ["'--steps'", "requires an argument"],
+    "train --run --resume": ["'--run'", "requires an argument", "'--resume'"],
+    "train a b": ["unexpected extra argument", "b"],
+    "search": ["missing argument 'RUN'"],
+    "search runs/first": ["missing argument 'QUERY...'"],
+    "export runs/first": ["missing option '--out'"],
+    "evaluate runs/first --part all": ["'--part'", "'all'", "'train', 'validation', 'test'"],
+    "slices runs/first --conditions 4": ["'--conditions'", "4", "1<=x<=3"],
+    "data nonsense": ["'nonsense'", "(see evenhand data --help)"],
+    "train --seed -1 --steps=3": ["training.seed must be at least 0, got -1"],
+}
+
+
+@pytest.mark.parametrize("words", USAGE)
+def test_wrong_words_are_answered_in_one_sentence(capsys, words):
+    sentence = run_main(capsys, *words.split()).sentence
+    for fragment in USAGE[words]:
+        assert fragment in sentence, f"{fragment!r} is not in: {sentence}"
 
 
 def test_the_version_is_printed(capsys):
     assert run_main(capsys, "--version").out == f"evenhand {__version__}\n"
 
 
-def test_without_a_command_the_usage_is_printed(capsys):
-    answer = run_main(capsys)
-    assert answer.code == 2
-    assert "usage: evenhand" in answer.err
-
-
-def test_an_error_of_the_program_itself_is_not_hidden(home, monkeypatch):
-    monkeypatch.chdir(home)
-
-    def broken(*arguments):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr("evenhand.runs.run_config", broken)
-    with pytest.raises(RuntimeError, match="a bug"):
-        main(["evaluate", "runs/first"])
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.ENOTDIR])
-def test_an_error_of_the_disk_is_one_sentence(home, monkeypatch, capsys, number):
-    def full(*arguments):
-        raise OSError(number, os.strerror(number), "some/file")
-
-    monkeypatch.setattr("evenhand.runs.run_config", full)
-    sentence = run_main(capsys, "evaluate", "runs/first").sentence
-    assert sentence.startswith("some/file could not be opened or written")
+@pytest.mark.parametrize(
+    ("number", "path"),
+    [(errno.ENOSPC, "some/file"), (errno.EFBIG, "f"), (errno.EACCES, "f"), (errno.ENOTDIR, "f")],
+)
+def test_an_error_of_the_disk_is_one_sentence(home, monkeypatch, capsys, number, path):
+    monkeypatch.setattr(
+        "evenhand.runs.run_config", raising(OSError(number, os.strerror(number), path))
+    )
+    sentence = run_main(capsys, "evaluate", home / "runs/first").sentence
+    assert sentence.startswith(f"{path} could not be opened or written")
     assert os.strerror(number) in sentence
 
 
-def test_an_interruption_is_said_and_told_by_the_exit_code(home, monkeypatch, capsys):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
+def raising(error):
+    def function(*arguments, **options):
+        raise error
 
-    monkeypatch.setattr("evenhand.runs.run_config", interrupted)
-    answer = run_main(capsys, "evaluate", "runs/first")
+    return function
+
+
+def test_a_bug_is_not_hidden_and_an_interruption_is_told(home, monkeypatch, capsys):
+    monkeypatch.setattr("evenhand.runs.run_config", raising(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["evaluate", str(home / "runs/first")])
+    monkeypatch.setattr("evenhand.runs.run_config", raising(KeyboardInterrupt()))
+    answer = run_main(capsys, "evaluate", home / "runs/first")
     assert (answer.code, answer.err) == (130, "evenhand: interrupted\n")
 
 

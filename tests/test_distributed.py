@@ -6,11 +6,11 @@ import types
 import pytest
 import torch
 
+from evenhand.cli.ranks import without_flags
 from evenhand.distributed.exchange import RowExchange, places_among, sorted_distinct_ids
 from evenhand.distributed.processes import Pulse, late_message, num_launched, num_restarts
 from evenhand.distributed.shards import Shards, share_of, share_sizes
 from evenhand.models.encoders import RowGradients
-from evenhand.train_command import _without
 from experiments.simulated_ranks import run_ranks
 
 
@@ -147,4 +147,4 @@ def test_what_torchrun_tells(monkeypatch):
 def test_flags_of_the_launcher_are_not_passed_on():
     words = ["train", "--ranks", "2", "a.toml", "--max-restarts=3", "--run", "--ranks-of-old"]
     kept = ["train", "a.toml", "--run", "--ranks-of-old"]
-    assert _without(words, ("--ranks", "--max-restarts")) == kept
+    assert without_flags(words, ("--ranks", "--max-restarts")) == kept

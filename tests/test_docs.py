@@ -1,14 +1,14 @@
 """The words of README and docs are true: their Python runs, their commands exist."""
 
-import argparse
 import importlib
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import typer
 
-from evenhand.cli import _parser
+import small
 from experiments import reproduce
 
 ROOT = Path(__file__).parent.parent
@@ -54,11 +54,12 @@ def run_blocks(text, name):
 
 
 def parse(words):
-    """The real parser, and nothing is run; --help and --version are fine too."""
+    """The parameters that the words give to a verb, and nothing is run; --help and --version are
+    fine too."""
     try:
-        return _parser().parse_args(words)
-    except SystemExit as exit_:
-        return None if exit_.code == 0 else exit_
+        return small.parse_words(words)[1]
+    except typer.Exit:
+        return None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -68,13 +69,13 @@ def test_every_python_block_runs(page, tmp_path, monkeypatch):
 
 
 def test_every_command_is_one_the_parser_knows():
-    unknown = [
-        f"{page.name}, block of line {line_number}: evenhand {shlex.join(words)}"
-        for page, text in TEXTS.items()
-        for line_number, words in commands_of(text)
-        if isinstance(parse(words), SystemExit)
-    ]
-    assert not unknown, "\n".join(unknown)
+    for page, text in TEXTS.items():
+        for line_number, words in commands_of(text):
+            place = f"{page.name}, block of line {line_number}"
+            try:
+                parse(words)
+            except typer.TyperException as error:
+                raise AssertionError(f"{place}: evenhand {shlex.join(words)}: {error}") from error
 
 
 def test_every_experiment_is_one_its_parser_knows():
@@ -85,17 +86,11 @@ def test_every_experiment_is_one_its_parser_knows():
 
 def flags_by_command():
     """'data table' -> every flag that it takes, and so for all commands."""
-    found = {}
-
-    def walk(parser, name):
-        found[name] = set(parser._option_string_actions)
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for verb, inner in action.choices.items():
-                    walk(inner, f"{name} {verb}".strip())
-
-    walk(_parser(), "")
-    walk(reproduce._parser(), "python -m experiments.reproduce")
+    found = {
+        name: {flag for param in command.params for flag in param.opts} | {"-h", "--help"}
+        for name, command in small.all_verbs().items()
+    }
+    found["python -m experiments.reproduce"] = set(reproduce._parser()._option_string_actions)
     return found
 
 
@@ -272,12 +267,13 @@ def test_commands_are_found_with_continued_lines_and_without_what_follows():
 @pytest.mark.parametrize(
     "words", [["trian"], ["train", "--stepz", "3"], ["train", "--steps", "x"], ["search"], []]
 )
-def test_a_command_the_parser_does_not_know_is_found(capsys, words):
-    assert isinstance(parse(words), SystemExit)
+def test_a_command_the_parser_does_not_know_is_found(words):
+    with pytest.raises(typer.TyperException):
+        parse(words)
 
 
 def test_a_command_that_exists_is_parsed_and_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert parse(["train", "--steps", "3"]).steps == 3
+    assert parse(["train", "--steps", "3"])["steps"] == 3
     assert parse(["--version"]) is None
     assert not any(tmp_path.iterdir())

@@ -15,21 +15,16 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_text_is_written_whole_with_its_folders(tmp_path):
+def test_nothing_is_at_the_place_before_all_is_written(tmp_path):
     path = tmp_path / "a/b/c.txt"
     write_text(path, "Wien, ウィーン\n")
     assert path.read_text("utf-8") == "Wien, ウィーン\n"
-    assert names(path.parent) == ["c.txt"]
-
-
-def test_nothing_is_at_the_place_before_all_is_written(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("old")
     with atomic_path(path) as staging:
         staging.write_text("new")
-        assert path.read_text() == "old"
+        assert path.read_text("utf-8") == "Wien, ウィーン\n"
         assert staging.parent == path.parent  # the same disk, or it could not be renamed
     assert path.read_text() == "new"
+    assert names(path.parent) == ["c.txt"]
 
 
 def test_an_error_in_between_leaves_the_old_one(tmp_path):

@@ -23,7 +23,7 @@ from evenhand.evaluation import load_outcome
 from evenhand.files import parse_json, read_json
 from evenhand.run_folder import _read_scores, read_about, read_metrics
 from evenhand.search.ranker import load_ranker
-from evenhand.tuning.space import parsed_space
+from evenhand.tuning.space import parse_space
 from fuzz import array_targets, network_targets
 from fuzz.inputs import corpus_of, inputs_of
 from fuzz.registry import TARGETS
@@ -143,8 +143,8 @@ def test_a_setting_that_is_not_unicode_cannot_be_written_down_and_is_refused():
 @pytest.mark.parametrize("word", ['" b",c', '"true"', "a-b,c", "'1'", "0.5"])
 def test_a_space_is_the_same_when_it_is_read_from_its_own_text(word):
     name = "loss.margin" if word == "0.5" else "risk.group"
-    space = parsed_space([f"{name}={word}"], build_config({}))
-    assert parsed_space([f"{name}={space[name]}"], build_config({})) == space
+    space = parse_space([f"{name}={word}"], build_config({}))
+    assert parse_space([f"{name}={space[name]}"], build_config({})) == space
 
 
 def test_columns_of_groups_with_one_name_are_refused(tmp_path):

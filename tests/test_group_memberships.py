@@ -31,11 +31,11 @@ from evenhand.evaluation import (
 from evenhand.evaluation.slice_attributes import attributes_of
 from evenhand.evaluation.slice_search import is_in_slice, slices_to_look_at
 from evenhand.report import write_report
-from evenhand.report.certificate import _known_groups
-from evenhand.report.study import study_of
+from evenhand.report.bounds import known_groups
+from evenhand.report.run_set import make_run_set
 from evenhand.run_folder import RunResult
 from evenhand.tuning.search import default_criterion
-from evenhand.tuning.shares import group_share
+from evenhand.tuning.smallest_group import group_share
 from small import run_main
 from test_evaluation import evaluated, row
 
@@ -306,11 +306,11 @@ def result_of(outcome, dataset):
 def test_a_known_group_of_the_certificate_holds_every_query_that_is_in_it(
     dataset, outcome, languages_of
 ):
-    study = study_of([result_of(outcome, dataset)], dataset)
+    runs = make_run_set([result_of(outcome, dataset)], dataset)
     losses = defaultdict(lambda: 1.0)  # by query: the best placed of its labels
     for query, rank in zip(outcome.query_ids, outcome.ranks, strict=True):
         losses[query] = min(losses[query], 1 - 1 / rank if rank else 1.0)
-    groups = {g.name: g for g in _known_groups(study, 0, "queries") if g.column == "language"}
+    groups = {g.name: g for g in known_groups(runs, 0, "queries") if g.column == "language"}
     assert sorted(groups) == list(LANGUAGES)
     for language, group in groups.items():
         is_member = of_language(dataset, "test", languages_of, language)

@@ -17,14 +17,13 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "commands": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
-        "cli", "commands", "demo", "doctor", "stream_command", "train_command",
+        "cli", "doctor",
     ],
     "reports": ["report", "tables", "tuning"],
     "runs": [
-        "averaging", "build", "building", "building_risks", "exporting", "public", "run_folder",
-        "runs", "saved_models",
+        "averaging", "build", "exporting", "public", "run_folder", "runs", "saved_models",
     ],
-    "settings": ["config", "faults", "progress", "search_config", "settings"],
+    "settings": ["config", "faults", "progress"],
     "system": ["distributed", "evaluation", "search", "store", "training"],
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "locking", "version"],  # for anything above the core
@@ -37,8 +36,6 @@ ENTRANCES = ["evenhand", "evenhand.__main__", "evenhand.cli", "evenhand.theory"]
 # (from, to): imports against the order of the folders, each to be turned round.
 KNOWN_CIRCLES = {
     ("distributed", "training"): "distributed.evaluation takes `features_of` of training.feed",
-    ("report", "tuning"): "report.tradeoff reads the space and the choice of a study",
-    ("tables", "tuning"): "tables prints the choice of a study",
 }
 
 # The core computes on tensors: torch, and those parts of the standard library that touch nothing.

@@ -42,16 +42,13 @@ def holder(tmp_path):
         process.kill()
 
 
-def test_a_folder_another_process_holds_is_refused_with_its_name(holder, tmp_path):
+def test_a_folder_that_is_held_is_refused_with_the_holder_and_kill_9_frees_it(holder, tmp_path):
     with pytest.raises(UserError) as caught, locked(tmp_path / "run"):
         pass
     sentence = str(caught.value)
     assert f"run is in use by process {holder.pid} on {platform.node()} (since 20" in sentence
     assert "wait for it or stop it" in sentence
     assert holder.poll() is None
-
-
-def test_kill_9_frees_it_at_once(holder, tmp_path):
     holder.kill()
     holder.wait()
     assert (tmp_path / "run/.lock").exists()  # left behind, and without meaning
@@ -96,15 +93,12 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, num
     assert not list(tmp_path.iterdir())
 
 
-def test_a_holder_that_has_not_signed_yet_is_another_process(tmp_path):
+def test_a_holder_that_has_not_signed_yet_and_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / ".lock").write_text("")
     with open(tmp_path / ".lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="in use by another process"), locked(tmp_path):
             pass
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file could not be made"), locked(tmp_path / "file"):
         pass
@@ -181,7 +175,11 @@ def test_a_second_train_in_the_same_folder_is_refused_and_the_first_goes_on(home
     finally:
         process.kill(signal.SIGKILL)
         process.wait()
-    assert "training" in _stopped(home, "train", "--resume", "--run", "runs/one").out
+    step = small.last_step(home / "runs/one")
+    again = small.start(home, "train", "--resume", "--run", "runs/one")
+    small.wait_for(lambda: small.last_step(home / "runs/one") > step + 20)
+    again.kill(signal.SIGTERM)
+    assert again.wait().code == 130
 
 
 def test_a_run_that_trains_can_be_read(home):
@@ -197,36 +195,20 @@ def test_a_run_that_trains_can_be_read(home):
             assert answer.code == 0, answer.err
 
 
-def test_a_second_tune_in_the_same_folder_is_refused(home):
-    words = ["tune", "quick.toml", "--run", "runs/tune", "--trials", "2"]
-    assert small.run(home, *words).code == 0
+def test_other_writers_are_refused_in_a_folder_in_use(home, tmp_path):
+    assert small.run(home, "tune", "quick.toml", "--run", "runs/tune", "--trials", "2").code == 0
+    (tmp_path / "x.csv").write_text(
+        "query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50))
+    )
     before = small.bytes_of(home / "runs/tune")
-    with locked(home / "runs/tune"):
-        answer = small.run(home, "tune", "--resume", "--run", "runs/tune", "--trials", "3")
-        assert f"runs/tune is in use by process {os.getpid()}" in answer.sentence
+    for folder, words in (
+        ("runs/tune", ["tune", "--resume", "--run", "runs/tune", "--trials", "3"]),
+        ("runs/kept", ["demo", "--run", "runs/kept"]),
+    ):
+        with locked(home / folder):
+            answer = small.run(home, *words)
+        assert f"{folder} is in use by process {os.getpid()}" in answer.sentence
     assert small.bytes_of(home / "runs/tune") == before
-
-
-def test_the_demo_is_refused_in_a_folder_in_use(home):
-    with locked(home / "runs/kept"):
-        answer = small.run(home, "demo", "--run", "runs/kept")
-    assert f"runs/kept is in use by process {os.getpid()}" in answer.sentence
-
-
-def test_a_data_set_that_another_process_writes_is_refused(home, tmp_path):
-    table = tmp_path / "pairs.csv"
-    table.write_text("query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50)))
     with atomic_folder(home / "made"):
-        answer = small.run(home, "data", "table", table, "--out", "made")
+        answer = small.run(home, "data", "table", tmp_path / "x.csv", "--out", "made")
     assert f"made is in use by process {os.getpid()}" in answer.sentence
-
-
-def _stopped(home, *words):
-    """A command that is asked to stop as soon as it trains."""
-    before = small.last_step(home / words[-1])
-    process = small.start(home, *words)
-    small.wait_for(lambda: small.last_step(home / words[-1]) > before + 20)
-    process.kill(signal.SIGTERM)
-    answer = process.wait()
-    assert answer.code == 130, answer.err
-    return answer

@@ -13,7 +13,7 @@ def test_a_mutant_whose_text_is_gone_or_there_twice_is_stale(tmp_path, monkeypat
     (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
     monkeypatch.setattr(nightly, "PACKAGE", tmp_path)
     found = {
-        old: bool(nightly.stale([nightly.job_of(Mutant("a.py", old, "z", "test_a.py"))]))
+        old: bool(nightly.find_stale([nightly.job_of(Mutant("a.py", old, "z", "test_a.py"))]))
         for old in ("x = 1", "= 1", "x = 2", "z")
     }
     assert found == {"x = 1": False, "= 1": True, "x = 2": True, "z": True}
@@ -49,6 +49,6 @@ def test_a_process_that_is_late_is_ended_and_one_that_is_not_goes_on():
     command = [sys.executable, "-c", "while True: pass"]
     with subprocess.Popen(command, start_new_session=True) as process:
         now = time.monotonic()
-        assert nightly.ended(process.pid, now) is None
+        assert nightly.exit_status(process.pid, now) is None
         late = now - nightly.SECONDS_FOR_A_MUTANT
-        assert nightly.ended(process.pid, late) == -signal.SIGKILL
+        assert nightly.exit_status(process.pid, late) == -signal.SIGKILL

@@ -44,23 +44,15 @@ def test_in_a_file_training_is_about_ten_lines_and_a_line_a_step_where_there_are
     assert [int(step) for step in found] == told
 
 
-def test_a_counted_bar_shows_how_many_of_how_many(screen):
+def test_counted_bars_and_bars_of_files_show_how_many_of_how_many(screen):
     with count_bar(screen, "evaluating runs/[/x]") as advance:
         advance(30, 120)
-    assert "evaluating runs/[/x]" in text_of(screen)
-    assert "30/120" in text_of(screen)
-
-
-def test_the_bar_of_files_has_a_line_for_each(screen):
     with file_bar(screen) as advance:
         advance(Path("some/train.txt"), 5, 10)
         advance(Path("some/test.txt"), 7, 7)
         advance(Path("some/train.txt"), 10, 10)
-    text = text_of(screen)
-    assert "reading train.txt" in text
-    assert "10/10" in text
-    assert "reading test.txt" in text
-    assert "7/7" in text
+    shown = ("evaluating runs/[/x]", "30/120", "reading train.txt", "10/10", "test.txt", "7/7")
+    assert all(words in text_of(screen) for words in shown)
 
 
 class Closed(io.StringIO):

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import small
-from evenhand import demo, runs
+from evenhand import runs
 from evenhand.build import build_model, build_training
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
@@ -270,7 +270,7 @@ def test_what_is_said_of_a_run_can_be_written_and_read(dataset, tmp_path, monkey
     assert about["dataset"]["fingerprint"] == dataset.fingerprint
 
 
-# --- data and demonstration -----------------------------------------------------------------------
+# --- data ---------------------------------------------------------------------------------------
 
 
 def test_places_are_prepared_once(tmp_path, monkeypatch):
@@ -287,28 +287,3 @@ def test_places_are_prepared_once(tmp_path, monkeypatch):
     assert calls == [{"min_population": 15000, "num_buckets": 512}]
     assert first.fingerprint == second.fingerprint
     assert (tmp_path / "datasets/places-15000-512/dataset.json").is_file()
-
-
-def test_the_demonstration_trains_both_compares_and_can_be_run_again(
-    data_dir, tmp_path, monkeypatch, capsys
-):
-    assert {demo.preset(name).data.dataset for name in demo.METHODS.values()} == {"places"}
-
-    def preset(name):
-        method = "snm" if "snm" in name else "s2m-annealed"
-        return small.config(data_dir, mining__method=method, training__num_steps=10)
-
-    monkeypatch.setattr(demo, "preset", preset)
-    folder = tmp_path / "demo"
-    demo.run_demo(folder, device=CPU, console=Console(width=120))
-    out = capsys.readouterr().out
-    assert "420 names to learn from" in out
-    assert "snm" in out
-    summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    assert {row["method"] for row in summary} == {"snm", "s2m"}
-    assert {row["group"] for row in summary} == {"all", "head", "torso", "tail"}
-    assert "SNM and S²M on places" in (folder / "report.html").read_text("utf-8")
-    before = small.fruits_of(folder / "s2m")
-    demo.run_demo(folder, device=CPU, console=QUIET)
-    assert small.fruits_of(folder / "s2m") == before
-    assert json.loads((folder / "summary.json").read_text("utf-8")) == summary

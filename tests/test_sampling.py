@@ -280,7 +280,7 @@ def test_a_uniform_sample_for_each_is_any_subset_of_its_negatives_alike(positive
     assert_every_subset_is_as_likely(sample.ids[1::2], [0, 1, 2, 3, 7])
 
 
-def test_all_labels_and_all_labels_but_the_positive_can_be_drawn():
+def test_slots_are_empty_where_every_label_is_drawn_or_is_a_positive():
     sampler, positive_ids = UniformSampler(5), torch.tensor([[3], [0]])
     shared = sampler.sample(positive_ids, 5, generator=seeded())
     assert sorted(shared.ids.tolist()) == [0, 1, 2, 3, 4]
@@ -288,6 +288,13 @@ def test_all_labels_and_all_labels_but_the_positive_can_be_drawn():
     each = sampler.sample_for_each(positive_ids, 4, generator=seeded())
     assert each.ids.sort().values.tolist() == [[0, 1, 2, 4], [1, 2, 3, 4]]
     assert each.log_counts.tolist() == [[0] * 4] * 2
+    positive_ids = torch.tensor([[0, 1, 2, 3], [2, -1, -1, -1]])
+    sample = UniformSampler(4).sample_for_each(positive_ids, 3, generator=seeded())
+    assert sample.ids[0].tolist() == [-1, -1, -1]
+    assert sorted(sample.ids[1].tolist()) == [0, 1, 3]
+    for single in (UniformSampler(1), LogUniformSampler(1), FrequencySampler(torch.tensor([2]))):
+        sample = single.sample(torch.tensor([[-1]]), 1, generator=seeded())
+        assert (sample.ids.tolist(), sample.log_counts.tolist()) == ([0], [0.0])
 
 
 def test_slots_are_empty_where_too_few_labels_remain():
@@ -298,21 +305,6 @@ def test_slots_are_empty_where_too_few_labels_remain():
     assert sorted(sample.ids[2].tolist()) == [-1, -1, 4]
     expected = torch.tensor([0, math.log(3 / 4), 0])
     torch.testing.assert_close(sample.log_counts, expected.unsqueeze(1).expand(3, 3))
-
-
-def test_all_slots_are_empty_where_every_label_is_a_positive():
-    positive_ids = torch.tensor([[0, 1, 2, 3], [2, -1, -1, -1]])
-    sample = UniformSampler(4).sample_for_each(positive_ids, 3, generator=seeded())
-    assert sample.ids[0].tolist() == [-1, -1, -1]
-    assert sorted(sample.ids[1].tolist()) == [0, 1, 3]
-
-
-def test_more_labels_than_there_are_is_an_error():
-    sampler, positive_ids = UniformSampler(5), torch.tensor([[3]])
-    with pytest.raises(ValueError, match=r"between 1 and 5 .* got 6"):
-        sampler.sample(positive_ids, 6, generator=seeded())
-    with pytest.raises(ValueError, match=r"between 1 and 4 .* got 5"):
-        sampler.sample_for_each(positive_ids, 5, generator=seeded())
 
 
 @both_kinds
@@ -331,13 +323,6 @@ def test_a_million_million_labels_cost_nothing(sampler_class, kind):
         half = (sample.ids < 2**20 - 1).double().flatten()
         chance = 0.5 if kind == "shared" else 0.5 - 1 / 40 * 0.25
         assert abs(half.mean() - chance) < 5 * 0.5 / math.sqrt(len(half)) + 0.01
-
-
-@pytest.mark.parametrize("sampler_class", [UniformSampler, LogUniformSampler])
-@pytest.mark.parametrize("num_labels", [0, 2**40 + 1])
-def test_the_number_of_labels_is_bounded(sampler_class, num_labels):
-    with pytest.raises(ValueError, match=f"between 1 and {2**40}, got {num_labels}"):
-        sampler_class(num_labels)
 
 
 def test_uniform_draws_do_not_prefer_small_ids():
@@ -382,44 +367,6 @@ def test_slots_are_empty_when_no_label_is_left_to_draw(wrapped):
         torch.testing.assert_close(log_counts[1], expected)
 
 
-def test_a_single_label_is_always_drawn():
-    positive_ids = torch.tensor([[-1]])
-    for sampler in (UniformSampler(1), LogUniformSampler(1), FrequencySampler(torch.tensor([2]))):
-        sample = sampler.sample(positive_ids, 1, generator=seeded())
-        assert (sample.ids.tolist(), sample.log_counts.tolist()) == ([0], [0.0])
-
-
-def test_power_zero_is_uniform_over_the_labels_that_occur():
-    sampler = FrequencySampler(torch.tensor(COUNTS), power=0.0)
-    _, widths = sampler.spans(torch.arange(NUM_LABELS))
-    assert widths.tolist() == [float(count > 0) for count in COUNTS]
-
-
-@pytest.mark.parametrize("counts", [[0, 0], [1, -2], [1.0, math.nan], [1.0, math.inf]], ids=str)
-@pytest.mark.parametrize("sampler_class", [FrequencySampler, InBatchSampler])
-def test_counts_must_describe_a_distribution(sampler_class, counts):
-    with pytest.raises(ValueError, match=r"label_counts must be finite, none negative .* got"):
-        sampler_class(torch.tensor(counts))
-
-
-@pytest.mark.parametrize("shape", [(0,), (2, 2)])
-def test_counts_must_be_one_for_each_label(shape):
-    with pytest.raises(ValueError, match=r"label_counts must be \(L,\), got shape"):
-        FrequencySampler(torch.ones(shape))
-
-
-@pytest.mark.parametrize(("order", "distinct"), [([0, 1], 2), ([0, 2, 2], 2), ([1, 2, 3], 3)])
-def test_a_label_order_must_hold_each_label_once(order, distinct):
-    message = f"from 0 to 2 once, got {len(order)} ids, {distinct} of them distinct"
-    with pytest.raises(ValueError, match=message):
-        LogUniformSampler(3, label_order=torch.tensor(order))
-
-
-def test_distinct_refuses_a_sampler_without_repeats():
-    with pytest.raises(ValueError, match="with repeats, got UniformSampler"):
-        Distinct(UniformSampler(3))
-
-
 # In-batch and mixed.
 
 
@@ -439,17 +386,6 @@ def test_in_batch_counts_of_rare_labels_keep_their_digits():
     sampler = InBatchSampler(torch.tensor([10.0**15, 1.0]))
     sample = sampler.sample(torch.tensor([[0], [1], [0]]), 3, generator=seeded())
     assert sample.log_counts[1].item() == pytest.approx(math.log(2e-15), rel=1e-6)
-
-
-@both_kinds
-def test_in_batch_errors_name_the_numbers(kind):
-    sampler = InBatchSampler(torch.tensor([1, 1, 0]))
-    with pytest.raises(ValueError, match="got 3 examples and num_sampled_labels 2"):
-        draw(sampler, kind, torch.tensor([[0], [1], [1]]), 2, seeded())
-    with pytest.raises(ValueError, match=r"at least 2 examples .* got 1 examples"):
-        draw(sampler, kind, torch.tensor([[0]]), 2, seeded())
-    with pytest.raises(ValueError, match="got 0 for label 2"):
-        draw(sampler, kind, torch.tensor([[0], [2]]), 2, seeded())
 
 
 def test_a_mixture_holds_both_samples():
@@ -488,17 +424,6 @@ def test_the_first_sampler_of_a_mixture_has_the_nearest_whole_number_of_slots(
     assert ids.tolist() == [*range(num_first), *range(1000, 1000 + num_slots - num_first)]
 
 
-def test_mixture_errors_name_the_share():
-    uniform = UniformSampler(9)
-    for share in (0, 1):
-        with pytest.raises(ValueError, match=f"between 0 and 1, exclusive, got {share}"):
-            MixedSampler(uniform, uniform, first_share=share)
-    with pytest.raises(ValueError, match=r"first_share 0\.1 of 4 is 0"):
-        MixedSampler(uniform, uniform, first_share=0.1).sample(
-            torch.tensor([[0]]), 4, generator=seeded()
-        )
-
-
 # The correction.
 
 
@@ -518,3 +443,63 @@ def test_the_correction_has_the_right_gradient_and_takes_counts_for_each_example
     scores = torch.randn(3, 4, dtype=torch.float64, generator=seeded()).requires_grad_()
     log_counts = torch.randn(3, 4, generator=seeded(1))
     assert torch.autograd.gradcheck(lambda s: log_q_corrected(s, log_counts), scores)
+
+
+# Refusals.
+
+
+def mixed(share, num_slots):
+    uniform, positive = UniformSampler(9), torch.tensor([[0]])
+    mixture = MixedSampler(uniform, uniform, first_share=share)
+    mixture.sample(positive, num_slots, generator=seeded())
+
+
+def in_batch(positive_ids, kind):
+    draw(InBatchSampler(torch.tensor([1, 1, 0])), kind, torch.tensor(positive_ids), 2, seeded())
+
+
+REFUSALS = [
+    *(
+        (lambda kind, c=c, of=of: of(torch.tensor(c)), "label_counts must be finite, none negative")
+        for c in ([0, 0], [1, -2], [1.0, math.nan], [1.0, math.inf])
+        for of in (FrequencySampler, InBatchSampler)
+    ),
+    *(
+        (lambda kind, s=s: FrequencySampler(torch.ones(s)), r"label_counts must be \(L,\), got")
+        for s in ((0,), (2, 2))
+    ),
+    *(
+        (
+            lambda kind, o=o: LogUniformSampler(3, label_order=torch.tensor(o)),
+            f"from 0 to 2 once, got {len(o)} ids, {distinct} of them distinct",
+        )
+        for o, distinct in (([0, 1], 2), ([0, 2, 2], 2), ([1, 2, 3], 3))
+    ),
+    *(
+        (lambda kind, n=n, of=of: of(n), f"between 1 and {2**40}, got {n}")
+        for n in (0, 2**40 + 1)
+        for of in (UniformSampler, LogUniformSampler)
+    ),
+    (lambda kind: Distinct(UniformSampler(3)), "with repeats, got UniformSampler"),
+    (
+        lambda kind: draw(UniformSampler(5), kind, torch.tensor([[3]]), 6, seeded()),
+        "between 1 and [45] .* got 6",
+    ),
+    (
+        lambda kind: UniformSampler(5).sample_for_each(torch.tensor([[3]]), 5, generator=seeded()),
+        "between 1 and 4 .* got 5",
+    ),
+    (lambda kind: in_batch([[0], [1], [1]], kind), "3 examples and num_sampled_labels 2"),
+    (lambda kind: in_batch([[0]], kind), "at least 2 examples .* got 1 examples"),
+    (lambda kind: in_batch([[0], [2]], kind), "got 0 for label 2"),
+    (lambda kind: mixed(0, 4), "between 0 and 1, exclusive, got 0"),
+    (lambda kind: mixed(1, 4), "between 0 and 1, exclusive, got 1"),
+    (lambda kind: mixed(0.1, 4), r"first_share 0\.1 of 4 is 0"),
+]
+
+
+@both_kinds
+@pytest.mark.parametrize(("call", "message"), REFUSALS, ids=[text for _, text in REFUSALS])
+def test_what_cannot_be_drawn_is_refused(call, message, kind):
+    with pytest.raises(ValueError, match=message):
+        call(kind)

@@ -44,14 +44,6 @@ def test_pictures_are_those_cropped_one_by_one(shape):
             assert np.array_equal(found[seed, place].numpy(), expected)
 
 
-def test_every_move_comes_up_and_half_are_mirrored():
-    draws = uniform(keys(SEEDS, torch.tensor(0), purpose=2), 30_000).view(-1, 3)
-    counts = torch.bincount((draws[:, 0] * 9).long())
-    assert len(counts) == 9
-    assert counts.min() > 0.9 * len(draws) / 9
-    assert abs((draws[:, 2] < 0.5).float().mean().item() - 0.5) < 0.02
-
-
 class Recorder:
     """A classifier that notes what it is shown."""
 

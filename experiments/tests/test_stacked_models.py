@@ -264,19 +264,13 @@ def test_resume_is_exact(classifier, tmp_path):
     assert second.running.equal(whole.running)
 
 
-def test_a_checkpoint_of_other_models_is_refused(tmp_path):
+def test_what_cannot_be_trained_together_is_refused(tmp_path):
+    for count in (0, BATCH + 1):
+        with pytest.raises(UserError, match="between 1 and the batch size 8"):
+            stacked(LENET, [Member(1, 0.1, count)])
     Keeper(tmp_path).save(stacked(LENET, [Member(1, 0.05, 3)]).checkpoint(), step=0)
     with pytest.raises(UserError, match="other seeds, learning rates or k'"):
         stacked(LENET, [Member(1, 0.06, 3)]).restore(load_latest_checkpoint(tmp_path))
-
-
-@pytest.mark.parametrize("count", [0, BATCH + 1])
-def test_k_prime_outside_the_batch_is_refused(count):
-    with pytest.raises(UserError, match="between 1 and the batch size 8"):
-        stacked(LENET, [Member(1, 0.1, count)])
-
-
-def test_too_few_pictures_are_refused():
     with pytest.raises(UserError, match="3 training pictures do not fill a batch of 8"):
         StackedTraining(
             LENET, pictures((28, 28, 1)), [Member(1, 0.1, 1)], {1: np.arange(3)},

@@ -25,7 +25,6 @@ from experiments.step_costs import (
     kept_labels,
     memory_held,
     memory_traffic,
-    owed_rows,
     touched,
 )
 from small import config
@@ -79,13 +78,6 @@ def test_a_zipf_law_is_its_sum_also_where_it_is_an_integral(num_ids, exponent):
         assert part.ids_a_draw == pytest.approx(own.sum(), rel=1e-9)
 
 
-def test_a_law_of_a_billion_labels_is_quick_and_short():
-    law = zipf_law(10**9)
-    assert len(law.probabilities) < 10**5
-    assert law.num_ids == pytest.approx(1e9, rel=1e-9)
-    assert 0 < expected_distinct(law, 2048) < 2048
-
-
 def test_bags_and_survivors_of_them_are_those_that_are_counted():
     generator = np.random.default_rng(0)
     law = zipf_law(40)
@@ -133,20 +125,6 @@ def test_touched_labels_are_those_that_are_counted(num_ranks, draws_for_each):
     assert least <= kept_labels(shape, num_examples=shape.share) <= most
 
 
-@pytest.mark.parametrize("spread", [0.3, 2.0])
-def test_labels_that_many_keep_leave_fewer_distinct_ones(spread):
-    """Each label has a chance of its own to be kept, under a Gamma law of that spread."""
-    shape = shape_of(num_hard_labels=2, label_spread=spread)
-    chances = shape.survival * 2 / 100
-    generator = np.random.default_rng(2)
-    chances = generator.gamma(1 / spread, chances * spread, size=200_000)
-    expected = 100 * (1 - np.exp(-chances * 16)).mean()
-    assert kept_labels(shape, num_examples=16) == pytest.approx(expected, rel=0.02)
-    assert kept_labels(shape, num_examples=16) < kept_labels(
-        shape_of(num_hard_labels=2), num_examples=16
-    )
-
-
 def test_the_number_of_labels_enters_by_the_law_alone():
     """Positives of ten thousand labels, in tables of more and more: the bytes have a limit."""
     law = uniform_law(10_000)
@@ -161,16 +139,6 @@ def test_the_number_of_labels_enters_by_the_law_alone():
         for shape in (shape_of(num_labels=count, positives=law) for count in (10**6, 10**12))
     ]
     assert work[0] == pytest.approx(work[1], rel=1e-3)
-
-
-def test_what_owners_are_asked_for_adds_up_to_what_ranks_ask_for():
-    shape = shape_of(positives=zipf_law(1000, exponent=1.2))
-    owed = [
-        owed_rows(shape, zipf_law(1000, exponent=1.2, rows=(first, first + 250)), range_rows=250)
-        for first in range(0, 1000, 250)
-    ]
-    assert sum(owed) == pytest.approx(4 * touched(shape).labels, rel=1e-9)
-    assert owed == sorted(owed, reverse=True)
 
 
 # Whole steps.
@@ -333,13 +301,6 @@ def test_memory_is_that_of_the_tables_and_their_optimisers():
     for tables, states in run_ranks(4, held):
         assert (expected["tables"], expected["optimiser"]) == (tables, states)
     assert expected["checkpoint staging"] == tables + states
-
-
-def test_ranks_share_the_scores_and_one_rank_sends_nothing():
-    one, four = shape_of(num_ranks=1), shape_of()
-    assert flops(four)["scores"] == flops(one)["scores"] / 4 == 2 * 16 * 101 * 8
-    assert sum(bytes_sent(one).values()) == 0
-    assert memory_held(four)["tables"] == memory_held(one)["tables"] / 4
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from experiments.table3 import (
     run_table3,
 )
 
+TRIAL = Trial(512, 0.01, 500, 1)
 TINY = dataclasses.replace(QUICK_3, steps=(2,), seeds=(1, 2))
 
 
@@ -49,25 +50,17 @@ def wide(num_labels):
 
 
 def test_the_settings_are_those_of_the_paper():
-    config = config_of(Protocol(), wide(10_000), Trial(512, 0.01, 500, 1))
+    config = config_of(Protocol(), wide(10_000), TRIAL)
     mining = config.mining
-    assert (mining.batch_size, mining.num_sampled_labels, mining.num_hard_labels) == (
-        2048,
-        4096,
-        64,
-    )
+    sizes = mining.batch_size, mining.num_sampled_labels, mining.num_hard_labels
+    assert sizes == (2048, 4096, 64)
     assert (mining.method, mining.num_hard_examples, mining.sampler) == ("s2m", 512, "uniform")
-    assert mining.masks_all_positives is False
+    assert (mining.masks_all_positives, config.loss.power) == (False, 1)
+    other = config_of(Protocol(power=2.0, masks_all_positives=True), wide(60), TRIAL)
+    assert (other.mining.masks_all_positives, other.loss.power) == (True, 2)
     model = config.model
     assert (model.embedding_dim, model.similarity, model.hidden_widths) == (512, "cosine", ())
     assert config.loss.name == "contrastive"
-
-
-@pytest.mark.parametrize(("power", "masks"), [(1.0, False), (2.0, True)])
-def test_power_and_mask_reach_the_training(power, masks):
-    protocol = Protocol(power=power, masks_all_positives=masks)
-    config = config_of(protocol, wide(60), Trial(512, 0.01, 500, 1))
-    assert (config.loss.power, config.mining.masks_all_positives) == (power, masks)
 
 
 def test_the_whole_batch_is_snm_and_few_labels_are_all_but_one():
@@ -135,19 +128,13 @@ def test_text_files_and_prepared_folders_are_opened(tmp_path):
     assert open_any(str(tmp_path / "made"), console()).num_labels == 60
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: {**data.parts, "validation": None}, "no validation part"),
-        (lambda data: data.parts, "too small for this table"),
-    ],
-)
-def test_what_the_table_cannot_be_made_of_is_refused(change, message, tmp_path):
+def test_what_the_table_cannot_be_made_of_is_refused(tmp_path):
     data = fixture()
-    parts = {name: part for name, part in change(data).items() if part is not None}
-    protocol = dataclasses.replace(TINY, hard_examples=(1000,)) if len(parts) == 3 else TINY
-    with pytest.raises(UserError, match=message):
-        run_table3(protocol, dataclasses.replace(data, parts=parts), run_in(tmp_path))
+    parts = {name: part for name, part in data.parts.items() if name != "validation"}
+    with pytest.raises(UserError, match="no validation part"):
+        run_table3(TINY, dataclasses.replace(data, parts=parts), run_in(tmp_path))
+    with pytest.raises(UserError, match="too small for this table"):
+        run_table3(dataclasses.replace(TINY, hard_examples=(1000,)), data, run_in(tmp_path))
 
 
 def test_the_command_needs_data_and_says_what_it_may_be(capsys, tmp_path):

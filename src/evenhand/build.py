@@ -19,7 +19,7 @@ from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns
 from evenhand.evaluation.scores import check_known
-from evenhand.methods import ANNEALED
+from evenhand.methods import METHODS
 from evenhand.models.encoders import BagEncoder, MlpEncoder, RowRange, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.risk import (
@@ -337,7 +337,7 @@ def _build_plan(config: Config, dataset: Dataset, sampler: LabelSampler) -> Plan
         num_sampled_labels=mining.num_sampled_labels if is_sampled else dataset.num_labels,
         num_hard_labels=mining.num_hard_labels if is_sampled else dataset.num_labels,
         num_hard_examples=mining.num_counting,
-        anneal_fraction=mining.anneal_fraction if mining.method in ANNEALED else 0.0,
+        anneal_fraction=mining.anneal_fraction if mining.is_annealed else 0.0,
         learning_rate=training.learning_rate,
         learning_rate_shape=training.learning_rate_shape,
         warmup_steps=training.warmup_steps,
@@ -384,7 +384,7 @@ def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
 
 def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
     """The known groups of every training pair; pairs without one are a group too."""
-    if config.mining.method != "group-dro":
+    if not METHODS[config.mining.method].needs_groups:
         return None
     columns = {column.name: column for column in group_columns(dataset, "train")}
     check_known(config.risk.group, list(columns), "column of groups (risk.group)")
@@ -398,32 +398,32 @@ def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
 
 def _build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -> Risk:
     """How the method weighs the examples of a batch; k' is the number of hard examples."""
-    method, risk = config.mining.method, config.risk
-    if method in ("sgd", "snm"):
+    kind, risk = METHODS[config.mining.method].risk, config.risk
+    if kind == "mean":
         return MEAN
-    if method == "snm-nonzero":
+    if kind == "nonzero":
         return Risk(lambda losses, batch, count: nonzero_weights(losses))
-    if method == "chi-square":  # the ball that reaches as far as equal weights for k' examples
+    if kind == "chi-square":  # the ball that reaches as far as equal weights for k' examples
         return Risk(
             lambda losses, batch, count: chi_square_weights(losses, radius=len(losses) / count - 1)
         )
-    if method == "kl":  # the same
+    if kind == "kl":  # the same
         return Risk(
             lambda losses, batch, count: kl_weights(losses, radius=math.log(len(losses) / count))
         )
-    if method == "cvar":
+    if kind == "cvar":
         cvar = DualCvar(window=risk.window)
         return Risk(
             lambda losses, batch, count: cvar(losses, tail_fraction=count / len(losses)),
             memory=cvar,
         )
-    if method == "stochastic-max":
+    if kind == "stochastic-max":
         maximum = StochasticMaximum(num_pairs, step_size=risk.step_size, mixing=risk.mixing)
         return Risk(
             lambda losses, batch, count: maximum(losses, cast(Tensor, batch.pair_ids)),
             memory=maximum,
         )
-    if method == "ranked-range":
+    if kind == "ranked-range":
         last_count, last_dropped = config.mining.num_counting, risk.num_dropped
 
         def weigh_range(losses: Tensor, batch: Batch, count: int) -> Tensor:

@@ -1,11 +1,13 @@
 """Settings: TOML files and flags, read strictly, written out in full into the run folder."""
 
 import dataclasses
+import difflib
 import json
 import math
 import tomllib
+import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
@@ -15,6 +17,7 @@ from evenhand.data.weighting import WEIGHTINGS
 from evenhand.errors import UserError
 from evenhand.files import read_text
 from evenhand.losses import (
+    CONTRASTIVE_MARGIN,
     LossFn,
     averaged_loss,
     bowl_loss,
@@ -26,9 +29,7 @@ from evenhand.losses import (
     softmax_loss,
     squared_hinge,
 )
-from evenhand.methods import METHODS, WITH_ALL_LABELS, WITH_HARD_EXAMPLES
-from evenhand.search_config import RankerConfig, SearchConfig
-from evenhand.settings import check_choice, check_positive, hint, parsed_toml, told, typed
+from evenhand.methods import METHODS, Method
 
 T = TypeVar("T")
 
@@ -46,6 +47,39 @@ OPTIMIZERS = ("row-adam", "row-adagrad")
 LEARNING_RATE_SHAPES = ("linear", "cosine", "constant")
 MAX_CUTOFF = 10**6  # results of a query that are looked at
 MAX_POWER = 10  # of counts, by which labels are drawn: beyond it, only the most frequent ones are
+MAX_DOTS = 1000  # in a line of TOML
+
+# --- checks of one setting ------------------------------------------------------------------------
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        close = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
+
+
+def check_positive(section: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            raise UserError(f"{section}.{name} must be above 0, got {value}")
+
+
+def check_not_negative(section: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value >= 0:
+            raise UserError(f"{section}.{name} must be at least 0, got {value}")
+
+
+def check_between(
+    name: str, value: float, low: float, high: float, *, high_name: str = "{}"
+) -> None:
+    """Refuses a value outside of [low, high]; `high_name` says what the upper end is."""
+    if not low <= value <= high:
+        raise UserError(f"{name} must be between {low} and {high_name.format(high)}, got {value}")
+
+
+# --- the sections ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,10 +92,7 @@ class DataConfig:
     weighting: str = "as-is"  # of feature values: or "unit" (rows of length 1), or "tf-idf"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_buckets < 2**31:
-            raise UserError(
-                f"data.num_buckets must be between 1 and {2**31 - 1}, got {self.num_buckets}"
-            )
+        check_between("data.num_buckets", self.num_buckets, 1, 2**31 - 1)
         check_choice("data.weighting", self.weighting, WEIGHTINGS)
 
     @property
@@ -92,22 +123,22 @@ class ModelConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
     name: str = "contrastive"
-    margin: float = 0.3  # contrastive: negatives cost above it
-    power: float = 1.0  # contrastive
+    margin: float = CONTRASTIVE_MARGIN  # contrastive: negatives cost above it
+    power: float = 1.0  # contrastive; the function of that name takes the paper's 2
     margin_loss: str = "hinge"  # bowl, crammer-singer, averaged
     log_q: bool = False  # softmax: correct for how often a label is drawn
 
     def __post_init__(self) -> None:
         check_choice("loss.name", self.name, LOSSES)
         check_choice("loss.margin_loss", self.margin_loss, tuple(MARGIN_LOSSES))
-        if not -1 <= self.margin <= 1:
-            raise UserError(f"loss.margin must be between -1 and 1, got {self.margin}")
+        check_between("loss.margin", self.margin, -1, 1)
         if not self.power >= 1:
             raise UserError(f"loss.power must be at least 1, got {self.power}")
         if self.log_q and self.name != "softmax":
             raise UserError(f'loss.log_q is for loss.name = "softmax" alone, got "{self.name}"')
 
     def build(self) -> LossFn:
+        """Returns the loss as a function of the (B,) positive and (B, k) negative scores."""
         margin_loss = MARGIN_LOSSES[self.margin_loss]
         losses: dict[str, LossFn] = {
             "contrastive": partial(contrastive_loss, margin=self.margin, power=self.power),
@@ -142,30 +173,18 @@ class MiningConfig:
         check_choice("mining.sampler", self.sampler, SAMPLERS)
         check_positive("mining", batch_size=self.batch_size)
         check_positive("mining", num_sampled_labels=self.num_sampled_labels)
-        if self.draws_labels and not 1 <= self.num_hard_labels <= self.num_sampled_labels:
-            raise UserError(
-                f"mining.num_hard_labels must be between 1 and mining.num_sampled_labels "
-                f"({self.num_sampled_labels}), got {self.num_hard_labels}"
+        if self.draws_labels:
+            most = self.num_sampled_labels
+            name = "mining.num_sampled_labels ({})"
+            check_between("mining.num_hard_labels", self.num_hard_labels, 1, most, high_name=name)
+        check_between("mining.sampler_power", self.sampler_power, -MAX_POWER, MAX_POWER)
+        check_between("mining.tail_fraction", self.tail_fraction, 0, 1)
+        if self.mines_examples and not self.tail_fraction:  # else the number is not read
+            most, name = self.batch_size, "mining.batch_size ({})"
+            check_between(
+                "mining.num_hard_examples", self.num_hard_examples, 1, most, high_name=name
             )
-        if not -MAX_POWER <= self.sampler_power <= MAX_POWER:
-            raise UserError(
-                f"mining.sampler_power must be between -{MAX_POWER} and {MAX_POWER}, got "
-                f"{self.sampler_power}"
-            )
-        if not 0 <= self.tail_fraction <= 1:
-            raise UserError(
-                f"mining.tail_fraction must be between 0 and 1, got {self.tail_fraction}"
-            )
-        is_a_number = self.mines_examples and not self.tail_fraction  # else it is not looked at
-        if is_a_number and not 1 <= self.num_hard_examples <= self.batch_size:
-            raise UserError(
-                f"mining.num_hard_examples must be between 1 and mining.batch_size "
-                f"({self.batch_size}), got {self.num_hard_examples}"
-            )
-        if not 0 <= self.anneal_fraction <= 1:
-            raise UserError(
-                f"mining.anneal_fraction must be between 0 and 1, got {self.anneal_fraction}"
-            )
+        check_between("mining.anneal_fraction", self.anneal_fraction, 0, 1)
         if not 0 < self.in_batch_share < 1:
             raise UserError(
                 f"mining.in_batch_share must be between 0 and 1, exclusive, "
@@ -201,26 +220,33 @@ class MiningConfig:
                     f"mining.in_batch_share must give at least 2 of {self.num_sampled_labels} "
                     f"labels to the batch and leave one to draw, got {self.in_batch_share}"
                 )
-        if not 2 <= self.batch_size <= num_slots:
-            raise UserError(
-                f"mining.batch_size must be between 2 and {num_slots} (the labels of the sample "
-                f"that mining.sampler = {self.sampler!r} takes from the batch), "
-                f"got {self.batch_size}"
-            )
+        name = f"{{}} (the labels of the sample that mining.sampler = {self.sampler!r} takes from "
+        name += "the batch)"
+        check_between("mining.batch_size", self.batch_size, 2, num_slots, high_name=name)
+
+    @property
+    def _method(self) -> Method:
+        return METHODS[self.method]
 
     @property
     def draws_labels(self) -> bool:
         """Whether the method samples labels, or looks at them all."""
-        return self.method not in WITH_ALL_LABELS
+        return self._method.samples_labels
 
     @property
     def mines_examples(self) -> bool:
-        return self.method in WITH_HARD_EXAMPLES
+        """Whether the method has a k'."""
+        return self._method.mines_examples
+
+    @property
+    def is_annealed(self) -> bool:
+        """Whether k' shrinks from the whole batch."""
+        return self._method.is_annealed
 
     @property
     def num_counting(self) -> int:
         """k', as a number, for every method: how many examples of a batch count in the end."""
-        if self.method == "max":
+        if self._method.risk == "max":
             return 1
         if not self.mines_examples:
             return self.batch_size
@@ -242,11 +268,9 @@ class RiskConfig:
 
     def __post_init__(self) -> None:
         check_positive("risk", window=self.window, step_size=self.step_size, mixing=self.mixing)
-        if self.num_dropped < 0:
-            raise UserError(f"risk.num_dropped must be at least 0, got {self.num_dropped}")
-        for name in ("mixing", "natural_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"risk.{name} must be between 0 and 1, got {getattr(self, name)}")
+        check_not_negative("risk", num_dropped=self.num_dropped)
+        check_between("risk.mixing", self.mixing, 0, 1)
+        check_between("risk.natural_share", self.natural_share, 0, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,12 +298,15 @@ class TrainingConfig:
         check_choice("training.precision", self.precision, PRECISIONS)
         check_positive("training", num_steps=self.num_steps, learning_rate=self.learning_rate)
         check_positive("training", log_every=self.log_every, keep_last=self.keep_last)
-        for name in (
-            "warmup_steps", "max_gradient_norm", "seed",
-            "evaluate_every", "checkpoint_every", "patience",
-        ):  # fmt: skip
-            if getattr(self, name) < 0:
-                raise UserError(f"training.{name} must be at least 0, got {getattr(self, name)}")
+        check_not_negative(
+            "training",
+            warmup_steps=self.warmup_steps,
+            max_gradient_norm=self.max_gradient_norm,
+            seed=self.seed,
+            evaluate_every=self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+            patience=self.patience,
+        )
         if self.patience and not self.evaluate_every:
             raise UserError(
                 f"training.patience counts validations, so it needs training.evaluate_every, "
@@ -287,6 +314,45 @@ class TrainingConfig:
             )
         if self.seed >= 2**62:
             raise UserError(f"training.seed must be below 2**62, got {self.seed}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """What is added to the model's scores: votes of similar training queries, and a handicap.
+
+    A model gives frequent labels high scores because they are frequent, which is right for the
+    first label of a list and wrong for the rare ones (Menon et al., Long-tail learning via logit
+    adjustment, 2021).
+    """
+
+    frequency_discount: float = 0.0  # times log(1 + a label's training pairs), off its score
+    num_neighbours: int = 0  # 0: none are asked
+    neighbour_weight: float = 5.0  # what the votes of all neighbours together add to a score
+    neighbour_power: float = 4.0  # a neighbour counts by its similarity to this power
+
+    def __post_init__(self) -> None:
+        check_not_negative("search", **dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankerConfig:
+    """A linear classifier a label, fitted after training on the labels that are hardest then."""
+
+    num_mined_labels: int = 0  # of each training query; 0: no ranker
+    positive_cost: float = 0.5  # of a loss where the label is right; higher fits more closely
+    negative_cost: float = 0.2  # where it is wrong
+    smallest_weight: float = 0.01  # weights below it are dropped
+    weight: float = 12.0  # what a score of 1 of the ranker adds to the model's
+    num_candidates: int = 200  # the first labels of the model, and no others, are ranked
+
+    def __post_init__(self) -> None:
+        check_positive(
+            "ranker",
+            positive_cost=self.positive_cost,
+            negative_cost=self.negative_cost,
+            num_candidates=self.num_candidates,
+        )
+        check_not_negative("ranker", **dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -301,10 +367,7 @@ class EvaluationConfig:
             raise UserError(
                 f"evaluation.cutoffs must be between 1 and {MAX_CUTOFF}, got {list(self.cutoffs)}"
             )
-        if self.num_resamples < 0:
-            raise UserError(
-                f"evaluation.num_resamples must be at least 0, got {self.num_resamples}"
-            )
+        check_not_negative("evaluation", num_resamples=self.num_resamples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,22 +390,25 @@ class Config:
                 f'and model.scale = 1.0, got "{self.model.similarity}" and {self.model.scale}; '
                 f'choose another loss, such as "softmax"'
             )
+        method = METHODS[self.mining.method]
         room = self.mining.batch_size - self.mining.num_counting
-        if self.mining.method == "ranked-range" and self.risk.num_dropped > room:
+        if method.risk == "ranked-range" and self.risk.num_dropped > room:
             raise UserError(
                 f"risk.num_dropped must be at most {room} (mining.batch_size without the hard "
                 f"examples), got {self.risk.num_dropped}"
             )
-        if self.mining.method == "group-dro" and not self.risk.group:
+        if method.needs_groups and not self.risk.group:
             raise UserError(
-                'mining.method = "group-dro" needs groups that are known: name their column, such '
-                'as risk.group = "country"'
+                f'mining.method = "{self.mining.method}" needs groups that are known: name their '
+                f'column, such as risk.group = "country"'
             )
 
 
 SECTIONS: dict[str, type[Any]] = {
     field.name: typing.cast(type[Any], field.type) for field in dataclasses.fields(Config)
 }
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 def preset_names() -> list[str]:
@@ -360,15 +426,28 @@ def read_preset(name: str) -> dict[str, dict[str, Any]]:
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """The sections of a TOML file, unchecked."""
     try:
-        return parsed_toml(read_text(path))
+        return parse_toml(read_text(path))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except ValueError as error:  # not TOML, or not UTF-8
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """The sections of a TOML text; one that is wrong, or that no one writes, is a `ValueError`."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.count(".") > MAX_DOTS:  # a key of so many parts takes the square of their number
+            raise ValueError(f"line {number} has more than {MAX_DOTS} dots")
+    if text.count(".") > 10 * MAX_DOTS:
+        raise ValueError(f"it has more than {10 * MAX_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def with_assignments(
-    settings: Mapping[str, Mapping[str, Any]], assignments: Sequence[str]
+    settings: Mapping[str, Mapping[str, Any]], assignments: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
     """Settings changed by `section.key=value` words, the value in TOML's notation."""
     changed = {section: _section(section, values) for section, values in settings.items()}
@@ -378,7 +457,7 @@ def with_assignments(
         if not (equals and dot and key):
             raise UserError(f"--set takes section.key=value, got {assignment!r}")
         try:
-            value = parsed_toml(f"value = {text}")["value"]
+            value = parse_toml(f"value = {text}")["value"]
         except ValueError:  # TOMLDecodeError is one
             value = text  # a bare word is a string
         changed.setdefault(section, {})[key] = value
@@ -389,7 +468,7 @@ def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
     """Checks every section and key, and fills in the rest."""
     for section in settings:
         if section not in SECTIONS:
-            raise UserError(f"there is no section [{section}]; {hint(section, SECTIONS)}")
+            raise UserError(f"there is no section [{section}]; {_suggest(section, SECTIONS)}")
     return Config(
         **{
             section: build(cls, settings.get(section, {}), section=section)
@@ -404,9 +483,9 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     kinds = _kinds(cls)  # type: ignore[arg-type]
     for key in values:
         if key not in kinds:
-            raise UserError(f"[{section}] has no setting {key!r}; {hint(key, kinds)}")
+            raise UserError(f"[{section}] has no setting {key!r}; {_suggest(key, kinds)}")
     return cls(
-        **{key: typed(f"{section}.{key}", value, kinds[key]) for key, value in values.items()}
+        **{key: to_type(f"{section}.{key}", value, kinds[key]) for key, value in values.items()}
     )
 
 
@@ -418,10 +497,57 @@ def _kinds(cls: Any) -> dict[str, Any]:
 def _section(name: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise UserError(
-            f"{name} = {told(values)} stands outside of any section; settings belong below one of "
-            f"{', '.join(f'[{section}]' for section in SECTIONS)}"
+            f"{name} = {format_value(values)} stands outside of any section; settings belong below "
+            f"one of {', '.join(f'[{section}]' for section in SECTIONS)}"
         )
     return dict(values)
+
+
+def _suggest(word: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def to_type(name: str, value: Any, kind: Any) -> Any:
+    """The value as the type of its setting, where nothing is lost by it; else a `UserError`."""
+    plain = typing.get_origin(kind) or kind
+    if isinstance(value, int) and abs(value) >= 2**63:  # as in every other reader of TOML
+        raise UserError(f"{name} must be a finite number below 2**63, got {format_value(value)}")
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if plain is tuple and isinstance(value, list):
+        inner = typing.get_args(kind)[0]
+        return tuple(to_type(name, item, inner) for item in value)
+    if plain is dict and isinstance(value, dict):
+        inner = typing.get_args(kind)[1]
+        return {
+            to_type(name, key, str): to_type(f"{name}.{key}", item, inner)
+            for key, item in value.items()
+        }
+    if not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool):
+        is_plain = isinstance(kind, type | types.GenericAlias)
+        wanted = plain.__name__ if is_plain else str(kind)
+        raise UserError(f"{name} must be of type {wanted}, got {format_value(value)}")
+    # Half a surrogate pair is what bytes become that are no UTF-8 on a command line.
+    if plain is str and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise UserError(f"{name} must be UTF-8 text, got {value!r}; rename what it names")
+    if plain is float and not abs(value) < float("inf"):
+        raise UserError(f"{name} must be a finite number, got {value}")
+    return value
+
+
+def format_value(value: Any) -> str:
+    """A value from a file, fit for a message; Python writes no number of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        words = repr(value)
+    except ValueError:  # such a number somewhere inside
+        words = f"a {type(value).__name__}"
+    return words if len(words) <= 200 else f"{words[:200]}..."
+
+
+# --- writing --------------------------------------------------------------------------------------
 
 
 def to_toml(config: Config) -> str:

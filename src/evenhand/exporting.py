@@ -5,7 +5,6 @@ asked with (scale included): their product, plus the label's bias where there is
 The label table is read and written a block of rows at a time, and never held as a whole.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from evenhand.config import Config
 from evenhand.data import Dataset, Part
@@ -25,12 +23,10 @@ from evenhand.files import atomic_folder, write_json
 from evenhand.models.encoders import RowRange
 from evenhand.models.features import features_of
 from evenhand.models.retriever import Retriever
-from evenhand.progress import count_bar
 from evenhand.run_folder import read_about
-from evenhand.runs import open_run_data, query_data_of, query_data_path
+from evenhand.runs import query_data_of
 from evenhand.saved_models import load_model, open_weights, run_config
 from evenhand.search import QueryData
-from evenhand.search.query_data import load_query_data
 from evenhand.search.searcher import discount_biases
 from evenhand.version import __version__
 
@@ -39,39 +35,6 @@ FILE_BYTES = 2**30  # of vectors, at most in a file unless the number of files i
 FORMAT_VERSION = 1
 
 BlockFn = Callable[[int, int], Block]  # first row, and the one after the last
-
-
-def export_command(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
-    """What `evenhand export` does; the data set is opened only if it is named or needed."""
-    folder, out = Path(options.run), Path(options.out)
-    config = run_config(folder)
-    data: Dataset | QueryData
-    path = query_data_path(folder)
-    if options.queries is not None or options.data is not None or not path.exists():
-        data = open_run_data(folder, console, data=options.data)
-    else:
-        data = load_query_data(path)
-    with count_bar(console, f"exporting {folder}") as advance:
-        manifest = export_run(
-            folder,
-            out,
-            data,
-            file_format=options.format,
-            num_shards=options.shards,
-            part_name=options.queries,
-            device=device,
-            progress_fn=advance,
-        )
-    size = sum(file["num_bytes"] for file in manifest["files"]) / 1e6
-    console.print(
-        f"{manifest['num_labels']:,} label vectors of {manifest['dimension']} dimensions"
-        + (f" and {manifest['num_queries']:,} query vectors" if options.queries else "")
-        + f", {size:,.1f} MB in {len(manifest['files'])} files; metric: {manifest['metric']}"
-    )
-    if config.search.num_neighbours or config.ranker.num_mined_labels:
-        console.print("these are the model's vectors; what neighbours or a ranker add is not there")
-    console.print(f"written to {out}; manifest.json says what is where")
-    return 0
 
 
 def export_run(

@@ -48,17 +48,18 @@ _REQUEST = re.compile(
 )
 
 
-def guarded(command_fn: Callable[[], int]) -> int:
+def guard(command_fn: Callable[[], int]) -> int:
     """Runs a command; failures of the world around it become one sentence and an exit code."""
     for stream in (sys.stdout, sys.stderr):  # print what a terminal cannot show as '?'
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
     try:
-        try:
-            return _guarded(command_fn)
-        finally:  # after `--help` too, which ends by SystemExit
-            with contextlib.suppress(ValueError, AttributeError):  # one closed on purpose
-                sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
+        code, sentence = _outcome(command_fn)
+        if sentence:
+            say(sentence)
+        with contextlib.suppress(ValueError, AttributeError):  # one closed on purpose
+            sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
+        return code
     except BrokenPipeError:
         silence(sys.stdout)
         return NO_READER
@@ -68,33 +69,29 @@ def guarded(command_fn: Callable[[], int]) -> int:
         return FIXABLE
 
 
-def _guarded(command_fn: Callable[[], int]) -> int:
+def _outcome(command_fn: Callable[[], int]) -> tuple[int, str]:
+    """The exit code of a command, and a sentence where it failed; a bug is raised."""
     try:
-        return command_fn()
+        return command_fn(), ""
     except UserError as error:
-        say(str(error))
-        return FIXABLE
+        return FIXABLE, str(error)
     except StoppedError as error:
-        say(str(error))
-        return STOPPED
+        return STOPPED, str(error)
     except KeyboardInterrupt:
         insist()
-        say("interrupted")
-        return STOPPED
+        return STOPPED, "interrupted"
     except BrokenPipeError:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            sentence = out_of_memory(error)
-        elif isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
-            sentence = (
-                f"{error.filename or 'a file, or the output,'} could not be opened or written "
-                f"({error.strerror}); what was complete before is untouched"
+            return FIXABLE, format_out_of_memory(error)
+        if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
+            place = error.filename or "a file, or the output,"
+            return FIXABLE, (
+                f"{place} could not be opened or written ({error.strerror}); what was complete "
+                f"before is untouched"
             )
-        else:
-            raise
-        say(sentence)
-        return FIXABLE
+        raise
 
 
 def say(sentence: str) -> None:
@@ -139,7 +136,7 @@ def _is_on_gpu(error: BaseException) -> bool:
     return type(error).__name__ == "OutOfMemoryError"  # torch's, which takes seconds to import
 
 
-def out_of_memory(
+def format_out_of_memory(
     error: BaseException,
     *,
     largest: str = "",
@@ -153,8 +150,8 @@ def out_of_memory(
         amount = gibibytes(int(match["bytes"])) if match["bytes"] else match["size"]
         request = f": {amount} more were asked for and could not be had"
         request += f" (an array of shape {match['shape']})" if match["shape"] else ""
-    where = "on the GPU " if _is_on_gpu(error) else ""
-    return f"out of memory {where}".rstrip() + request + f"; {largest and largest + '; '}{remedy}"
+    where = " on the GPU" if _is_on_gpu(error) else ""
+    return f"out of memory{where}{request}; {largest and largest + '; '}{remedy}"
 
 
 def gibibytes(num_bytes: float) -> str:
@@ -189,20 +186,18 @@ def large_parts(config: "Config", dataset: "Dataset") -> list[Large]:
 
     width, mining = config.model.embedding_dim, config.mining
     copies = 2 if config.training.optimizer == "row-adam" else 1  # Adagrad keeps one number per row
-    width_setting = "model.embedding_dim"
-    parts = [Large("the label vectors", dataset.num_labels, width, copies, width_setting)]
+    rows = {"the label vectors": dataset.num_labels}
     if isinstance(dataset.parts["train"].features, Rows):
-        parts.append(
-            Large("the feature vectors", dataset.num_features, width, copies, width_setting)
-        )
+        rows["the feature vectors"] = dataset.num_features
+    parts = [Large(what, n, width, copies, "model.embedding_dim") for what, n in rows.items()]
     columns, remedy = dataset.num_labels, "mining.batch_size (or take a method that samples labels)"
     if mining.draws_labels:
         columns, remedy = mining.num_sampled_labels, "mining.batch_size, mining.num_sampled_labels"
     parts.append(Large("the scores of a step", mining.batch_size, columns, 1, remedy))
     if mining.draws_labels and mining.for_each_example:
-        columns *= width
-        remedy = "mining.batch_size, mining.num_sampled_labels, mining.for_each_example"
-        parts.append(Large("the vectors of all samples", mining.batch_size, columns, 1, remedy))
+        remedy += ", mining.for_each_example"
+        what = "the vectors of all samples"
+        parts.append(Large(what, mining.batch_size, columns * width, 1, remedy))
     return sorted(parts, key=lambda part: part.num_bytes, reverse=True)
 
 
@@ -216,10 +211,11 @@ def explain_out_of_memory(config: "Config", dataset: "Dataset") -> Iterator[None
             raise
         parts = large_parts(config, dataset)[:NUM_NAMED]
         parts = [part for part in parts if part.num_bytes > LEAST_SHARE * parts[0].num_bytes]
-        largest = f"the largest of this run: {', '.join(map(str, parts))}"
         remedies = ", ".join(dict.fromkeys(part.remedy for part in parts))
-        remedy = (
-            f"a new run with a lower {remedies} needs less; any checkpoint is kept, and --resume "
-            f"continues from it where there is more"
+        sentence = format_out_of_memory(
+            error,
+            largest=f"the largest of this run: {', '.join(map(str, parts))}",
+            remedy=f"a new run with a lower {remedies} needs less; any checkpoint is kept, and "
+            f"--resume continues from it where there is more",
         )
-        raise UserError(out_of_memory(error, largest=largest, remedy=remedy)) from error
+        raise UserError(sentence) from error

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,7 +67,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     staging = _staging(path)
     try:
-        _make(path.parent)
+        _make_folder(path.parent)
         _clear_leftovers(path)
         yield staging
         sync(staging)
@@ -91,7 +91,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """
     staging = _staging(folder)
     try:
-        _make(folder.parent)
+        _make_folder(folder.parent)
         with locked_file(folder.with_name(f".{folder.name}.lock"), folder):
             if folder.exists():
                 raise UserError(f"{folder} exists already; choose another folder or remove it")
@@ -111,10 +111,11 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         ) from error
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
+    """Makes a folder and its parents; a file in its place is the usual `NotADirectoryError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # a file in its place
+    except FileExistsError as error:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
 
 
@@ -142,15 +143,13 @@ def _clear_leftovers(path: Path) -> None:
 
 def _is_running(pid: int) -> bool:
     """Whether another process has this number; files with our own are of an earlier process."""
-    if pid == os.getpid():
-        return False
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # there is one, of another user
         return True
-    return True
+    return pid != os.getpid()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -181,18 +180,13 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from error
     if "\\u" in text:  # half a surrogate pair can be neither printed nor written
         json.dumps(value, ensure_ascii=False).encode("utf-8")
-    inner = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
-        inner = [item for outer in inner for item in _items(outer) if isinstance(item, dict | list)]
-    if inner:
-        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
-    return value
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def sync(path: Path) -> None:

@@ -18,6 +18,8 @@ from torch import Tensor
 MarginLoss = Callable[[Tensor], Tensor]  # phi: elementwise, decreasing, non-negative
 LossFn = Callable[[Tensor, Tensor], Tensor]  # (B,), (B, k) -> (B,)
 
+CONTRASTIVE_MARGIN, CONTRASTIVE_POWER = 0.3, 2.0
+
 
 def hinge(margins: Tensor) -> Tensor:
     """phi(z) = max(0, 1 - z).
@@ -120,7 +122,11 @@ def softmax_loss(positive_scores: Tensor, negative_scores: Tensor) -> Tensor:
 
 
 def contrastive_loss(
-    positive_scores: Tensor, negative_scores: Tensor, *, margin: float = 0.3, power: float = 2.0
+    positive_scores: Tensor,
+    negative_scores: Tensor,
+    *,
+    margin: float = CONTRASTIVE_MARGIN,
+    power: float = CONTRASTIVE_POWER,
 ) -> Tensor:
     """Cosine contrastive loss (Hadsell et al., 2006), for scores that are cosines.
 

@@ -1,20 +1,74 @@
-"""The methods by name, and what each looks at."""
+"""The methods: which labels a step looks at, which examples count, and how k' changes over a run.
+
+This is the one table of them: settings, training, tuning and the command's help read it.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What sets a method apart.
+
+    Attributes:
+        summary: one line for people.
+        risk: how the examples of a batch are weighed; a name that `_build_risk` of build.py knows.
+        samples_labels: False: every label is scored in every step.
+        is_annealed: whether k' shrinks from the whole batch.
+        at_whole_batch: the method that it is the same as where k' is the whole batch.
+    """
+
+    summary: str
+    _: dataclasses.KW_ONLY
+    risk: str = "hardest"
+    samples_labels: bool = True
+    is_annealed: bool = False
+    at_whole_batch: str = ""
+
+    @property
+    def mines_examples(self) -> bool:
+        """Whether it has a k', the number of examples of a batch that count."""
+        return self.risk in ("hardest", "ranked-range", "cvar", "chi-square", "kl")
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether it reads the known groups of the examples."""
+        return self.risk == "groups"
+
 
 METHODS = {
-    "sgd": "all labels, all examples",
-    "snm": "hardest sampled labels, all examples",
-    "snm-nonzero": "snm, averaged over the examples that have a loss",
-    "topk-sgd": "all labels, hardest examples",
-    "s2m": "hardest sampled labels, hardest examples (Algorithm 1)",
-    "s2m-annealed": "s2m, with k' shrinking from the whole batch",
-    "ranked-range": "s2m-annealed without the very hardest examples, against wrong labels",
-    "cvar": "s2m-annealed, with hard judged across batches (dual CVaR)",
-    "chi-square": "s2m-annealed, with the worst weights of a chi-square ball",
-    "kl": "s2m-annealed, with the worst weights of a Kullback-Leibler ball",
-    "max": "hardest sampled labels, the one hardest example",
-    "stochastic-max": "the hardest example of all the data, by a weight for each",
-    "group-dro": "snm, with the worst mixture of groups that are known",
+    "sgd": Method("all labels, all examples", risk="mean", samples_labels=False),
+    "snm": Method("hardest sampled labels, all examples", risk="mean"),
+    "snm-nonzero": Method("snm, averaged over the examples that have a loss", risk="nonzero"),
+    "topk-sgd": Method("all labels, hardest examples", samples_labels=False, at_whole_batch="sgd"),
+    "s2m": Method("hardest sampled labels, hardest examples (Algorithm 1)", at_whole_batch="snm"),
+    "s2m-annealed": Method(
+        "s2m, with k' shrinking from the whole batch", is_annealed=True, at_whole_batch="snm"
+    ),
+    "ranked-range": Method(
+        "s2m-annealed without the very hardest, against wrong labels",
+        risk="ranked-range",
+        is_annealed=True,
+    ),
+    "cvar": Method(
+        "s2m-annealed, with hard judged across batches (dual CVaR)",
+        risk="cvar",
+        is_annealed=True,
+        at_whole_batch="snm",
+    ),
+    "chi-square": Method(
+        "s2m-annealed, with the worst weights of a chi-square ball",
+        risk="chi-square",
+        is_annealed=True,
+    ),
+    "kl": Method(
+        "s2m-annealed, with the worst weights of a Kullback-Leibler ball",
+        risk="kl",
+        is_annealed=True,
+    ),
+    "max": Method("hardest sampled labels, the one hardest example", risk="max"),
+    "stochastic-max": Method(
+        "the hardest example of all the data, by a weight for each", risk="stochastic-max"
+    ),
+    "group-dro": Method("snm, with the worst mixture of groups that are known", risk="groups"),
 }
-WITH_ALL_LABELS = ("sgd", "topk-sgd")
-ANNEALED = ("s2m-annealed", "ranked-range", "cvar", "chi-square", "kl")
-WITH_HARD_EXAMPLES = ("topk-sgd", "s2m", *ANNEALED)  # those that have a k'

@@ -77,7 +77,7 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
     return weighted(dataset, config.weighting)
 
 
-def open_run_data(run: Path, console: Console, *, data: str | None = None) -> Dataset:
+def open_run_data(run: Path, console: Console, *, data: str | Path | None = None) -> Dataset:
     """The data set of a run: where its settings say, or else where it lay when it was trained.
 
     Args:

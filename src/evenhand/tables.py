@@ -18,8 +18,6 @@ from evenhand.evaluation import (
     Score,
     findings_json,
 )
-from evenhand.tuning.choice import Trial, by_criterion, chosen_trial, feasible_trials
-from evenhand.tuning.space import shown_settings
 
 
 def row_title(score: Score) -> str:
@@ -41,12 +39,12 @@ def summary_title(summary: str, column: str) -> str:
 
 def telling_titles(groups: dict[str, GroupList]) -> dict[str, GroupList]:
     """Three of two devices, or a tenth of seven continents, are called what they are: the worst."""
-    told = {}
+    lists = {}
     for title, (column, names) in groups.items():
         if len(names) < (3 if title.startswith("worst 3 ") else 2):
             title, names = f"worst of {column}", names[:1]
-        told[title] = GroupList(column, names)
-    return told
+        lists[title] = GroupList(column, names)
+    return lists
 
 
 def main_rows(scores: Sequence[Score]) -> list[Score]:
@@ -73,8 +71,9 @@ def main_rows(scores: Sequence[Score]) -> list[Score]:
     return [score for score in scores if is_main(score)]
 
 
-def score_text(score: Score) -> str:
-    if math.isnan(score.value):
+def format_score(score: Score | None) -> str:
+    """'0.4123'; in brackets where it is of too few pairs, a dash where there is none."""
+    if score is None or math.isnan(score.value):
         return "–"
     return f"{score.value:.4f}" if score.is_judged else f"({score.value:.4f})"
 
@@ -88,44 +87,32 @@ def results_table(
     """Rows are groups, columns are runs under each metric; the best of a metric is bold."""
     known = {score.metric for _, scores in results for score in scores}
     metrics = [metric for metric in metrics if metric in known] or sorted(known)[:3]
-    results = [(name, [s for s in scores if s.metric in metrics]) for name, scores in results]
     table = Table(title=f"pair recall on the {part_name} part", title_justify="left")
     table.add_column("group")
     table.add_column("pairs", justify="right")
     for metric in metrics:
         for name, _ in results:
             table.add_column(Text(f"{metric}\n{name}"), justify="right")
-    cells = [{(s.column, s.group, s.metric): s for s in main_rows(scores)} for _, scores in results]
-    keys = list(dict.fromkeys((column, group) for column, group, _ in cells[0]))
-    for column, group in keys:
-        row: list[Text] = []
-        first = next(s for s in cells[0].values() if (s.column, s.group) == (column, group))
+    by_run = [
+        {(row_title(s), s.metric): s for s in main_rows(scores) if s.metric in metrics}
+        for _, scores in results
+    ]
+    for title in dict.fromkeys(title for title, _ in by_run[0]):
+        cells = []
         for metric in metrics:
-            scores = [cell.get((column, group, metric)) for cell in cells]
-            best = max((s.value for s in scores if s is not None), default=math.nan)
-            row += [
-                Text("–")
-                if s is None
-                else Text(score_text(s), "bold" if s.value == best and len(scores) > 1 else "")
-                for s in scores
-            ]
-        counts = [
-            cell[column, group, metric].count
-            for cell in cells
-            for metric in metrics
-            if (column, group, metric) in cell
-        ]
-        table.add_row(Text(row_title(first)), _range(counts), *row)
-    shown = (s for cell in cells for s in cell.values() if s.metric in metrics)
-    if any(not s.is_judged and not math.isnan(s.value) for s in shown):
+            row = [scores.get((title, metric)) for scores in by_run]
+            best = max((s.value for s in row if s is not None), default=math.nan)
+            for score in row:
+                is_best = score is not None and score.value == best and len(row) > 1
+                cells.append(Text(format_score(score), "bold" if is_best else ""))
+        # The worst groups of two runs, or by two metrics, need not be the same.
+        counts = {s.count for scores in by_run for (t, _), s in scores.items() if t == title}
+        pairs = "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
+        table.add_row(Text(title), pairs, *cells)
+    shown = [score for scores in by_run for score in scores.values()]
+    if any(not score.is_judged and not math.isnan(score.value) for score in shown):
         table.caption, table.caption_justify = "(…): too few pairs to judge", "left"
     return table
-
-
-def _range(counts: Sequence[int]) -> str:
-    """The worst groups of two runs, or by two metrics, need not be the same."""
-    least, most = min(counts), max(counts)
-    return f"{least:,}" if least == most else f"{least:,}–{most:,}"
 
 
 def differences_table(
@@ -141,8 +128,10 @@ def differences_table(
     for row in differences:
         if row.metric != metric:
             continue
+        summary, of, column = row.group.partition(" of ")
+        is_summary = of and summary.startswith("worst")
         cells: list[str | Text] = [
-            Text(_list_title(row.group)),
+            Text(summary_title(summary, column) if is_summary else row.group),
             f"{row.count:,}",
             f"{row.baseline:.4f}",
             f"{row.contender:.4f}",
@@ -152,37 +141,6 @@ def differences_table(
         if has_seeds:
             cells.append(f"{row.seed_low:+.4f} to {row.seed_high:+.4f}")
         table.add_row(*cells)
-    return table
-
-
-def _list_title(group: str) -> str:
-    summary, of, column = group.partition(" of ")
-    return summary_title(summary, column) if of and summary.startswith("worst") else group
-
-
-def trials_table(
-    trials: Sequence[Trial], *, criterion: str, average: str, max_drop: float
-) -> Table:
-    """The trials of a search, the best criterion first; the chosen one is bold."""
-    chosen = chosen_trial(trials, max_drop=max_drop)
-    feasible = feasible_trials(trials, max_drop=max_drop)
-    settings = shown_settings([trial.settings for trial in trials])
-    table = Table(title=Text(f"trials by {criterion}"), title_justify="left")
-    for heading in ["trial", *settings[0], average, "criterion", "95 %", "tail", "seconds"]:
-        table.add_column(Text(heading), justify="right", no_wrap=True)
-    for heading in ("near best", ""):
-        table.add_column(heading)
-    for trial in by_criterion(trials):
-        has_interval = trial.is_scored and not math.isnan(trial.low)
-        figures = [trial.average, trial.criterion, trial.figures.get("tail", math.nan)]
-        shown = ["–" if math.isnan(figure) else f"{figure:.4f}" for figure in figures]
-        shown.insert(2, f"{trial.low:.3f}–{trial.high:.3f}" if has_interval else "–")
-        words = ["chosen" if trial is chosen else "", trial.role, trial.failure]
-        cells = [str(trial.number), *settings[trial.number - 1].values(), *shown]
-        cells += [f"{trial.seconds:.0f}", "yes" if trial in feasible else ""]
-        style = "bold" if trial is chosen else "" if trial in feasible else "dim"
-        cells.append(", ".join(filter(None, words)))
-        table.add_row(*(Text(cell) for cell in cells), style=style)
     return table
 
 

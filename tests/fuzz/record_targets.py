@@ -7,13 +7,13 @@ import math
 
 from evenhand.config import build_config
 from evenhand.files import read_json
-from evenhand.report import curves, page
+from evenhand.report import curves, facts
 from evenhand.run_folder import _read_scores, check_trained_on, read_about, read_metrics
 from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
 from evenhand.tuning import search as tuning
-from evenhand.tuning.choice import chosen_trial, pareto_front
-from evenhand.tuning.space import shown_settings, with_settings
+from evenhand.tuning.results import choose_trial, pareto_front
+from evenhand.tuning.space import format_settings, with_settings
 
 from . import twins
 from .settings_targets import GROUPED
@@ -48,8 +48,8 @@ def _read_about(data: bytes) -> Exception | None:
         return refusal
     answer(lambda: check_trained_on(path.parent, GROUPED))
     for key, value in about.items():
-        require(isinstance(page._shown(key, value), str), key)
-    page._about_run(about)
+        require(isinstance(facts.format_fact(key, value), str), key)
+    facts.summarize_run(about)
     seconds = [about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker")]
     require(math.isfinite(sum(seconds)), f"seconds {seconds}")
     return None
@@ -62,12 +62,11 @@ def _read_metrics(data: bytes) -> Exception | None:
     path = in_memory("metrics.jsonl", data)
     rows, refusal = answer(lambda: read_metrics(path))
     if refusal is None:
-        whole = twins.json_lines(path.read_text("utf-8"))
+        whole = twins.json_lines(data.decode("utf-8"))
         require(len(rows) == len(whole), f"{len(rows)} of {len(whole)} lines")
         for row, line in zip(rows, whole, strict=True):
             require(str(row) == str(json.loads(line)), "another line")
-        lines = []
-        curves._add_line(lines, 0, ((row.get("step"), row.get("loss")) for row in rows))
+        curves.make_series(0, rows, "loss")
     if len(data) % 4:  # a file is written, which takes long
         return refusal
     path = written("metrics.jsonl", data)
@@ -146,10 +145,10 @@ def _read_search(data: bytes) -> Exception | None:
     for trial in search.planned:
         with_settings(search.config, trial.settings)
     require(len(trials) <= len(search.planned), "more trials than were planned")
-    chosen_trial(trials, max_drop=search.max_drop)
+    choose_trial(trials, max_drop=search.rule.max_drop)
     pareto_front(trials)
     if trials:
-        shown_settings([trial.settings for trial in trials])
+        format_settings([trial.settings for trial in trials])
         require(all(isinstance(t.num_hard_examples, int) for t in trials), "k'")
         f"{trials[0].seconds:.0f}{search.fingerprint[:12]}"
     return None

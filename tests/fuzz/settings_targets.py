@@ -1,23 +1,25 @@
 """Targets that read settings: TOML, --set, --search, command lines, names of scores and groups."""
 
 import contextlib
+import dataclasses
 import io
 import os
 
 import numpy as np
+import typer
 
-from evenhand import cli, commands
+from evenhand.cli.options import SettingsFlags
 from evenhand.config import build_config, read_settings, to_toml, with_assignments
 from evenhand.data.dataset import Dataset, Groups, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score
-from evenhand.tuning.shares import group_share, num_hard_examples_for
-from evenhand.tuning.space import default_space, parsed_space, setting_of, with_settings
+from evenhand.tuning.smallest_group import group_share, num_hard_examples_for
+from evenhand.tuning.space import default_space, get_setting, parse_space, with_settings
+from tests.small import parse_words
 
 from .target import Target, answer, in_memory, require
 
 DEFAULT = build_config({})
-PARSER = cli._parser()
 
 
 def _same_again(config) -> None:
@@ -87,16 +89,16 @@ ASSIGNMENTS = Target(
 
 def _read_space(data: bytes) -> Exception | None:
     words = _words(data)
-    space, refusal = answer(lambda: parsed_space(words, DEFAULT))
+    space, refusal = answer(lambda: parse_space(words, DEFAULT))
     if refusal is not None:
         return refusal
     for name, axis in space.items():
         for share in (0.0, 0.3, 0.999999):
             value, refusal = axis.at(share), None
             config, refusal = answer(lambda n=name, v=value: with_settings(DEFAULT, {n: v}))
-            is_it = refusal is not None or setting_of(config, name) == value
+            is_it = refusal is not None or get_setting(config, name) == value
             require(is_it, f"{name} = {value!r}")
-    again = parsed_space([f"{name}={axis}" for name, axis in space.items()], DEFAULT)
+    again = parse_space([f"{name}={axis}" for name, axis in space.items()], DEFAULT)
     require(again == space, "another space when read again from tuning.json")
     return None
 
@@ -136,24 +138,26 @@ VERBS = (
 
 def _read_arguments(data: bytes) -> Exception | None:
     """The parser of the command line, and what the flags of `train` and `tune` come to."""
-    told = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
-            options = PARSER.parse_args(_words(data))
-    except SystemExit as error:
-        require(error.code in (0, 2), f"exit code {error.code}")
+        with contextlib.redirect_stdout(printed):
+            verb, values = parse_words(_words(data))
+    except typer.Exit:  # --help
+        return UserError("help")
+    except typer.TyperException as error:
+        require(bool(error.format_message()), "a usage error without a word")
         return UserError("usage")
-    if not hasattr(options, "hard_examples"):
+    if verb not in ("train", "tune"):
         return None
-    settings, refusal = answer(
-        lambda: with_assignments({}, [*commands._flag_settings(options), *options.set])
-    )
+    names = {field.name for field in dataclasses.fields(SettingsFlags)}
+    flags = SettingsFlags(**{name: value for name, value in values.items() if name in names})
+    settings, refusal = answer(lambda: with_assignments({}, flags.words()))
     if refusal is None:
         config, refusal = answer(lambda: build_config(settings))
     if refusal is None:
         _same_again(config)
-    if options.smallest_share is not None:
-        count, refusal = answer(lambda: num_hard_examples_for(options.smallest_share, batch_size=8))
+    if flags.smallest_share is not None:
+        count, refusal = answer(lambda: num_hard_examples_for(flags.smallest_share, batch_size=8))
         require(refusal is not None or 1 <= count <= 8, f"k' = {count}")
     return refusal
 

@@ -63,7 +63,7 @@ def unchanged_jobs(jobs: list[Job]) -> list[Job]:
     ]
 
 
-def stale(jobs: list[Job]) -> list[str]:
+def find_stale(jobs: list[Job]) -> list[str]:
     """Mutants that cannot be made any more: each must be brought up to date, not dropped."""
     problems = []
     for job in jobs:
@@ -114,7 +114,7 @@ def run_tests(folder: Path, job: Job) -> None:
     os._exit(status)
 
 
-def started(folder: Path, job: Job) -> int:
+def start_tests(folder: Path, job: Job) -> int:
     """The number of a new process that runs the tests of a job."""
     write_package(folder, job.mutant)
     process = os.fork()
@@ -127,7 +127,7 @@ def started(folder: Path, job: Job) -> int:
     return process
 
 
-def ended(process: int, began: float) -> int | None:
+def exit_status(process: int, began: float) -> int | None:
     """How a process ended, None while it runs; one that is late is ended here."""
     found, wait_status = os.waitpid(process, os.WNOHANG)
     if not found and time.monotonic() - began < SECONDS_FOR_A_MUTANT:
@@ -146,9 +146,9 @@ def run_all(jobs: list[Job], work_dir: Path, num_processes: int) -> list[Job]:
         while waiting and len(running) < num_processes:
             number, job = waiting.pop(0)
             folder = work_dir / str(number)
-            running[started(folder, job)] = job, folder, time.monotonic()
+            running[start_tests(folder, job)] = job, folder, time.monotonic()
         for process, (job, folder, began) in list(running.items()):
-            status = ended(process, began)
+            status = exit_status(process, began)
             if status is None:
                 continue
             del running[process]
@@ -176,7 +176,7 @@ def run_mutants(words: list[str], num_processes: int) -> int:
     """Runs the mutants in whose line a word occurs, all without words; 0 if each is killed."""
     jobs = [job_of(mutant) for mutant in MUTANTS]
     jobs = [job for job in jobs if not words or any(word in str(job) for word in words)]
-    if problems := stale(jobs):
+    if problems := find_stale(jobs):
         print(*problems, sep="\n")
         return 2
 

@@ -70,7 +70,7 @@ def test_a_run_killed_twice_and_resumed_twice_equals_one_never_stopped(home, und
 def test_a_real_process_killed_from_outside_and_resumed_equals_one_never_stopped(home, undisturbed):  # noqa: F811
     expected = undisturbed("long")
     with subprocess.Popen(
-        [sys.executable, "-m", "evenhand.cli", "train", "long.toml", "--run", "outside"],
+        [sys.executable, "-m", "evenhand", "train", "long.toml", "--run", "outside"],
         cwd=home,
         env=small.ENVIRONMENT,
         stdout=subprocess.PIPE,

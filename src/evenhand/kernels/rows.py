@@ -6,14 +6,14 @@ A sum over a row is a loop over its columns: to iterate over the row itself is 1
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.cpu import are_plain, check_ids
-from evenhand.kernels.jit import jit, jit_sums
+from evenhand.kernels.jit import are_plain, check_ids, jit, jit_sums
 from evenhand.kernels.prefetch import fetch_later_row
 from evenhand.kernels.threads import in_parts, num_threads_for
 
@@ -72,9 +72,8 @@ def unit_rows(table: Tensor, ids: Tensor) -> Tensor:
 
 def _unit_rows(table: Tensor, ids: Tensor) -> Tensor:
     units = torch.empty(len(ids), table.shape[1])
-    _unit_rows_compiled(
-        num_threads_for(units.numel()), table.numpy(), ids.numpy(), SMALLEST_NORM, units.numpy()
-    )
+    arguments = table.numpy(), ids.numpy(), SMALLEST_NORM, units.numpy()
+    _unit_rows_compiled(num_threads_for(units.numel()), len(ids), arguments)
     return units
 
 
@@ -110,14 +109,9 @@ def through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
 
 def _through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
     results = torch.empty_like(gradients)
-    _through_unit_rows_compiled(
-        num_threads_for(results.numel()),
-        gradients.numpy(),
-        table.numpy(),
-        ids.numpy(),
-        SMALLEST_NORM,
-        results.numpy(),
-    )
+    arrays = gradients.numpy(), table.numpy(), ids.numpy()
+    arguments = *arrays, SMALLEST_NORM, results.numpy()
+    _through_unit_rows_compiled(num_threads_for(results.numel()), len(ids), arguments)
     return results
 
 
@@ -144,15 +138,10 @@ def scores_of_each(
     scores = query_vectors.new_empty(batch_size, num_sampled)
     if are_plain(query_vectors, label_table, sampled_ids):
         check_ids(sampled_ids, len(label_table))
-        _score_rows_compiled(
-            num_threads_for(sampled_ids.numel() * label_table.shape[1]),
-            query_vectors.numpy(),
-            label_table.numpy(),
-            sampled_ids.numpy(),
-            is_cosine,
-            SMALLEST_NORM,
-            scores.numpy(),
-        )
+        num_threads = num_threads_for(sampled_ids.numel() * label_table.shape[1])
+        arrays = query_vectors.numpy(), label_table.numpy(), sampled_ids.numpy()
+        arguments = *arrays, is_cosine, SMALLEST_NORM, scores.numpy()
+        _score_rows_compiled(num_threads, batch_size, arguments)
         return scores
     rows_at_once = max(1, GATHERED_NUMBERS // (num_sampled * label_table.shape[1]))
     for start in range(0, batch_size, rows_at_once):
@@ -170,15 +159,9 @@ def adagrad_(
     """Adagrad on distinct rows of a table and their sums of squares, in place: (R, D), (R,)."""
     if are_plain(table, sums, ids, gradients):
         check_ids(ids, len(table))
-        _adagrad_compiled(
-            num_threads_for(gradients.numel()),
-            table.numpy(),
-            sums.numpy(),
-            ids.numpy(),
-            gradients.numpy(),
-            learning_rate,
-            EPSILON,
-        )
+        arrays = table.numpy(), sums.numpy(), ids.numpy(), gradients.numpy()
+        arguments = *arrays, learning_rate, EPSILON
+        _adagrad_compiled(num_threads_for(gradients.numel()), len(ids), arguments)
         return
     totals = sums.index_select(0, ids) + gradients.square().mean(dim=1)  # (T,)
     sums.index_copy_(0, ids, totals)
@@ -206,15 +189,10 @@ def adam_(
     rate, correction = learning_rate / (1 - first**step), 1 - second**step
     if are_plain(table, momentum, second_moments, ids, gradients):
         check_ids(ids, len(table))
-        _adam_compiled(
-            num_threads_for(gradients.numel()),
-            table.numpy(),
-            momentum.numpy(),
-            second_moments.numpy(),
-            ids.numpy(),
-            gradients.numpy(),
-            (first, second, rate, correction, EPSILON),
-        )
+        arrays = (table, momentum, second_moments, ids, gradients)
+        numbers = first, second, rate, correction, EPSILON
+        arguments = *(array.numpy() for array in arrays), numbers
+        _adam_compiled(num_threads_for(gradients.numel()), len(ids), arguments)
         return
     paces = momentum.index_select(0, ids).mul_(first).add_(gradients, alpha=1 - first)
     squares = gradients.square().mean(dim=1)  # (T, D) -> (T,)
@@ -233,13 +211,6 @@ def _subtract(table: Tensor, ids: Tensor, updates: Tensor) -> None:
 # --- compiled -------------------------------------------------------------------------------------
 
 
-@jit
-def _unit_rows_compiled(
-    num_threads: int, table: Floats, ids: Ids, smallest: float, units: Floats
-) -> None:
-    in_parts(_unit_rows_part, len(ids), num_threads, (table, ids, smallest, units))
-
-
 @jit_sums
 def _unit_rows_part(
     first: int, last: int, table: Floats, ids: Ids, smallest: float, units: Floats
@@ -255,15 +226,6 @@ def _unit_rows_part(
         else:
             for column in range(len(row)):
                 result[column] = factor * row[column]
-
-
-@jit
-def _through_unit_rows_compiled(
-    num_threads: int, gradients: Floats, table: Floats, ids: Ids, smallest: float, results: Floats
-) -> None:
-    in_parts(
-        _through_unit_rows_part, len(ids), num_threads, (gradients, table, ids, smallest, results)
-    )
 
 
 @jit_sums
@@ -284,21 +246,6 @@ def _through_unit_rows_part(
         factor, along = np.float32(1 / norm), np.float32(product / norm / norm)
         for column in range(len(row)):
             result[column] = factor * (gradient[column] - along * row[column])
-
-
-@jit
-def _score_rows_compiled(
-    num_threads: int,
-    queries: Floats,
-    table: Floats,
-    ids: Ids,
-    is_cosine: bool,
-    smallest: float,
-    scores: Floats,
-) -> None:
-    """scores[b, m] of the query b and the row ids[b, m]."""
-    arguments = queries, table, ids, is_cosine, smallest, scores
-    in_parts(_score_rows_part, len(ids), num_threads, arguments)
 
 
 @jit_sums
@@ -324,20 +271,6 @@ def _score_rows_part(
             scores[example, place] = product / norm
 
 
-@jit
-def _adagrad_compiled(
-    num_threads: int,
-    table: Floats,
-    sums: Floats,
-    ids: Ids,
-    gradients: Floats,
-    learning_rate: float,
-    epsilon: float,
-) -> None:
-    arguments = table, sums, ids, gradients, learning_rate, epsilon
-    in_parts(_adagrad_part, len(ids), num_threads, arguments)
-
-
 @jit_sums
 def _adagrad_part(
     first: int,
@@ -357,20 +290,6 @@ def _adagrad_part(
         factor = np.float32(learning_rate / (math.sqrt(total) + epsilon))
         for column in range(len(row)):
             row[column] -= factor * gradient[column]
-
-
-@jit
-def _adam_compiled(
-    num_threads: int,
-    table: Floats,
-    momentum: Floats,
-    second_moments: Floats,
-    ids: Ids,
-    gradients: Floats,
-    numbers: tuple[float, float, float, float, float],
-) -> None:
-    arguments = table, momentum, second_moments, ids, gradients, numbers
-    in_parts(_adam_part, len(ids), num_threads, arguments)
 
 
 @jit_sums
@@ -397,6 +316,35 @@ def _adam_part(
         for column in range(len(row)):
             pace[column] = old_share * pace[column] + new_share * gradient[column]
             row[column] -= factor * pace[column]
+
+
+# A kernel on so many threads, each for a part of the rows: a function for each kernel, as machine
+# code that takes a kernel as an argument is not kept on disk.
+
+
+@jit
+def _unit_rows_compiled(num_threads: int, num_rows: int, arguments: Any) -> None:
+    in_parts(_unit_rows_part, num_rows, num_threads, arguments)
+
+
+@jit
+def _through_unit_rows_compiled(num_threads: int, num_rows: int, arguments: Any) -> None:
+    in_parts(_through_unit_rows_part, num_rows, num_threads, arguments)
+
+
+@jit
+def _score_rows_compiled(num_threads: int, num_rows: int, arguments: Any) -> None:
+    in_parts(_score_rows_part, num_rows, num_threads, arguments)
+
+
+@jit
+def _adagrad_compiled(num_threads: int, num_rows: int, arguments: Any) -> None:
+    in_parts(_adagrad_part, num_rows, num_threads, arguments)
+
+
+@jit
+def _adam_compiled(num_threads: int, num_rows: int, arguments: Any) -> None:
+    in_parts(_adam_part, num_rows, num_threads, arguments)
 
 
 @jit_sums

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.cpu import are_plain
-from evenhand.kernels.jit import jit
+from evenhand.kernels.jit import are_plain, jit
 from evenhand.kernels.sparse import Floats, Ids, empty_table, place_of
 from evenhand.kernels.threads import in_parts, num_threads_for
 
@@ -48,13 +47,9 @@ def largest(scores: Tensor, count: int) -> Largest:
         raise ValueError(f"count must be between 1 and {width} (the length of a row), got {count}")
     positions = torch.empty(batch_size, count, dtype=torch.int64)
     values = torch.empty(batch_size, count)
-    _select(
-        num_threads_for(scores.numel()),
-        scores.view(torch.int32).numpy(),
-        fold_of(width, count),
-        positions.numpy(),
-        values.view(torch.int32).numpy(),
-    )
+    bits, chosen_bits = scores.view(torch.int32).numpy(), values.view(torch.int32).numpy()
+    arguments = bits, fold_of(width, count), positions.numpy(), chosen_bits
+    _select(num_threads_for(scores.numel()), batch_size, arguments)
     return Largest(positions, values)
 
 
@@ -115,15 +110,8 @@ def fold_of(width: int, count: int) -> int:
 
 
 @jit
-def _select(
-    num_threads: int,
-    scores: NDArray[np.int32],
-    fold: int,
-    positions: NDArray[np.int64],
-    values: NDArray[np.int32],
-) -> None:
-    """Fills positions and values (B, count) from scores (B, M), given as bits of float32."""
-    in_parts(_select_rows, len(scores), num_threads, (scores, fold, positions, values))
+def _select(num_threads: int, num_rows: int, arguments: Any) -> None:
+    in_parts(_select_rows, num_rows, num_threads, arguments)
 
 
 @jit
@@ -135,6 +123,7 @@ def _select_rows(
     positions: NDArray[np.int64],
     values: NDArray[np.int32],
 ) -> None:
+    """Fills positions and values (B, count) from scores (B, M), given as bits of float32."""
     count, width = positions.shape[1], scores.shape[1]
     num_last = width // fold**2
     num_first, num_folded = fold * num_last, fold**2 * num_last

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.cpu import are_plain, check_ids
-from evenhand.kernels.jit import jit
+from evenhand.kernels.jit import are_plain, check_ids, jit
 from evenhand.kernels.mix import GOLDEN64
 
 Ids = NDArray[np.int64]

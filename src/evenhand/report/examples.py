@@ -1,29 +1,14 @@
 """Single queries: the worst misses, and what changed from the first run to the last."""
 
-from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data.dataset import IntArray, memberships
 from evenhand.evaluation import Outcome
-from evenhand.report.markup import (
-    Attributes,
-    Child,
-    Html,
-    element,
-    folded,
-    fragment,
-    head_row,
-    note,
-    number,
-    paragraph,
-    percent,
-    section,
-    table,
-    user_text,
-)
-from evenhand.report.study import Study, is_found
+from evenhand.report.rendering import NOTHING, number
+from evenhand.report.run_set import RunSet, is_found
 
 NUM_HARDEST = 8  # of all pairs
 NUM_OF_GROUP = 4  # of the worst group of each column
@@ -33,55 +18,74 @@ NUM_RETURNED = 3
 BoolArray = NDArray[np.bool_]
 
 
-def examples_section(study: Study) -> Html:
-    parts = [
-        paragraph(
-            f"Pairs missed among the first {study.cutoff} results, by how far the best wrong "
-            f"result outscored the right label (the gap; scores compare within one run alone)."
-        ),
-        *(_hardest(study, run) for run in range(len(study.results))),
+def describe_pair(runs: RunSet, outcome: Outcome, pair: int) -> dict[str, Any]:
+    """A (query, label) pair as examples show it: its texts, its groups, and its rank."""
+    query, texts = int(outcome.query_ids[pair]), runs.part.texts
+    groups = []
+    for column in runs.own_columns:
+        column_groups = runs.columns[column].groups
+        _, ids = memberships(column_groups._replace(ids=column_groups.ids[[pair]]))
+        if len(ids):
+            groups.append(", ".join(column_groups.names[group].strip() for group in ids))
+    return {
+        "query": f"query {query}" if texts is None else texts[query],
+        "groups": " · ".join(groups) or NOTHING,
+        "label": runs.dataset.label_name(int(outcome.label_ids[pair])),
+        "rank": _rank(outcome, pair),
+    }
+
+
+def _rank(outcome: Outcome, pair: int) -> str:
+    rank = int(outcome.ranks[pair])
+    return number(rank) if rank else f"> {outcome.num_results}"
+
+
+def _first_results(
+    runs: RunSet, outcome: Outcome, pair: int, is_right: BoolArray, count: int
+) -> list[tuple[str, bool]]:
+    """Names of the first results of a pair's query, and whether each is right, too."""
+    query = outcome.query_ids[pair]
+    ids, right = outcome.retrieved_ids[query, :count], is_right[query, :count]
+    return [
+        (runs.dataset.label_name(int(label)), bool(also))
+        for label, also in zip(ids, right, strict=True)
+        if label >= 0
     ]
-    if len(study.results) > 1:
-        parts.append(_changed(study))
-    return section("examples", "The hardest examples", *parts)
 
 
 # --- the worst misses -----------------------------------------------------------------------------
 
 
-def _hardest(study: Study, run: int) -> Html:
-    outcome = study.results[run].outcome
-    is_right = _is_right(outcome, study.dataset.num_labels)
-    gaps = _gaps(outcome, is_right)
-    is_missed = ~is_found(outcome.ranks, study.cutoff) & np.isfinite(gaps)  # (N,)
-    blocks: list[tuple[Child, IntArray]] = [
-        ("of all pairs", _largest(gaps, is_missed, outcome.query_ids, NUM_HARDEST))
-    ]
-    for column in study.own_columns:
-        worst = study.row(column, "worst")[run].members
-        if worst:
+def hardest_misses(runs: RunSet, run: int) -> list[dict[str, Any]]:
+    """Blocks of misses by how far a wrong result outscored the right label: of all, by column."""
+    outcome = runs.results[run].outcome
+    is_right = right_results(outcome, runs.dataset.num_labels)
+    gaps = score_gaps(outcome, is_right)
+    is_missed = ~is_found(outcome.ranks, runs.cutoff) & np.isfinite(gaps)  # (N,)
+    chosen = [("of all pairs", "", largest_gaps(gaps, is_missed, outcome.query_ids, NUM_HARDEST))]
+    for column in runs.own_columns:
+        for group in runs.row(column, "worst")[run].members[:1]:
             is_member = np.zeros_like(is_missed)
-            is_member[study.columns[column].pairs_of(worst[0])] = True
-            chosen = _largest(gaps, is_missed & is_member, outcome.query_ids, NUM_OF_GROUP)
-            blocks.append((fragment(f"of the worst {column}, ", user_text(worst[0])), chosen))
-    head = head_row("Query", "Belongs to", "Right label", "Rank", "Gap", "Returned instead")
-    rows = []
-    for title, pair_ids in blocks:
-        if len(pair_ids):
-            heading: Attributes = {"colspan": 6, "scope": "rowgroup", "class": "block"}
-            rows.append(element("tr", {}, element("th", heading, "The hardest ", title)))
-        for pair in pair_ids:
-            cells = _returned(study, outcome, int(outcome.query_ids[pair]), is_right)
-            rows.append(_example_row(study, pair, _rank(outcome, pair), f"{gaps[pair]:.2f}", cells))
-    name = study.run_names[run]
-    if not rows:
-        return note(element("bdi", {}, name), " missed nothing that could be listed.")
-    whole = table(f"The hardest misses of {name}", [head], rows, css_class="examples")
-    title = fragment("The hardest misses of ", element("bdi", {}, name))
-    return folded(title, whole, is_open=run == 0)
+            is_member[runs.columns[column].pairs_of(group)] = True
+            pair_ids = largest_gaps(gaps, is_missed & is_member, outcome.query_ids, NUM_OF_GROUP)
+            chosen.append((f"of the worst {column}, ", group, pair_ids))
+    return [
+        {
+            "title": title,
+            "group": group,
+            "pairs": [
+                describe_pair(runs, outcome, pair)
+                | {"gap": f"{gaps[pair]:.2f}"}
+                | {"returned": _first_results(runs, outcome, pair, is_right, NUM_RETURNED)}
+                for pair in pair_ids.tolist()
+            ],
+        }
+        for title, group, pair_ids in chosen
+        if len(pair_ids)
+    ]
 
 
-def _is_right(outcome: Outcome, num_labels: int) -> BoolArray:
+def right_results(outcome: Outcome, num_labels: int) -> BoolArray:
     """Which of the shown results are positives of their query: (Q, 10)."""
     rows = np.arange(len(outcome.retrieved_ids))[:, None]  # (Q, 1)
     shown = rows * num_labels + outcome.retrieved_ids  # (Q, 10)
@@ -89,13 +93,13 @@ def _is_right(outcome: Outcome, num_labels: int) -> BoolArray:
     return np.asarray(is_right & (outcome.retrieved_ids >= 0))
 
 
-def _gaps(outcome: Outcome, is_right: BoolArray) -> NDArray[np.float64]:
+def score_gaps(outcome: Outcome, is_right: BoolArray) -> NDArray[np.float64]:
     """Best wrong score minus the positive's, -inf where nothing wrong was returned: (N,)."""
     wrong = np.where(is_right, -np.inf, outcome.retrieved_scores.astype(np.float64))  # (Q, 10)
     return np.asarray(wrong.max(axis=1, initial=-np.inf)[outcome.query_ids] - outcome.scores)
 
 
-def _largest(
+def largest_gaps(
     gaps: NDArray[np.float64], is_candidate: BoolArray, query_ids: IntArray, count: int
 ) -> IntArray:
     """Pairs with the largest gaps, one a query."""
@@ -105,112 +109,38 @@ def _largest(
     return np.asarray(pair_ids[np.sort(first)[:count]])
 
 
-def _rank(outcome: Outcome, pair: int) -> str:
-    rank = int(outcome.ranks[pair])
-    return number(rank) if rank else f"> {outcome.num_results}"
-
-
-def _returned(
-    study: Study, outcome: Outcome, query: int, is_right: BoolArray, count: int = NUM_RETURNED
-) -> Html:
-    """The first results; marked are those that are right too, for a query of several labels."""
-    items = [
-        element(
-            "li",
-            {},
-            user_text(study.dataset.label_name(int(label))),
-            " (also right)" if is_right[query, place] else "",
-        )
-        for place, label in enumerate(outcome.retrieved_ids[query, :count])
-        if label >= 0
-    ]
-    return element("ol", {}, *items) if items else Html("–")
-
-
-def _example_row(study: Study, pair: int, *cells: Child) -> Html:
-    outcome = study.results[0].outcome  # every run has the same pairs
-    query, label = int(outcome.query_ids[pair]), int(outcome.label_ids[pair])
-    return element(
-        "tr",
-        {},
-        element("th", {"scope": "row"}, _query(study, query)),
-        element("td", {}, _groups(study, pair)),
-        element("td", {}, user_text(study.dataset.label_name(label))),
-        *(element("td", {}, cell) for cell in cells),
-    )
-
-
-def _query(study: Study, query: int) -> Html:
-    texts = study.part.texts
-    return Html(f"query {query}") if texts is None else user_text(texts[query])
-
-
-def _groups(study: Study, pair: int) -> str:
-    names = []
-    for column in study.own_columns:
-        groups = study.columns[column].groups
-        _, group_ids = memberships(groups._replace(ids=groups.ids[[pair]]))
-        if len(group_ids):
-            names.append(", ".join(groups.names[group].strip() for group in group_ids))
-    return " · ".join(names) or "–"
-
-
 # --- what changed ---------------------------------------------------------------------------------
 
 
-def _changed(study: Study) -> Html:
-    """Repaired and broken pairs, counted, and drawn at random to be looked at."""
-    first, last = study.results[0].outcome, study.results[-1].outcome
-    before, after = is_found(first.ranks, study.cutoff), is_found(last.ranks, study.cutoff)
-    first_name, last_name = study.run_names[0], study.run_names[-1]
-    is_repaired, is_broken = ~before & after, before & ~after
-    repaired, broken = int(is_repaired.sum()), int(is_broken.sum())
-    told = paragraph(
-        f"From {first_name} to {last_name}, {number(repaired)} pairs are repaired and "
-        f"{number(broken)} broken, of {number(len(before))} "
-        f"(net {percent((repaired - broken) / max(1, len(before))).replace('-', '−')} %). "
-        f"Those below are drawn at random, not chosen."
-    )
-    tables = [
-        _changed_table(
-            study, f"Repaired: missed by {first_name}, found by {last_name}", is_repaired, missing=0
-        ),
-        _changed_table(
-            study, f"Broken: found by {first_name}, missed by {last_name}", is_broken, missing=-1
-        ),
-    ]
-    return fragment(element("h3", {}, "Repaired and broken"), told, *tables)
-
-
-def _changed_table(study: Study, title: str, is_chosen: BoolArray, *, missing: int) -> Html:
-    """Some of the chosen pairs, with the first result of the run that missed them."""
-    pair_ids = _drawn(np.flatnonzero(is_chosen), NUM_CHANGED)
-    first, last = study.results[0].outcome, study.results[-1].outcome
-    missed = study.results[missing].outcome
-    is_right = _is_right(missed, study.dataset.num_labels)
-    rows = [
-        _example_row(
-            study,
-            pair,
-            _rank(first, pair),
-            _rank(last, pair),
-            _returned(study, missed, int(missed.query_ids[pair]), is_right, count=1),
+def changed_pairs(runs: RunSet) -> dict[str, Any]:
+    """Pairs that the last run repairs or breaks: counted, and some drawn at random."""
+    first, last = runs.results[0].outcome, runs.results[-1].outcome
+    before, after = is_found(first.ranks, runs.cutoff), is_found(last.ranks, runs.cutoff)
+    tables: list[dict[str, Any]] = []
+    for kind, is_chosen, missed_by in (
+        ("Repaired", ~before & after, 0),
+        ("Broken", before & ~after, -1),
+    ):
+        missed = runs.results[missed_by].outcome
+        is_right = right_results(missed, runs.dataset.num_labels)
+        drawn = np.random.default_rng(0).permutation(np.flatnonzero(is_chosen))[:NUM_CHANGED]
+        tables.append(
+            {
+                "kind": kind,
+                "count": int(is_chosen.sum()),
+                "missed_by": runs.run_names[missed_by],
+                "found_by": runs.run_names[-1 - missed_by],
+                "pairs": [
+                    describe_pair(runs, first, pair)
+                    | {"last_rank": _rank(last, pair)}
+                    | {"returned": _first_results(runs, missed, pair, is_right, 1)}
+                    for pair in sorted(drawn.tolist())
+                ],
+            }
         )
-        for pair in pair_ids
-    ]
-    head = head_row(
-        "Query",
-        "Belongs to",
-        "Right label",
-        *(f"Rank, {study.run_names[run]}" for run in (0, -1)),
-        f"First result of {study.run_names[missing]}",
-    )
-    caption = f"{title} ({number(int(is_chosen.sum()))})"
-    return table(caption, [head], rows, css_class="examples") if rows else note(f"{caption}.")
-
-
-def _drawn(pair_ids: IntArray, count: int) -> Sequence[int]:
-    """A few at random, the same ones every time."""
-    generator = np.random.default_rng(0)
-    chosen: Iterable[int] = generator.permutation(pair_ids)[:count].tolist()
-    return sorted(chosen)
+    repaired, broken = (table["count"] for table in tables)
+    return {
+        "tables": tables,
+        "num_pairs": len(before),
+        "net": (repaired - broken) / max(1, len(before)),
+    }

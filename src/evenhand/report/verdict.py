@@ -5,130 +5,108 @@ ahead where their 95 % intervals do not overlap. Overlapping intervals prove not
 and the wording must not say that they do.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from evenhand.evaluation import Score
-from evenhand.report.markup import interval, listed, percent, points
-from evenhand.report.study import Study
+from evenhand.report.rendering import interval, join_words, percent, points
+from evenhand.report.run_set import RunSet
 from evenhand.tables import summary_title
 
-SEEN = 0.0005  # a smaller difference would read 0.0 points
+VISIBLE = 0.0005  # a smaller difference would read 0.0 points
 
 
 class Comparison(NamedTuple):
     """Who is ahead in one row, of runs that all have a value there."""
 
     where: str
-    scores: list[Score]
     leader: int | None  # None: no difference to be seen
-    runner_up: int
+    lead: float
     is_clear: bool  # no other run's interval reaches the leader's
 
+    @property
+    def words(self) -> str:
+        return "clearly ahead" if self.is_clear else "ahead, though the intervals overlap,"
 
-def comparison(where: str, scores: list[Score]) -> Comparison:
+
+def compare(where: str, scores: Sequence[Score]) -> Comparison:
+    """Compares the runs in one row, of which there are at least two."""
     order = sorted(range(len(scores)), key=lambda run: -scores[run].value)
-    best, second = order[0], order[1]
-    is_clear = all(scores[best].low > scores[run].high for run in order[1:])
-    is_ahead = scores[best].value - scores[second].value >= SEEN
-    return Comparison(where, scores, best if is_ahead else None, second, is_clear)
+    best = scores[order[0]]
+    lead = best.value - scores[order[1]].value
+    is_clear = all(best.low > scores[run].high for run in order[1:])
+    return Comparison(where, order[0] if lead >= VISIBLE else None, lead, is_clear)
 
 
-def worst_rows(study: Study) -> list[tuple[str, list[Score]]]:
-    """What 'the worst groups' means here: a row for each column, or the tail without columns."""
-    rows = [
-        (summary_title(summary, column), study.row(column, summary))
-        for column in study.own_columns
-        if (summary := study.headline(column))
-    ]
-    rows = rows or [("tail labels", study.row("frequency", "tail"))]
-    return [(where, scores) for where, scores in rows if all(s.value == s.value for s in scores)]
-
-
-def verdict(study: Study) -> tuple[str, list[str]]:
+def reach_verdict(runs: RunSet) -> tuple[str, list[str]]:
     """A sentence, and the figures behind it, one a line."""
-    everyone, worst = study.row("all", "all"), worst_rows(study)
-    if any(score.value != score.value for score in everyone):
-        return f"The {study.part_name} part holds no pair to judge by.", []
-    if len(study.results) == 1:
-        return _verdict_on_one(study, everyone[0], [(where, rows[0]) for where, rows in worst])
-    comparisons = [comparison(where, scores) for where, scores in worst]
-    overall = comparison("all pairs", everyone)
-    details = [_detail(study, item) for item in [*comparisons, overall]]
-    return _lead(study, comparisons, overall), details
-
-
-def _verdict_on_one(
-    study: Study, everyone: Score, worst: Sequence[tuple[str, Score]]
-) -> tuple[str, list[str]]:
-    opening = (
-        f"Among its first {study.cutoff} results, {study.run_names[0]} finds the right label for "
-        f"{percent(everyone.value)} % of all pairs"
-    )
-    if not worst:
-        return f"{opening}; no group is large enough to be judged by itself.", []
-    lowest = min(worst, key=lambda row: row[1].value)
-    sentence = f"{opening}, and for {percent(lowest[1].value)} % on the {lowest[0]}."
-    rows = [*worst, ("all pairs", everyone)]
-    return sentence, [f"{study.metric} on {where}: {_value(score)}" for where, score in rows]
-
-
-def _lead(study: Study, comparisons: list[Comparison], overall: Comparison) -> str:
-    if not comparisons:
-        return f"No group is large enough to be compared by itself. {_overall(study, overall)}"
-    leaders = {item.leader for item in comparisons}
-    if leaders == {None}:
-        return f"On the worst groups no difference can be seen. {_overall(study, overall)}"
-    if len(leaders - {None}) > 1:
-        parts = [
-            f"{study.run_names[item.leader]} is {_ahead(item)} on the {item.where}"
-            for item in comparisons
-            if item.leader is not None
-        ]
-        return f"It depends on the group: {listed(parts)}. {_overall(study, overall)}"
-    (leader,) = leaders - {None}
-    assert leader is not None
-    name, others = study.run_names[leader], _others(study, leader)
-    clear = [item.where for item in comparisons if item.leader is not None and item.is_clear]
-    if len(clear) == len(comparisons):
-        sentence = f"{name} serves the worst groups better than {others}."
-    elif clear:
-        sentence = (
-            f"{name} serves the {listed(clear)} better than {others}; on the other worst groups "
-            f"the difference is not clear."
-        )
+    rows = {  # what 'the worst groups' means here: a row for each column, or the tail without any
+        summary_title(summary, column): runs.row(column, summary)
+        for column in runs.own_columns
+        if (summary := runs.headline(column))
+    } or {"tail labels": runs.row("frequency", "tail")}
+    worst = {
+        w: scores for w, scores in rows.items() if not any(math.isnan(s.value) for s in scores)
+    }
+    everyone = runs.row("all", "all")
+    if any(math.isnan(score.value) for score in everyone):
+        return f"The {runs.part_name} part holds no pair to judge by.", []
+    if len(runs.results) > 1:
+        overall = compare("all pairs", everyone)
+        comparisons = [compare(where, scores) for where, scores in worst.items()]
+        sentence = f"{_describe_worst(runs, comparisons)} {_describe_overall(runs, overall)}"
     else:
         sentence = (
-            f"{name} is ahead of {others} on the worst groups, but not clearly: the intervals "
-            f"overlap."
+            f"Among its first {runs.cutoff} results, {runs.run_names[0]} finds the right label for "
+            f"{percent(everyone[0].value)} % of all pairs"
         )
-    return f"{sentence} {_overall(study, overall)}"
+        if not worst:
+            return f"{sentence}; no group is large enough to be judged by itself.", []
+        lowest = min(worst, key=lambda where: worst[where][0].value)
+        sentence += f", and for {percent(worst[lowest][0].value)} % on the {lowest}."
+    lines = []
+    for where, scores in {**worst, "all pairs": everyone}.items():
+        names = runs.run_names if len(scores) > 1 else ("",)
+        values = [f"{n} {_format_score(s)}".strip() for n, s in zip(names, scores, strict=True)]
+        lines.append(f"{runs.metric} on {where}: {', '.join(values)}")
+    return sentence, lines
 
 
-def _overall(study: Study, overall: Comparison) -> str:
+def _describe_worst(runs: RunSet, comparisons: Sequence[Comparison]) -> str:
+    if not comparisons:
+        return "No group is large enough to be compared by itself."
+    leaders = {item.leader for item in comparisons if item.leader is not None}
+    if not leaders:
+        return "On the worst groups no difference can be seen."
+    led = [item for item in comparisons if item.leader is not None]
+    if len(leaders) > 1:
+        parts = [
+            f"{runs.run_names[item.leader or 0]} is {item.words} on the {item.where}"
+            for item in led
+        ]
+        return f"It depends on the group: {join_words(parts)}."
+    leader = leaders.pop()
+    name, others = runs.run_names[leader], [n for r, n in enumerate(runs.run_names) if r != leader]
+    rest = others[0] if len(others) == 1 else f"each of {join_words(others)}"
+    clear = [item.where for item in led if item.is_clear]
+    if len(clear) == len(comparisons):
+        return f"{name} serves the worst groups better than {rest}."
+    if clear:
+        return (
+            f"{name} serves the {join_words(clear)} better than {rest}; on the other worst groups "
+            f"the difference is not clear."
+        )
+    return f"{name} is ahead of {rest} on the worst groups, but not clearly: the intervals overlap."
+
+
+def _describe_overall(runs: RunSet, overall: Comparison) -> str:
     if overall.leader is None:
         return "Over all pairs no difference can be seen."
-    lead = overall.scores[overall.leader].value - overall.scores[overall.runner_up].value
-    name = study.run_names[overall.leader]
-    return f"Over all pairs {name} is {_ahead(overall)} by {points(lead).removeprefix('+')}."
+    name, lead = runs.run_names[overall.leader], points(overall.lead).removeprefix("+")
+    return f"Over all pairs {name} is {overall.words} by {lead}."
 
 
-def _ahead(item: Comparison) -> str:
-    return "clearly ahead" if item.is_clear else "ahead, though the intervals overlap,"
-
-
-def _others(study: Study, leader: int) -> str:
-    names = [name for run, name in enumerate(study.run_names) if run != leader]
-    return names[0] if len(names) == 1 else f"each of {listed(names)}"
-
-
-def _detail(study: Study, item: Comparison) -> str:
-    values = [
-        f"{name} {_value(score)}" for name, score in zip(study.run_names, item.scores, strict=True)
-    ]
-    return f"{study.metric} on {item.where}: {', '.join(values)}"
-
-
-def _value(score: Score) -> str:
+def _format_score(score: Score) -> str:
     around = interval(score.low, score.high)
     return f"{percent(score.value)} %" + (f" ({around})" if around else "")

@@ -53,7 +53,9 @@ def kernel_loss(loss_fn: LossFn) -> KernelLoss | None:
         return KernelLoss(SOFTMAX.value)
     if function is losses.contrastive_loss:
         return KernelLoss(
-            CONTRASTIVE.value, arguments.get("margin", 0.3), arguments.get("power", 2.0)
+            CONTRASTIVE.value,
+            arguments.get("margin", losses.CONTRASTIVE_MARGIN),
+            arguments.get("power", losses.CONTRASTIVE_POWER),
         )
     if function is losses.bowl_loss:
         kind = _MARGIN_LOSSES.get(arguments.get("margin_loss", losses.hinge))

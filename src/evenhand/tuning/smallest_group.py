@@ -1,6 +1,5 @@
 """The paper's advice for k', which needs no search: what the smallest group fills of a batch."""
 
-import argparse
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -54,40 +53,30 @@ def group_share(dataset: Dataset, name: str) -> GroupShare:
     return GroupShare(num_members, len(column.groups.ids))
 
 
-def guarding(config: Config, share: float) -> Config:
-    """The config with k' as large as a group of this share is expected to be in a batch."""
+def build_guarding_config(
+    settings: Mapping[str, Mapping[str, Any]],
+    *,
+    share: float | None,
+    group: str | None,
+    console: Console,
+) -> Config:
+    """The config of these settings, with the k' of a share or of a group; one of them is given."""
+    # Whatever k' the settings have, it may not fit the batch, and it does not count.
+    config = build_config(with_assignments(settings, [f"{NUM_HARD_EXAMPLES}=1"]))
     mining = config.mining
+    if group is not None:
+        found = group_share(open_data(config.data, console), group)
+        share = found.share
+        console.print(f"{group}: {found.num_members:,} of {found.num_pairs:,} training pairs")
+    assert share is not None
     if not mining.mines_examples:
         raise UserError(
             f"a smallest group sets k', which mining.method = {mining.method!r} has no use for; "
             f"choose another method, such as --method s2m-annealed"
         )
     num_hard_examples = num_hard_examples_for(share, batch_size=mining.batch_size)
-    return with_settings(config, {NUM_HARD_EXAMPLES: num_hard_examples, TAIL_FRACTION: 0.0})
-
-
-def guarded_config(
-    settings: Mapping[str, Mapping[str, Any]], options: argparse.Namespace, console: Console
-) -> Config:
-    """The config of these settings, with the k' of --smallest-share or --smallest-group."""
-    share, group = options.smallest_share, options.smallest_group
-    if share is None and group is None:
-        return build_config(settings)
-    is_set = any(word.partition("=")[0].strip() == NUM_HARD_EXAMPLES for word in options.set)
-    if options.hard_examples is not None or is_set or (share is not None and group is not None):
-        raise UserError(
-            "--smallest-share, --smallest-group and --hard-examples all set k'; give one of them"
-        )
-    # Whatever k' the settings have, it may not fit the batch, and it does not count.
-    config = build_config(with_assignments(settings, [f"{NUM_HARD_EXAMPLES}=1"]))
-    if group is not None:
-        found = group_share(open_data(config.data, console), group)
-        share = found.share
-        console.print(f"{group}: {found.num_members:,} of {found.num_pairs:,} training pairs")
-    config = guarding(config, share)
-    num_hard_examples, batch_size = config.mining.num_hard_examples, config.mining.batch_size
     console.print(
         f"k' = {num_hard_examples:,}, what a share of {share:.2%} is expected to fill of a batch "
-        f"of {batch_size:,}"
+        f"of {mining.batch_size:,}"
     )
-    return config
+    return with_settings(config, {NUM_HARD_EXAMPLES: num_hard_examples, TAIL_FRACTION: 0.0})

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from evenhand.data.dataset import Dataset, IntArray, Part
 from evenhand.errors import UserError
 from evenhand.evaluation import SUMMARIES, GroupColumn, Score, group_columns
+from evenhand.evaluation.groups import check_belongs
 from evenhand.run_folder import RunResult
 
 MAIN_CUTOFF = 10
@@ -36,7 +37,7 @@ class GroupRow(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class RunSet:
     results: tuple[RunResult, ...]
     dataset: Dataset
     run_names: tuple[str, ...]  # all different
@@ -107,7 +108,7 @@ class Study:
         return sum(row.is_judged for row in self.rows(column))
 
 
-def study_of(results: Sequence[RunResult], dataset: Dataset) -> Study:
+def make_run_set(results: Sequence[RunResult], dataset: Dataset) -> RunSet:
     """Runs evaluated on the same part of one data set, made ready to be read side by side."""
     if not results:
         raise ValueError("results must hold at least one run, got none")
@@ -118,14 +119,23 @@ def study_of(results: Sequence[RunResult], dataset: Dataset) -> Study:
     if part_name not in dataset.parts:
         raise UserError(f"data set {dataset.name} has no part {part_name!r}")
     for result in results:
-        _check_belongs(result, dataset.parts[part_name])
+        try:
+            check_belongs(result.outcome, dataset.parts[part_name], part_name)
+        except UserError as error:
+            raise UserError(f"run {result.name}: {error}") from error
     cutoffs = sorted(set.intersection(*(set(result.outcome.cutoffs) for result in results)))
     if not cutoffs:
         raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
-    return Study(
+    seen: Counter[str] = Counter()
+    run_names = []  # with a number where one occurs twice
+    for result in results:
+        seen[result.name] += 1
+        again = seen[result.name]
+        run_names.append(result.name if again == 1 else f"{result.name} ({again})")
+    return RunSet(
         results=tuple(results),
         dataset=dataset,
-        run_names=_different([result.name for result in results]),
+        run_names=tuple(run_names),
         cutoffs=tuple(cutoffs),
         cutoff=max((c for c in cutoffs if c <= MAIN_CUTOFF), default=cutoffs[0]),
         columns={column.name: column for column in group_columns(dataset, part_name)},
@@ -134,28 +144,6 @@ def study_of(results: Sequence[RunResult], dataset: Dataset) -> Study:
             for result in results
         ),
     )
-
-
-def _different(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, with a number where one occurs twice."""
-    seen: Counter[str] = Counter()
-    different = []
-    for name in names:
-        seen[name] += 1
-        different.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return tuple(different)
-
-
-def _check_belongs(result: RunResult, part: Part) -> None:
-    outcome = result.outcome
-    if len(outcome.retrieved_ids) != len(part) or not np.array_equal(
-        outcome.label_ids, part.positives.ids
-    ):
-        raise UserError(
-            f"run {result.name} was not evaluated on this data set: {len(outcome.retrieved_ids)} "
-            f"queries and {len(outcome.ranks)} pairs, expected {len(part)} and "
-            f"{len(part.positives.ids)}; evaluate it again"
-        )
 
 
 def is_found(ranks: IntArray, cutoff: int) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-SCALE = Path(__file__).parent.parent / "benchmarks" / "scale"
+SCALE = Path(__file__).parents[2] / "benchmarks" / "scale"
 SMALL = {
     "labels": 3000, "width": 8, "pairs": 4000, "test-queries": 60, "batch-size": 32,
     "sampled": 40, "steps": 12, "log-every": 1, "checkpoint-every": 6, "kill-at": 9,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "cpu.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cpu.py"
 NUMBERS = ("labels", "batch_size", "sampled", "hard_labels", "hard_examples", "dim", "repeats")
 TIMES = ("milliseconds", "milliseconds_min", "ratio_to_product")
 

@@ -1,0 +1,259 @@
+"""`evenhand data`: prepares data sets, looks at them, and fetches public ones."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from evenhand.cli import options
+from evenhand.cli.options import argument, flag
+from evenhand.errors import UserError
+
+if TYPE_CHECKING:
+    from evenhand.data import Dataset
+
+Out = Annotated[Path | None, flag("Folder to write.", show_default="datasets/NAME")]
+Folder = Annotated[Path, argument("Folder of the data set.", "FOLDER")]
+Downloads = Annotated[Path, flag("Folder of public data sets, or of one.")]
+ValidationFraction = Annotated[float, flag("Share of the training rows.")]
+ValidationBlock = Annotated[int, flag("Rows that are split together.")]
+LabelNames = Annotated[Path | None, flag("File with a name a line.")]
+Train = Annotated[Path, flag("Training part: a file, or archive.zip/member.")]
+Test = Annotated[Path | None, flag("The same for the test part.")]
+Name = Annotated[str | None, flag("Name of the data set.", show_default="the folder of --train")]
+
+# --- prepare --------------------------------------------------------------------------------------
+
+
+def places(
+    min_population: Annotated[int, flag("Smallest population of a city.")] = 15000,
+    num_buckets: Annotated[int, flag("Number of hash buckets for n-grams.")] = 2**18,
+    out: Out = None,
+    device: options.Device = None,
+) -> None:
+    """Cities by their names, from GeoNames (CC BY 4.0)."""
+    from evenhand.cli.console import console
+    from evenhand.config import DataConfig
+    from evenhand.data import load_places
+
+    DataConfig(min_population=min_population, num_buckets=num_buckets)  # checks both
+    with console.status("preparing places"):
+        dataset = load_places(min_population=min_population, num_buckets=num_buckets)
+    _save(dataset, out)
+
+
+def extreme(
+    public: Annotated[
+        str | None, argument("A public data set, such as EURLex-4K.", "[PUBLIC]")
+    ] = None,
+    folder: Downloads = Path("downloads"),
+    train: Annotated[
+        Path | None, flag("Instead of a public data set: a file, or archive.zip/member.")
+    ] = None,
+    test: Test = None,
+    name: Name = None,
+    label_names: LabelNames = None,
+    train_groups: Annotated[Path | None, flag("TSV: id, group; a line a document.")] = None,
+    test_groups: Annotated[Path | None, flag("The same for the test part.")] = None,
+    validation_block: ValidationBlock = 1,
+    validation_fraction: ValidationFraction = 0.1,
+    out: Out = None,
+    device: options.Device = None,
+) -> None:
+    """The Extreme Classification text format."""
+    from evenhand.cli.console import console
+    from evenhand.data import load_extreme, load_public_extreme
+    from evenhand.progress import file_bar
+
+    if public is not None:
+        if any((train, test, label_names, train_groups, test_groups)):
+            raise UserError(
+                f"{public} is opened by its name, so the files are known; give the name alone, or "
+                f"files alone"
+            )
+        with file_bar(console) as advance:
+            dataset = load_public_extreme(
+                public,
+                folder,
+                validation_fraction=validation_fraction,
+                validation_block=validation_block,
+                progress_fn=advance,
+            )
+        _save(dataclasses.replace(dataset, name=name) if name else dataset, out)
+        return
+    if train is None or test is None:
+        raise UserError(
+            "evenhand data extreme needs the name of a public data set (see: evenhand data list), "
+            "or --train and --test"
+        )
+    with file_bar(console) as advance:
+        dataset = load_extreme(
+            train,
+            test,
+            name=name or _name_of_folder(train),
+            label_names_path=label_names,
+            train_groups_path=train_groups,
+            test_groups_path=test_groups,
+            validation_fraction=validation_fraction,
+            validation_block=validation_block,
+            progress_fn=advance,
+        )
+    _save(dataset, out)
+
+
+def stream(
+    train: Train,
+    test: Test = None,
+    name: Name = None,
+    label_names: LabelNames = None,
+    seed: Annotated[int, flag("Seed of the shuffle.")] = 0,
+    memory: Annotated[int, flag("Memory to use, in megabytes, about.", min=64)] = 512,
+    validation_block: ValidationBlock = 1,
+    validation_fraction: ValidationFraction = 0.1,
+    out: Out = None,
+    device: options.Device = None,
+) -> None:
+    """The same format, of any size, in bounded memory, shuffled.
+
+    Killed and run again, it goes on where it was.
+    """
+    from evenhand.cli.console import console
+    from evenhand.data.streaming import stream_extreme
+    from evenhand.progress import download_bar
+
+    name = name or _name_of_folder(train)
+    folder = out or Path("datasets") / name
+    with download_bar(console) as advance:
+        dataset = stream_extreme(
+            train,
+            folder,
+            name=name,
+            test_path=test,
+            label_names_path=label_names,
+            validation_fraction=validation_fraction,
+            validation_block=validation_block,
+            seed=seed,
+            memory_bytes=memory * 2**20,
+            progress_fn=advance,
+        )
+    _show(dataset)
+    console.print(f"written to {folder}; train on it with: evenhand train --data {folder}")
+
+
+def table(
+    table: Annotated[Path, argument("File with a header and one right answer a line.", "TABLE")],
+    query_column: Annotated[str, flag("Column of the queries.")] = "query",
+    label_column: Annotated[str, flag("Column of the labels.")] = "label",
+    group: Annotated[list[str] | None, flag("A column of groups; repeatable.")] = None,
+    test_fraction: Annotated[float, flag("Share of the queries.")] = 0.2,
+    validation_fraction: ValidationFraction = 0.1,
+    out: Out = None,
+    device: options.Device = None,
+) -> None:
+    """A CSV or TSV of queries and labels."""
+    from evenhand.cli.console import console
+    from evenhand.data import load_table
+
+    with console.status(f"reading {table}"):
+        dataset = load_table(
+            table,
+            query_column=query_column,
+            label_column=label_column,
+            group_columns=group or [],
+            test_fraction=test_fraction,
+            validation_fraction=validation_fraction,
+            note_fn=console.print,
+        )
+    _save(dataset, out)
+
+
+# --- look -----------------------------------------------------------------------------------------
+
+
+def show(folder: Folder, device: options.Device = None) -> None:
+    """What a prepared data set holds."""
+    from evenhand.build import check_all_ids
+    from evenhand.data import open_dataset
+
+    dataset = open_dataset(folder)
+    check_all_ids(dataset)
+    _show(dataset)
+
+
+def check(folder: Folder, device: options.Device = None) -> None:
+    """Compare the files of a streamed data set with their checksums."""
+    from evenhand.cli.console import console
+    from evenhand.data.manifest import check_manifest
+    from evenhand.progress import download_bar
+
+    with download_bar(console) as advance:
+        num_files = check_manifest(folder, progress_fn=advance)
+    console.print(f"{folder}: all {num_files} files are as they were written")
+
+
+# --- public data sets -----------------------------------------------------------------------------
+
+
+def list_(folder: Downloads = Path("downloads"), device: options.Device = None) -> None:
+    """The public data sets that are known, and which are here."""
+    from evenhand.cli.console import console
+    from evenhand.public import list_public
+
+    list_public(folder, console)
+
+
+def fetch(
+    names: Annotated[list[str], argument("Such as EURLex-4K, Wiki10-31K.", "NAME...")],
+    folder: Downloads = Path("downloads"),
+    device: options.Device = None,
+) -> None:
+    """Public data sets over the network, continued and checked."""
+    from evenhand.cli.console import console
+    from evenhand.public import fetch_public
+
+    fetch_public(names, folder, console)
+
+
+def verify(
+    name: Annotated[str | None, argument("All that are there, if not given.", "[NAME]")] = None,
+    folder: Downloads = Path("downloads"),
+    device: options.Device = None,
+) -> None:
+    """Check the files of public data sets in a folder."""
+    from evenhand.cli.console import console
+    from evenhand.public import verify_public
+
+    verify_public(name, folder, console)
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def _name_of_folder(path: Path) -> str:
+    from evenhand.faults import without_controls
+
+    return without_controls(path.resolve().parent.name)
+
+
+def _save(dataset: "Dataset", out: Path | None) -> None:
+    from evenhand.cli.console import console
+    from evenhand.data import save_dataset
+
+    folder = out or Path("datasets") / dataset.name
+    _show(save_dataset(dataset, folder))
+    console.print(f"written to {folder}; train on it with: evenhand train --data {folder}")
+
+
+def _show(dataset: "Dataset") -> None:
+    from evenhand.cli.console import console
+    from evenhand.tables import group_notes, parts_table, unseen_notes
+
+    console.print(parts_table(dataset))
+    columns = ", ".join(f"{name} ({len(g.names)})" for name, g in dataset.label_groups.items())
+    console.print(
+        f"{dataset.num_labels:,} labels, {dataset.num_features:,} features"
+        + (f"; labels are grouped by {columns}" if columns else "")
+    )
+    for note in (*group_notes(dataset), *unseen_notes(dataset)):
+        console.print(note)
+    if dataset.attribution:
+        console.print(dataset.attribution)

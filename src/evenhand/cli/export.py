@@ -1,0 +1,76 @@
+"""`evenhand export` and `average`: a trained model in another form."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from evenhand.cli import options
+from evenhand.cli.options import argument, choose_device, flag
+
+
+def export(
+    run: options.RunFolder,
+    out: Annotated[Path, flag("Folder to write, which must not exist.")],
+    format: Annotated[
+        Literal["npy", "parquet"], flag("Parquet needs the extra evenhand[parquet].")
+    ] = "npy",
+    shards: Annotated[
+        int | None, flag("Files of label vectors.", show_default="each below 1 GiB")
+    ] = None,
+    queries: Annotated[
+        options.PartName | None, flag("Part of the data whose query vectors are written as well.")
+    ] = None,
+    data: options.MovedData = None,
+    device: options.Device = None,
+) -> None:
+    """Write a run's vectors as files, for any vector store."""
+    from evenhand.cli.console import console
+    from evenhand.exporting import export_run
+    from evenhand.progress import count_bar
+    from evenhand.runs import open_run_data, query_data_path
+    from evenhand.saved_models import run_config
+    from evenhand.search.query_data import load_query_data
+
+    config, path = run_config(run), query_data_path(run)
+    needs_data = queries is not None or data is not None or not path.exists()
+    source = open_run_data(run, console, data=data) if needs_data else load_query_data(path)
+    with count_bar(console, f"exporting {run}") as advance:
+        manifest = export_run(
+            run,
+            out,
+            source,
+            file_format=format,
+            num_shards=shards,
+            part_name=queries,
+            device=choose_device(device),
+            progress_fn=advance,
+        )
+    size = sum(file["num_bytes"] for file in manifest["files"]) / 1e6
+    console.print(
+        f"{manifest['num_labels']:,} label vectors of {manifest['dimension']} dimensions"
+        + (f" and {manifest['num_queries']:,} query vectors" if queries else "")
+        + f", {size:,.1f} MB in {len(manifest['files'])} files; metric: {manifest['metric']}"
+    )
+    if config.search.num_neighbours or config.ranker.num_mined_labels:
+        console.print("these are the model's vectors; what neighbours or a ranker add is not there")
+    console.print(f"written to {out}; manifest.json says what is where")
+
+
+def average(
+    runs: Annotated[list[Path], argument("Trained run folders, of dot products.", "RUN...")],
+    run: Annotated[Path, flag("Folder to write.")],
+    data: options.MovedData = None,
+    device: options.Device = None,
+) -> None:
+    """Several runs as one, by the mean of their scores."""
+    from evenhand.averaging import average_runs
+    from evenhand.cli.console import console
+    from evenhand.runs import evaluate_run, open_run_data
+    from evenhand.tables import results_table
+
+    dataset = open_run_data(runs[0], console, data=data)
+    average_runs(runs, run, dataset, console=console)
+    part = "test" if "test" in dataset.parts else "validation"
+    if part in dataset.parts:
+        scores = evaluate_run(run, dataset, part, device=choose_device(device), console=console)
+        console.print(results_table([(run.resolve().name, scores)], part_name=part))
+    console.print(f"run folder: {run}")

@@ -1,0 +1,109 @@
+"""From templates to HTML, and from figures to the words that templates show.
+
+Query strings and names are whatever somebody typed. The templates escape every value
+(`autoescape`) but the style and the script of the package, and fail on one that is missing.
+"""
+
+import base64
+import datetime
+import functools
+import hashlib
+import math
+from collections.abc import Sequence
+
+import jinja2
+
+from evenhand.report.charts import DASHES, MARKS
+from evenhand.version import __version__
+
+NOTHING = "–"  # what a missing number is shown as
+LONGEST_TEXT = 160
+
+
+def render(template: str, **values: object) -> str:
+    """One HTML page with its style and script inside; it loads nothing from elsewhere."""
+    environment = _environment()
+    assert environment.loader is not None
+    style, script = (
+        environment.loader.get_source(environment, name)[0] for name in ("report.css", "report.js")
+    )
+    policy = (  # only this very style and script count
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        f"base-uri 'none'; form-action 'none'"
+    )
+    return environment.get_template(template).render(
+        style=style,
+        script=script,
+        policy=policy,
+        version=__version__,
+        **values,
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("evenhand.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for function in (percent, interval, points, number, shorten):
+        environment.filters[function.__name__] = function
+    environment.globals.update(MARKS=MARKS, DASHES=DASHES, NOTHING=NOTHING)
+    return environment
+
+
+def _digest(source: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
+
+
+# --- figures in words -----------------------------------------------------------------------------
+
+
+def percent(value: float) -> str:
+    """0.4123 -> '41.2'; NaN -> '–'. The unit stands in the heading."""
+    return NOTHING if math.isnan(value) else f"{100 * value:.1f}"
+
+
+def interval(low: float, high: float) -> str:
+    """'38.2–43.9', or nothing at all where there is no interval."""
+    return "" if math.isnan(low) or math.isnan(high) else f"{percent(low)}–{percent(high)}"
+
+
+def points(difference: float) -> str:
+    """A difference of two shares: '+7.0 points'."""
+    return f"{100 * difference:+.1f} points".replace("-", "−")
+
+
+def number(count: int) -> str:
+    return f"{count:,}"
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+
+def join_words(words: Sequence[str], *, most: int | None = None) -> str:
+    """'a, b and c'; with `most`, 'a, b and 7 more'."""
+    shown = list(words)
+    if most is not None and len(shown) > most:
+        shown = [*shown[:most], f"{len(words) - most} more"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
+
+
+def format_duration(seconds: float) -> str:
+    """'45 s', '12 min 5 s', '3 h 20 min'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (0 if hours else rest, "s")]
+    return " ".join(f"{value} {unit}" for value, unit in parts if value) or "under 1 s"
+
+
+def format_time(text: str) -> str:
+    """'2025-11-15 09:06 UTC' of an ISO time; anything else as it is."""
+    try:
+        return datetime.datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M %Z").strip()
+    except ValueError:
+        return text

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from evenhand import UniformSampler, softmax_loss
 from evenhand.data.dataset import Part, Rows
-from evenhand.kernels.gpu.clock import Clock
+from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep, product

@@ -38,7 +38,7 @@ from evenhand.data import (
     load_places,
     read_extreme,
     save_dataset,
-    taken_rows,
+    take_rows,
 )
 from evenhand.training.feed import PairFeed
 
@@ -108,7 +108,7 @@ def _batch_figures(dataset: Dataset, folder: Path, options: argparse.Namespace) 
         return generator.integers(0, len(part), options.batch_size)
 
     ways: dict[str, Callable[[], object]] = {
-        "evenhand taken_rows": lambda: taken_rows(rows, chosen()),
+        "evenhand take_rows": lambda: take_rows(rows, chosen()),
         "scipy rows of a CSR matrix": lambda: matrix[chosen()],
     }
     times: dict[str, list[float]] = {name: [] for name in ways}

@@ -28,7 +28,7 @@ try:
     from evenhand.training.step import train_step
 except ImportError:  # an older revision
     from evenhand.building import build_training
-    from evenhand.pipeline import open_data
+    from evenhand.runs import open_data
     from evenhand.training.loop import train_step
 from evenhand.config import build_config, read_preset
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at

@@ -29,8 +29,7 @@ from rich.table import Table
 
 from evenhand.config import build_config
 from evenhand.data import Dataset
-from evenhand.data.spool import keys_of
-from evenhand.data.streaming import stream_extreme
+from evenhand.data.stream import row_keys, stream_extreme
 from evenhand.evaluation import score_table
 from evenhand.runs import begin_run, evaluate_model, load_model, train_run
 from evenhand.training.feed import PairOrder
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def batch_figures(pairs_a_row: int) -> list[dict[str, Any]]:
     """Rows sorted by label, `pairs_a_row` pairs each, in three orders over two epochs."""
     labels = np.sort(np.random.default_rng(0).integers(NUM_LABELS, size=NUM_ROWS))
-    stored = np.argsort(keys_of(np.arange(NUM_ROWS, dtype=np.uint64), 0))
+    stored = np.argsort(row_keys(np.arange(NUM_ROWS), 0))
     pair_labels = np.repeat(labels, pairs_a_row)
     stored_pairs = (stored[:, None] * pairs_a_row + np.arange(pairs_a_row)).ravel()
     size = len(pair_labels)

@@ -25,7 +25,7 @@ from rich.table import Table
 from evenhand.build import Built, build_training
 from evenhand.config import build_config
 from evenhand.data import Dataset, Part, Rows, load_extreme
-from evenhand.data.weighting import weighted
+from evenhand.data.weighting import weight_features
 from evenhand.training.step import train_step
 
 NUM_QUERIES, NUM_FEATURES, NUM_LABELS = 20_000, 30_000, 25_000
@@ -106,7 +106,7 @@ def _built(dataset: Dataset, is_whole: bool, options: argparse.Namespace) -> Bui
         "whole_queries": is_whole,
     }
     config = build_config({**SETTINGS, "mining": mining})
-    return build_training(config, weighted(dataset, "unit"), torch.device("cpu"))
+    return build_training(config, weight_features(dataset, "unit"), torch.device("cpu"))
 
 
 def _train(built: Built, num_steps: int) -> None:

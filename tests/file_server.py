@@ -17,7 +17,6 @@ class FileServer:
         self.ignores_if_range = False
         self.knows_length = True
         self.content_type = "application/octet-stream"
-        self.coding = None
         self.cut_after = []  # of the first answers: how many bytes come before the line breaks
         self.status = []  # of the first requests: another status than 200 or 206
         self.content_range = None  # a lie
@@ -61,7 +60,6 @@ class FileServer:
             ("ETag", self.etag),
             ("Last-Modified", self.last_modified),
             ("Content-Type", self.content_type),
-            ("Content-Encoding", self.coding),
         ):
             if value:
                 handler.send_header(name, value)

@@ -20,7 +20,7 @@ import small
 from evenhand.cli import EPILOG, main
 from evenhand.cli.options import choose_device
 from evenhand.config import SAMPLERS, to_toml
-from evenhand.data import Groups, Strings, open_dataset, save_dataset, taken_rows
+from evenhand.data import Groups, Strings, open_dataset, save_dataset, take_rows
 from evenhand.methods import METHODS
 from evenhand.version import __version__
 from small import fruits_of, run_main, settings_file
@@ -302,8 +302,8 @@ def test_compare_works_where_no_group_is_large_enough_to_judge(user, tmp_path):
     part = dataset.parts["test"]
     few = dataclasses.replace(
         part,
-        features=taken_rows(part.features, rows),
-        positives=taken_rows(part.positives, rows),
+        features=take_rows(part.features, rows),
+        positives=take_rows(part.positives, rows),
         groups={"style": Groups(part.groups["style"].ids[:12], part.groups["style"].names)},
         texts=Strings.pack(part.texts[query] for query in rows),
     )

@@ -90,7 +90,13 @@ def flags_by_command():
         name: {flag for param in command.params for flag in param.opts} | {"-h", "--help"}
         for name, command in small.all_verbs().items()
     }
-    found["python -m experiments.reproduce"] = set(reproduce._parser()._option_string_actions)
+    parser = reproduce._parser()
+    tables = [
+        inner for action in parser._subparsers._group_actions for inner in action.choices.values()
+    ]
+    found["python -m experiments.reproduce"] = {
+        flag for inner in [parser, *tables] for flag in inner._option_string_actions
+    }
     return found
 
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from evenhand.build import check_all_ids
 from evenhand.config import build_config, read_settings, with_assignments
 from evenhand.data.dataset import open_dataset
-from evenhand.data.extreme import _group_values
-from evenhand.data.folders import _members
-from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalized
+from evenhand.data.extreme import _read_groups
+from evenhand.data.public_data import _list_members
+from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalize
 from evenhand.errors import UserError
 from evenhand.evaluation import load_outcome
 from evenhand.files import parse_json, read_json
@@ -150,12 +150,12 @@ def test_a_space_is_the_same_when_it_is_read_from_its_own_text(word):
 def test_columns_of_groups_with_one_name_are_refused(tmp_path):
     path = written(tmp_path, "groups.tsv", "id\ta\ta\n1\tx\ty\n")
     with pytest.raises(UserError, match="different names"):
-        _group_values(path, 1)
+        _read_groups(path, 1)
 
 
 def test_very_many_combining_marks_are_normalised_in_time():
     text = "a" + "\u0301\u0316" * 60_000  # half a minute, when all are sorted at once
-    assert len(normalized(text)) > 100_000
+    assert len(normalize(text)) > 100_000
     long = "é" * 2000 + "a" + "\u0316\u0301" * (MAX_MARKS // 2)
     assert _stream_safe(long) == long
 
@@ -173,7 +173,7 @@ def test_a_zip_archive_that_zipfile_cannot_read_is_refused(tmp_path, change):
     data = TARGETS["zip"].seeds[2]
     assert change[0] in data
     with pytest.raises(UserError, match="not a whole"):
-        _members(written(tmp_path, "a.zip", data.replace(*change)))
+        _list_members(written(tmp_path, "a.zip", data.replace(*change)))
 
 
 def test_a_file_that_is_an_array_alone_is_no_evaluation(tmp_path):

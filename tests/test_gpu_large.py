@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evenhand import top_weights
-from evenhand.kernels.gpu.clock import Clock
+from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep

@@ -11,8 +11,7 @@ import torch
 from evenhand import losses, top_weights
 from evenhand.kernels import permutation
 from evenhand.kernels.gpu import permutation as gpu_permutation
-from evenhand.kernels.gpu.clock import Clock
-from evenhand.kernels.gpu.each import drawn_ids
+from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep
@@ -22,7 +21,7 @@ from evenhand.sampling import LabelSample
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 from evenhand.training.step import gradients_of, mine
-from gpu_tables import DEVICES, needs_cuda
+from gpu_tables import DEVICES, drawn_ids, needs_cuda
 
 LOSSES = {
     "hinge": losses.bowl_loss,
@@ -147,23 +146,39 @@ def _positives(labels, num_positives, num_labels, generator):
     return positives
 
 
-def cases(names, *, few):
-    """Every name, shared and for each example; for each, the slow interpreter takes a few."""
+SMALL = {
+    "batch_size": 3,
+    "num_labels": 20,
+    "num_sampled": 7,
+    "k": 3,
+    "hard_examples": 2,
+    "width": 3,
+}
+KINDS = {"shared": False, "for each": True}
+
+
+def cases(names, *, fast):
+    """On a GPU every name, shared and for each example; the slow interpreter takes some.
+
+    All of them in the interpreter: tests/nightly/test_gpu_shapes.py.
+    """
     return [
         pytest.param(*device.values, name, for_each, marks=device.marks, id=f"{name}-{kind}")
         for device in DEVICES
         for name in names
-        for for_each, kind in ((False, "shared"), (True, "for each"))
-        if device.values == ("cuda",) or not for_each or name in few
+        for kind, for_each in KINDS.items()
+        if device.values == ("cuda",) or name in fast[kind]
     ]
 
 
 @pytest.mark.parametrize(
-    ("device", "loss", "for_each"), cases(LOSSES, few=["softmax", "contrastive 1"])
+    ("device", "loss", "for_each"),
+    cases(LOSSES, fast={"shared": LOSSES, "for each": ["contrastive 1.5"]}),
 )
-def test_two_steps_equal_those_in_torch(device, loss, for_each):
-    pair = Pair(device, loss=loss, for_each=for_each, is_adam=loss == "softmax", batch_size=4)
-    for _ in range(2):
+def test_steps_equal_those_in_torch(device, loss, for_each):
+    is_adam = loss == "softmax"
+    pair = Pair(device, loss=loss, for_each=for_each, is_adam=is_adam, **SMALL)
+    for _ in range(1 + is_adam):
         pair.run_kernels()
         pair.assert_same(pair.run_torch())
 
@@ -186,7 +201,14 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "for_each"), cases(SHAPES, few=["many labels", "dot product"])
+    ("device", "name", "for_each"),
+    cases(
+        SHAPES,
+        fast={
+            "shared": ["one example", "all labels sampled", "dot product"],
+            "for each": ["many labels"],
+        },
+    ),
 )
 def test_every_shape_equals_torch(device, name, for_each):
     if name == "all labels sampled" and for_each:
@@ -198,7 +220,8 @@ def test_every_shape_equals_torch(device, name, for_each):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_zero_vectors_score_zero_and_have_no_gradient_as_in_torch(device):
-    pair = Pair(device, k=17, hard_examples=6)  # all labels kept, for scores of zero are all alike
+    # All labels kept, for scores of zero are all alike.
+    pair = Pair(device, **SMALL | {"k": 7, "hard_examples": 3})
     pair.vectors[1] = 0
     pair.model.encoder.vectors[1] = 0
     for table in (pair.rows.table, pair.model.label_table):
@@ -210,26 +233,27 @@ def test_zero_vectors_score_zero_and_have_no_gradient_as_in_torch(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_of_equal_scores_exactly_k_are_kept(device):
     """Scores of few values: losses do not depend on which of the equals are kept."""
-    pair = Pair(device, is_tied=True, width=4, num_labels=64, num_sampled=32, k=5, batch_size=7)
+    pair = Pair(device, is_tied=True, width=4, num_labels=64, num_sampled=32, k=5, batch_size=3)
     pair.run_kernels()
     kept, scores = pair.step.kept, pair.step.scores
     columns = torch.arange(32, device=scores.device)
     threshold, last_tie = kept.thresholds.unsqueeze(1), kept.last_ties.unsqueeze(1)
     is_kept = (scores > threshold) | ((scores == threshold) & (columns <= last_tie))
-    assert is_kept.sum(1).tolist() == [5] * 7
+    assert is_kept.sum(1).tolist() == [5] * 3
     mined = pair.run_torch()
     torch.testing.assert_close(kept.losses.cpu().double(), mined.losses, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("for_each", [False, True], ids=["shared", "for each"])
+@pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("size", [0.0, 1e-34, 1e-11, 3e9])
 def test_a_vector_without_direction_keeps_no_more_than_k(device, size, for_each):
     """Scores all 0, of which k are kept; or tiny, or huge, where differences might be lost."""
-    if device == "cpu" and for_each and size:
+    if device == "cpu" and for_each:
         pytest.skip("the interpreter is slow, and the search is that of the shared sample")
-    pair = Pair(device, for_each=for_each, loss="softmax", is_cosine=False, batch_size=4)
+    sizes = SMALL | {"batch_size": 4, "k": 4}
+    pair = Pair(device, for_each=for_each, loss="softmax", is_cosine=False, **sizes)
     pair.vectors[1:3] *= size
     if size:
         pair.vectors[0] *= 0
@@ -257,17 +281,17 @@ def test_a_sample_that_is_all_positives_leaves_the_positive_loss(device):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_vector_that_is_not_finite_shows_in_the_objective(device):
-    pair = Pair(device, is_cosine=False)
+    pair = Pair(device, is_cosine=False, **SMALL)
     pair.vectors[2, 0] = torch.nan
     pair.run_kernels()
     assert pair.step.stats[0, 0].isnan()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
-@pytest.mark.parametrize("for_each", [False, True], ids=["shared", "for each"])
+@pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_it(device, for_each):
-    pair = Pair(device, num_labels=20, num_sampled=17, for_each=for_each)
+    pair = Pair(device, for_each=for_each, **SMALL | {"num_sampled": 14})
     label = next(y for y in range(20) if y not in pair.positives)  # nobody's positive
     pair.rows.table[label] = torch.nan
     pair.model.label_table.data[label] = torch.nan
@@ -281,9 +305,9 @@ def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_i
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_number_of_hard_examples_may_change_without_another_graph(device):
-    pair = Pair(device, batch_size=8)
-    pair.clock.hard_examples.copy_(torch.tensor([8, 5, 1, 1, 1, 1, 1, 1]))
-    for count in (8, 5, 1):
+    pair = Pair(device, **SMALL)
+    pair.clock.hard_examples.copy_(torch.tensor([3, 1, 1, 1, 1, 1, 1, 1]))
+    for count in (3, 1):
         pair.hard_examples = count
         pair.run_kernels()
         pair.assert_same(pair.run_torch())
@@ -291,8 +315,8 @@ def test_the_number_of_hard_examples_may_change_without_another_graph(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_weights_of_another_risk_are_taken_as_they_are(device):
-    pair = Pair(device)
-    weights = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
+    pair = Pair(device, **SMALL | {"batch_size": 5})
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3])
     step = pair.step
     step.vectors.copy_(pair.vectors)
     step.label_ids.copy_(pair.labels)
@@ -310,15 +334,16 @@ def test_weights_of_another_risk_are_taken_as_they_are(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_sample_is_the_first_places_of_the_keyed_order(device):
-    pair = Pair(device)
+    pair = Pair(device, **SMALL)
     pair.run_kernels()
     key = pair.clock.keys[:1].cpu().unsqueeze(1)
-    expected = permutation.permute(torch.arange(17).unsqueeze(0), key, 50)
+    expected = permutation.permute(torch.arange(7).unsqueeze(0), key, 20)
     assert pair.drawn().tolist() == expected[0].tolist()
-    each = Pair(device, for_each=True, num_positives=3)
-    each.run_kernels()
+    each = Pair(device, for_each=True, num_positives=3, **SMALL)
+    each.clock.tick()
+    each.step.positive_ids.copy_(each.positives)
     for row, ids in enumerate(each.drawn().tolist()):
-        assert len(set(ids)) == 17
+        assert len(set(ids)) == 7
         assert not set(ids) & set(each.positives[row].tolist())
 
 
@@ -339,7 +364,7 @@ def test_the_order_is_that_of_the_other_forms(device):
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("for_each", [False, True], ids=["shared", "for each"])
+@pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("num_labels", [3000, 100_003])
 @pytest.mark.parametrize("loss", ["contrastive 1", "softmax"])
 def test_a_large_step_equals_torch(loss, num_labels, for_each):
@@ -355,7 +380,7 @@ def test_a_large_step_equals_torch(loss, num_labels, for_each):
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("for_each", [False, True], ids=["shared", "for each"])
+@pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 def test_a_step_in_bfloat16_is_near_and_has_the_same_bits_each_time(for_each):
     def ran():
         pair = Pair(

@@ -16,7 +16,8 @@ import torch
 import metric_oracles as oracles
 import small
 from evenhand.build import build_training
-from evenhand.data import load_table, open_dataset, parts, save_dataset
+from evenhand.data import load_table, open_dataset, save_dataset
+from evenhand.data.csr import rows_from_lists
 from evenhand.data.dataset import Groups, pairs_of
 from evenhand.errors import UserError
 from evenhand.evaluation import (
@@ -216,7 +217,7 @@ def test_sets_of_the_queries_are_refused(dataset, outcome):
 def test_labels_may_be_in_several_groups_too(dataset, outcome):
     """Every label is in a group of its number modulo 3; the even ones are in `even` as well."""
     numbers = np.arange(dataset.num_labels)
-    sets = parts.rows_of([[0], [1], [2], [0, 3], [1, 3], [2, 3]])
+    sets = rows_from_lists([[0], [1], [2], [0, 3], [1, 3], [2, 3]])
     kinds = Groups(numbers % 3 + 3 * (numbers % 2 == 0), ("0", "1", "2", "even"), sets)
     grouped = dataclasses.replace(dataset, label_groups={"kind": kinds})
     scores = score_table(outcome, grouped, "test", num_resamples=0)

@@ -34,9 +34,7 @@ LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 # What may be imported without this package: by users, and by `python -m`.
 ENTRANCES = ["evenhand", "evenhand.__main__", "evenhand.cli", "evenhand.theory"]
 # (from, to): imports against the order of the folders, each to be turned round.
-KNOWN_CIRCLES = {
-    ("distributed", "training"): "distributed.evaluation takes `features_of` of training.feed",
-}
+KNOWN_CIRCLES = {}
 
 # The core computes on tensors: torch, and those parts of the standard library that touch nothing.
 ALLOWED_IN_CORE = {

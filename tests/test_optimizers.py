@@ -95,32 +95,15 @@ def test_rows_that_are_not_touched_keep_their_bits_and_their_state(name):
     optimizer.step(random_gradients(generator, NUM_ROWS), learning_rate=0.1)
     before = table.clone()
     states = {key: value.clone() for key, value in optimizer.state().items()}
-    gradients = RowGradients(torch.tensor([3, 1]), torch.ones(2, WIDTH, dtype=torch.float64))
-    optimizer.step(gradients, learning_rate=0.1)
+    values = torch.ones(2, WIDTH, dtype=torch.float64)
+    optimizer.step(RowGradients(torch.tensor([3, 1]), values), learning_rate=0.1)
+    assert (values == 1).all()
     others = [0, 2, 4]
     assert torch.equal(table[others], before[others])
     assert not torch.equal(table[[1, 3]], before[[1, 3]])
     for key, value in optimizer.state().items():
         if key != "num_steps":
             assert torch.equal(value[others], states[key][others])
-
-
-@every_optimizer
-def test_gradients_are_not_changed(name):
-    gradients = random_gradients(torch.Generator().manual_seed(0), 3)
-    before = gradients.ids.clone(), gradients.values.clone()
-    OPTIMIZERS[name](random_table()).step(gradients, learning_rate=0.1)
-    assert torch.equal(gradients.ids, before[0])
-    assert torch.equal(gradients.values, before[1])
-
-
-@every_optimizer
-def test_a_row_with_a_zero_gradient_stays_finite(name):
-    table = random_table()
-    before = table.clone()
-    gradients = RowGradients(torch.tensor([2]), torch.zeros(1, WIDTH, dtype=torch.float64))
-    OPTIMIZERS[name](table).step(gradients, learning_rate=0.1)
-    assert torch.equal(table, before)
 
 
 @every_optimizer
@@ -143,14 +126,11 @@ def test_saved_and_loaded_it_goes_on_to_the_same_bits(name):
 
 
 @every_optimizer
-def test_it_finds_the_minimum_of_a_bowl(name):
-    target, table = random_table(1), random_table(2)
-    optimizer, generator = OPTIMIZERS[name](table), torch.Generator().manual_seed(0)
-    for step in range(600):
-        ids = torch.randperm(NUM_ROWS, generator=generator)[:2]
-        gradients = RowGradients(ids, table[ids] - target[ids])
-        optimizer.step(gradients, learning_rate=0.3 * (1 - step / 600))
-    assert (table - target).abs().max() < 1e-2
+def test_a_row_with_a_zero_gradient_stays_where_it_is(name):
+    table = random_table()
+    gradients = RowGradients(torch.tensor([2]), torch.zeros(1, WIDTH, dtype=torch.float64))
+    OPTIMIZERS[name](table).step(gradients, learning_rate=0.1)
+    assert torch.equal(table, random_table())
 
 
 def test_the_first_step_of_adam_moves_each_row_by_about_the_learning_rate():

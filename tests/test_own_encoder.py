@@ -16,6 +16,8 @@ from experiments.simulated_ranks import run_ranks
 from split import joined, tables_of, take_steps
 
 CPU = torch.device("cpu")
+torch.manual_seed(0)
+ENCODER = own_encoder.GruEncoder()  # the same weights on all ranks
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +26,9 @@ def dataset():
 
 
 def build(dataset, ranks=None):
-    torch.manual_seed(7)  # the same weights on all ranks
     settings = {"model__embedding_dim": own_encoder.DIM, "loss__name": "softmax"}
     config = small.config("none", **settings, training__max_gradient_norm=0.5)
-    return build_training(config, dataset, CPU, ranks=ranks, encoder=own_encoder.GruEncoder())
+    return build_training(config, dataset, CPU, ranks=ranks, encoder=copy.deepcopy(ENCODER))
 
 
 def test_the_example_learns_the_order_of_tokens():

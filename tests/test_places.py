@@ -7,8 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from evenhand.data import NgramFeaturizer, load_places, normalized
-from evenhand.data.places import _dataset
+from evenhand.data import NgramFeaturizer, load_places, normalize
+from evenhand.data.places import _make_dataset
 from evenhand.errors import UserError
 
 
@@ -36,11 +36,11 @@ def test_places_has_the_figures_of_the_protocol(places):
 def test_no_query_stands_on_two_sides_and_all_are_normalised(places):
     queries = [text for part in places.parts.values() for text in part.texts]
     assert len(set(queries)) == len(queries)
-    assert all(normalized(query) == query for query in queries[::97])
+    assert all(normalize(query) == query for query in queries[::97])
 
 
 def test_the_split_is_by_md5_except_that_main_names_train(places):
-    main_names = {normalized(name.rpartition(" (")[0]) for name in places.label_names}
+    main_names = {normalize(name.rpartition(" (")[0]) for name in places.label_names}
     digits = {"train": range(7), "validation": [7], "test": [8, 9]}
     for part_name, part in places.parts.items():
         for query in part.texts:
@@ -90,12 +90,12 @@ def test_a_name_borne_by_two_cities_has_both_as_positives():
         city("springfield"),
         city("Troy", "spring field", ""),
     ]
-    dataset = _dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
+    dataset = _make_dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
     assert queries_of(dataset) == {"springfield": [0, 1], "spring field": [0, 2], "troy": [2]}
 
 
 def test_a_country_nobody_knows_keeps_its_code_and_has_no_continent():
-    dataset = _dataset(
+    dataset = _make_dataset(
         [city("A"), city("B", country="XX")], COUNTRIES, name="few", featurizer=NgramFeaturizer()
     )
     country, continent = dataset.label_groups["country"], dataset.label_groups["continent"]
@@ -106,7 +106,7 @@ def test_a_country_nobody_knows_keeps_its_code_and_has_no_continent():
 
 def test_a_label_lies_where_its_city_does_latitude_first():
     cities = [city("A"), city("B") | {"latitude": -33.5, "longitude": 151.25}]
-    dataset = _dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
+    dataset = _make_dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
     assert dataset.label_coordinates.tolist() == [[1.5, -2.5], [-33.5, 151.25]]
 
 
@@ -121,7 +121,7 @@ def test_labels_are_numbered_by_the_ids_of_geonames_whatever_the_cities_are_call
 
 def test_every_part_gets_its_share_of_many_names():
     cities = [city(f"main {i}", *(f"name {i} {j}" for j in range(20))) for i in range(50)]
-    dataset = _dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
+    dataset = _make_dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
     assert {name: len(part) > 0 for name, part in dataset.parts.items()} == {
         "train": True,
         "validation": True,

@@ -12,10 +12,11 @@ import torch.multiprocessing
 from evenhand.distributed.ranks import ProcessRanks
 from small import config, text_dataset
 from split import joined, tables_of, take_steps, whole_training
-from test_split_step import CASES, MAIN, trained_alone
+from test_split_step import CASES, trained_alone
 
 SIZES = (1, 3)
 NUM_STEPS = 8
+MAIN = ("s2m", "s2m, the paper's mask", "cvar")
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

@@ -17,7 +17,7 @@ def test_every_figure_is_named_and_says_where_it_was_measured(tmp_path):
     assert {
         "evenhand read_extreme",
         "evenhand NgramFeaturizer, names of places",
-        "evenhand taken_rows",
+        "evenhand take_rows",
         "evenhand batch of documents, made",
         "evenhand batch of documents, waited for",
     } <= set(names)

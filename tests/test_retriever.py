@@ -112,24 +112,22 @@ def test_vectors_carry_no_gradient_and_tables_want_none(kind):
     assert model.num_labels == NUM_LABELS
 
 
-def test_the_same_generator_gives_the_same_model():
+def test_the_same_generator_gives_the_same_model_and_a_bias_begins_at_zero():
     first, second, other = retriever(seed=1), retriever(seed=1), retriever(seed=2)
     for name, parameter in first.named_parameters():
         assert torch.equal(parameter, second.get_parameter(name))
     assert not torch.equal(first.label_table, other.label_table)
-
-
-def test_a_bias_begins_at_zero():
     model = Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, is_cosine=False, has_label_bias=True)
     assert model.biases().tolist() == [0, 0, 0]
 
 
-def test_a_bias_is_refused_under_the_cosine():
-    with pytest.raises(ValueError, match="label bias goes with the dot product"):
-        Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, is_cosine=True, has_label_bias=True)
-
-
-@pytest.mark.parametrize("scale", [0, -1.0, math.nan])
-def test_a_scale_that_is_not_positive_is_refused(scale):
-    with pytest.raises(ValueError, match=f"scale must be above 0, got {scale}"):
-        Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, scale=scale)
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"has_label_bias": True}, "label bias goes with the dot product"),
+        *(({"scale": scale}, f"scale must be above 0, got {scale}") for scale in (0, math.nan)),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, **settings)

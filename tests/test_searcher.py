@@ -15,7 +15,7 @@ from evenhand import runs
 from evenhand.build import check_against_data, check_ranker
 from evenhand.config import build_config, to_toml
 from evenhand.data import Rows, open_dataset, save_dataset
-from evenhand.data.dataset import taken_rows
+from evenhand.data.dataset import take_rows
 from evenhand.data.text import NgramFeaturizer
 from evenhand.errors import UserError
 from evenhand.run_folder import load_result, read_about
@@ -133,7 +133,7 @@ def test_a_copied_run_finds_for_features_what_its_evaluation_found(tmp_path, cha
     np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids)
     np.testing.assert_allclose(found.scores, outcome.retrieved_scores, rtol=1e-5)
     assert searcher.encode(features).shape == (len(features), 8)
-    one = searcher.search(taken_rows(features, np.array([0])), 3)
+    one = searcher.search(take_rows(features, np.array([0])), 3)
     np.testing.assert_array_equal(one.label_ids, found.label_ids[:1, :3])
 
 

@@ -8,7 +8,7 @@ from evenhand.distributed.shards import Shards
 from evenhand.search import ExactIndex
 from experiments.simulated_ranks import run_ranks
 
-NUM_RANKS = [1, 2, 3, 7]
+NUM_RANKS = [1, 3, 7]
 
 
 def whole_numbers(*shape, seed=0, most=3):
@@ -31,7 +31,8 @@ def answers_of(num_ranks, vectors, bias, ask_fn):
 @pytest.mark.parametrize("num_ranks", NUM_RANKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("num_labels", "num_results"), [(300, 10), (300, 299), (20, 9), (20, 50), (2, 50), (1, 1)]
+    ("num_labels", "num_results"),
+    [(300, 10), (300, 299), (20, 50), (5, 3), (1, 1)],
 )
 @pytest.mark.parametrize("num_queries", [1, 23])  # fewer than ranks, and more
 def test_search_and_scores_and_ties_are_those_of_one_index(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
 
 from evenhand.kernels import selection
 from evenhand.losses import (
@@ -248,7 +247,7 @@ def test_the_fast_gradient_is_that_of_the_obvious_formula(similarity, loss_name,
     # The labels of an empty bag tie, at 0: which are kept is anyone's choice, and with log-counts
     # it is one that shows.
     has_empty_bag = loss_name != "softmax log Q"
-    worst = 0.0
+    worst, largest = 0.0, 0.0
     for (encoder_name, mask), counts in zip(
         product(ENCODERS, MASKS), cycle(size.counts), strict=False
     ):
@@ -263,10 +262,12 @@ def test_the_fast_gradient_is_that_of_the_obvious_formula(similarity, loss_name,
         assert actual.keys() == expected.keys()
         for name in expected:
             worst = max(worst, worst_difference(actual[name], expected[name]))
+        largest = max(largest, float(expected["label_table"].abs().max()))
         for name, (ids, _) in rows.items():
             untouched = expected[name].index_fill(0, ids, 0)
             assert (untouched == 0).all(), f"{name} has a gradient the step left out"
     assert worst < 1e-12
+    assert largest > 0.01  # there was something to compare
 
 
 def in_float32(model, batch):
@@ -352,15 +353,6 @@ def test_a_label_that_is_no_number_shows_in_the_losses_that_meet_it(kind, num_ha
 
 
 # What the step touches
-
-
-def test_every_test_problem_has_a_gradient_to_compare():
-    generator, size = torch.Generator().manual_seed(11), SIZES["product"]
-    model, features = random_model("valued bags", "scaled dot and bias", size.num_labels, generator)
-    batch = random_batch(features, "all positives", size.num_labels, generator)
-    sample = random_sample("shared", batch, size, generator)
-    _, expected = obvious_step(model, batch, sample, 3, 4, "softmax")
-    assert all(gradient.abs().max() > 0.01 for gradient in expected.values())
 
 
 def small_problem(encoder_name="mean bags", kind="shared"):
@@ -460,28 +452,3 @@ def test_mining_changes_neither_model_nor_batch_nor_sample(kind):
     mined = mined_with(model, batch, sample, risk_fn=mean_weights)
     gradients_of(mined, model.query_vectors(batch.features), batch, model)
     assert all(torch.equal(*pair) for pair in zip(tensors, before, strict=True))
-
-
-def test_gradients_of_dense_weights_add_up_in_grad():
-    model, batch, sample = small_problem("mlp")
-    mined = mined_with(model, batch, sample, risk_fn=mean_weights)
-    queries = model.query_vectors(batch.features)
-    assert gradients_of(mined, queries, batch, model).feature_rows is None
-    layer = model.encoder.layers[0]
-    assert isinstance(layer, nn.Linear)
-    once = layer.weight.grad.clone()
-    gradients_of(mined, queries, batch, model)
-    torch.testing.assert_close(layer.weight.grad, 2 * once)
-
-
-def test_training_by_these_gradients_lowers_the_loss():
-    model, batch, sample = small_problem()
-    losses = []
-    for _ in range(60):
-        queries = model.query_vectors(batch.features)
-        mined = mined_with(model, batch, sample, risk_fn=mean_weights)
-        gradients = gradients_of(mined, queries, batch, model)
-        losses.append(mined.losses.mean().item())
-        model.label_table.data.index_add_(0, *gradients.label_rows, alpha=-0.3)
-        model.encoder.weight.data.index_add_(0, *gradients.feature_rows, alpha=-0.3)
-    assert losses[-1] < 0.7 * losses[0]

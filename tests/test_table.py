@@ -6,12 +6,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from evenhand.data import featurizer_from, load_table, normalized
+from evenhand.data import featurizer_from, load_table
 from evenhand.data.dataset import memberships
-from evenhand.data.parts import part_of, rows_of, shared_groups
 from evenhand.errors import UserError
 
 
@@ -63,10 +60,9 @@ def test_lines_with_the_same_query_merge_their_labels(tmp_path):
 
 
 def test_features_are_those_the_saved_featurizer_gives(tmp_path):
-    part = all_train(table(tmp_path, "query,label\nred shoe,A\n")).parts["train"]
     dataset = all_train(table(tmp_path, "query,label\nred shoe,A\n"))
     expected = featurizer_from(dataset.featurizer).featurize(["Red Shoe"])
-    assert part.features.ids.tolist() == expected.ids.tolist()
+    assert dataset.parts["train"].features.ids.tolist() == expected.ids.tolist()
 
 
 def test_a_pair_is_in_the_groups_of_all_its_lines_and_an_empty_cell_is_none(tmp_path):
@@ -107,12 +103,6 @@ def test_the_split_is_by_the_md5_of_the_query(tmp_path):
     assert {name: set(part.texts) for name, part in dataset.parts.items()} == expected
 
 
-def test_a_query_keeps_its_side_when_the_table_grows(tmp_path):
-    small = pairs_by_name(load_table(table(tmp_path, MANY[: len(MANY) // 2].rpartition("\n")[0])))
-    large = pairs_by_name(load_table(table(tmp_path, MANY)))
-    assert all(small[part].keys() <= large[part].keys() for part in small)
-
-
 def test_groups_have_the_same_names_in_every_part(tmp_path):
     text = "query,label,g\n" + "".join(f"query {i},x,{i}\n" for i in range(50))
     dataset = load_table(table(tmp_path, text), group_columns=["g"])
@@ -120,33 +110,6 @@ def test_groups_have_the_same_names_in_every_part(tmp_path):
     for part in dataset.parts.values():
         assert part.groups["g"].names == tuple(sorted(map(str, range(50))))
         assert groups_by_query(part, "g") == {text: text.split()[1] for text in part.texts}
-
-
-@given(st.text(max_size=9), st.floats(0, 0.5), st.floats(0, 0.4))
-def test_every_key_falls_on_one_side_and_more_test_never_means_less(key, test, validation):
-    side = part_of(key, test_fraction=test, validation_fraction=validation)
-    larger = part_of(key, test_fraction=test + 0.1, validation_fraction=validation)
-    assert side in ("train", "validation", "test")
-    assert side != "test" or larger == "test"
-    assert part_of(key, test_fraction=0.0, validation_fraction=0.0) == "train"
-
-
-@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=6))
-def test_lists_become_rows_and_back(lists):
-    rows = rows_of(lists)
-    assert [rows.row(index).tolist() for index in range(len(rows))] == lists
-
-
-def test_a_column_only_one_part_has_stays_with_it():
-    groups = shared_groups({"train": {"a": ["x", None]}, "test": {}})
-    assert groups["train"]["a"].ids.tolist() == [0, -1]
-    assert groups["test"] == {}
-
-
-@given(st.text(max_size=20))
-def test_normalising_twice_is_normalising_once_for_ascii(text):
-    ascii_text = text.encode("ascii", "ignore").decode()
-    assert normalized(normalized(ascii_text)) == normalized(ascii_text)
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -174,12 +137,6 @@ def test_a_wrong_table_is_refused_by_file_line_and_column(tmp_path, text, messag
         all_train(table(tmp_path, text))
 
 
-def test_a_group_column_that_is_missing_is_refused(tmp_path):
-    path = table(tmp_path, "query,label,country\na,b,DE\n")
-    with pytest.raises(UserError, match=r"no column 'county'; did you mean 'country'\?"):
-        all_train(path, group_columns=["county"])
-
-
 def test_text_that_is_not_utf8_is_refused_by_line(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_bytes("query,label\nna\u00efve,b\n".encode("latin-1"))
@@ -187,7 +144,10 @@ def test_text_that_is_not_utf8_is_refused_by_line(tmp_path):
         all_train(path)
 
 
-def test_an_unknown_ending_and_a_missing_file_are_refused(tmp_path):
+def test_an_unknown_ending_a_missing_file_and_a_missing_column_are_refused(tmp_path):
+    path = table(tmp_path, "query,label,country\na,b,DE\n", "groups.csv")
+    with pytest.raises(UserError, match=r"no column 'county'; did you mean 'country'\?"):
+        all_train(path, group_columns=["county"])
     with pytest.raises(UserError, match=r"pairs\.xlsx: the ending must be \.csv or \.tsv"):
         all_train(tmp_path / "pairs.xlsx")
     with pytest.raises(UserError, match=r"pairs\.csv does not exist"):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.data import NgramFeaturizer, featurizer_from, normalized, script_of
+from evenhand.data import NgramFeaturizer, featurizer_from, normalize, script_of
 from evenhand.errors import UserError
 
 
@@ -20,7 +20,7 @@ def hash_oracle(ngram, num_buckets):
 
 
 def ngrams_oracle(text, min_length, max_length):
-    marked = "\x02" + normalized(text) + "\x03"
+    marked = "\x02" + normalize(text) + "\x03"
     return [
         marked[start : start + length]
         for length in range(min_length, max_length + 1)
@@ -45,63 +45,32 @@ def test_features_are_the_hashes_of_the_ngrams_of_each_text_alone(texts, min_len
         assert rows.row(index).tolist() == expected
 
 
-def numpy_oracle(texts, min_length, max_length, num_buckets):
-    """Counts and buckets; an array operation takes one step for every character of every text."""
-    marked = [f"\x02{normalized(text)}\x03" for text in texts]
-    lengths = np.array([len(text) for text in marked])
-    utf32 = "".join(marked).encode("utf-32-le", "surrogatepass")
-    points = np.frombuffer(utf32, dtype="<u4").astype(np.uint64)  # (C,)
-    text_ids = np.repeat(np.arange(len(marked)), lengths)  # (C,) which text a character is of
-    rows, ids, hashes = [], [], np.zeros(len(points), dtype=np.uint64)
-    for length in range(1, max_length + 1):
-        last = points[length - 1 :]
-        hashes = hashes[: len(last)] * np.uint64(0x9E3779B97F4A7C15) + last + np.uint64(length)
-        inside = text_ids[: len(hashes)] == text_ids[length - 1 :]  # not across two texts
-        if length == 1:
-            inside &= points > 3
-        if length >= min_length:
-            rows.append(text_ids[: len(hashes)][inside])
-            ids.append(numpy_mixed(hashes[inside]) % np.uint64(num_buckets))
-    rows, ids = np.concatenate(rows), np.concatenate(ids)
-    order = np.argsort(rows, kind="stable")
-    return np.bincount(rows, minlength=len(marked)), ids[order]
-
-
-def numpy_mixed(hashes):
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return hashes ^ (hashes >> np.uint64(31))
-
-
 @pytest.mark.parametrize(
     ("min_length", "max_length", "num_buckets"), [(1, 4, 2**18), (2, 2, 1), (3, 7, 2**31 - 1)]
 )
-def test_thousands_of_texts_have_the_features_that_numpy_gives(min_length, max_length, num_buckets):
+def test_many_texts_of_many_scripts_have_the_features_of_the_oracle(
+    min_length, max_length, num_buckets
+):
     generator = np.random.default_rng(0)
     points = [*range(1, 128), *range(0x400, 0x460), *range(0x4E00, 0x4F00), 0xD800, 0x1F600]
-    texts = [
-        "".join(map(chr, generator.choice(points, size)))
-        for size in generator.integers(0, 30, 2000)
-    ]
+    texts = ["".join(map(chr, generator.choice(points, size))) for size in range(200)]
     rows = NgramFeaturizer(
         min_length=min_length, max_length=max_length, num_buckets=num_buckets
     ).featurize(texts)
-    counts, ids = numpy_oracle(texts, min_length, max_length, num_buckets)
-    assert np.array_equal(rows.lengths(), counts)
-    assert np.array_equal(rows.ids, ids)
+    expected = [
+        [hash_oracle(ngram, num_buckets) for ngram in ngrams_oracle(text, min_length, max_length)]
+        for text in texts
+    ]
+    assert np.array_equal(rows.lengths(), [len(row) for row in expected])
+    assert np.array_equal(rows.ids, np.concatenate(expected))
 
 
 def test_the_hash_is_the_one_every_saved_model_was_trained_with():
     rows = NgramFeaturizer().featurize(["Köln"])
     # Fixed for ever: where these numbers change, every saved model is wrong.
     assert rows.ids[:4].tolist() == [227001, 57009, 127810, 147319]  # k ö l n
-    assert rows.ids[4:9].tolist() == [
-        49719,
-        169335,
-        134784,
-        99329,
-        144059,
-    ]  # pairs, with both marks
+    pairs = [49719, 169335, 134784, 99329, 144059]  # with both marks
+    assert rows.ids[4:9].tolist() == pairs
     assert rows.ids[9:13].tolist() == [232806, 66226, 51064, 188752]
     assert rows.ids[13:].tolist() == [20657, 144014, 115159]
 
@@ -117,17 +86,6 @@ def test_texts_hashed_in_blocks_give_the_same_rows(texts):
     assert np.array_equal(whole.ids, blocks.ids)
 
 
-def test_no_ngram_crosses_from_one_text_into_the_next():
-    featurizer = NgramFeaturizer()
-    together = featurizer.featurize(["ab", "cd"])
-    assert together.row(0).tolist() == featurizer.featurize(["ab"]).ids.tolist()
-    assert together.row(1).tolist() == featurizer.featurize(["cd"]).ids.tolist()
-
-
-def test_half_a_surrogate_pair_is_a_text_like_any_other():
-    assert len(NgramFeaturizer().featurize(["\ud800"]).ids) == 4  # itself, 2 pairs, 1 triple
-
-
 def test_spellings_that_count_as_one_have_the_same_features():
     featurizer = NgramFeaturizer()
     one, other = (featurizer.featurize([text]) for text in ("  STRASSE\t１", "straße 1"))
@@ -136,7 +94,7 @@ def test_spellings_that_count_as_one_have_the_same_features():
 
 @given(st.text(max_size=20))
 def test_what_is_normalised_has_no_outer_or_double_white_space(text):
-    assert normalized(text) == " ".join(normalized(text).split())
+    assert normalize(text) == " ".join(normalize(text).split())
 
 
 @pytest.mark.parametrize(

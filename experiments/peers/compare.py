@@ -31,7 +31,7 @@ from evenhand.averaging import average_models
 from evenhand.build import build_training
 from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
-from evenhand.data.weighting import weighted
+from evenhand.data.weighting import weight_features
 from evenhand.files import read_json, write_json
 from evenhand.models.features import features_of
 from evenhand.runs import mine_and_fit_ranker
@@ -196,7 +196,7 @@ class Bench:
         }
         weighting = build_config(preset).data.weighting
         self.sides = {
-            side: weighted(load_extreme(*paths, name=folder.name, **kinds), weighting)
+            side: weight_features(load_extreme(*paths, name=folder.name, **kinds), weighting)
             for side, kinds in (("tune", held_out), ("whole", {"validation_fraction": 0.0}))
         }
         self.judges, self.models, self.mixers, self.versions = {}, {}, {}, {}

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import padded_rows
-from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data.dataset import pad_rows
+from evenhand.data.groups import frequency_groups_by_labels, frequency_groups_by_pairs
 from evenhand.metrics import pair_ranks
 from evenhand.search.neighbours import Neighbours, Votes, count_votes
 
@@ -75,7 +75,7 @@ class Judge:
         self.train_positives, self.positives = train.positives, part.positives
         self.counts = dataset.label_counts()
         self.log_counts = torch.log1p(torch.from_numpy(self.counts).float())  # (L,)
-        self.wanted = torch.from_numpy(padded_rows(part.positives, np.arange(len(part))))
+        self.wanted = torch.from_numpy(pad_rows(part.positives, np.arange(len(part))))
 
     def votes(self, num_neighbours, power):
         """Labels of the neighbours and their votes: (Q, C), (Q, C)."""

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Rows
-from evenhand.data.checks import check_ids, check_offsets
-from evenhand.data.dataset import Groups, group_holders, memberships, padded_rows
-from evenhand.data.scans import first_not_finite
+from evenhand.data.checks import check_ids, check_offsets, first_not_finite
+from evenhand.data.dataset import Groups, group_holders, memberships, pad_rows
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
@@ -452,7 +451,7 @@ def _build_group_risk(config: Config, pair_groups: Groups) -> Risk:
         mixtures = torch.from_numpy(share * shares + (1 - share) * np.eye(len(counts)))
     if pair_groups.sets is not None:
         all_sets = np.arange(len(pair_groups.sets))
-        sets = torch.from_numpy(padded_rows(pair_groups.sets, all_sets))  # (sets, P)
+        sets = torch.from_numpy(pad_rows(pair_groups.sets, all_sets))  # (sets, P)
     risk = GroupRisk(len(counts), step_size=config.risk.step_size, mixtures=mixtures)
 
     def weigh_groups(losses: Tensor, batch: Batch, count: int) -> Tensor:

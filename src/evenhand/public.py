@@ -9,9 +9,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evenhand.data.catalog import PUBLIC_DATA, PublicData, public_data
 from evenhand.data.download import fetch, part_path
-from evenhand.data.folders import present_files, verified
+from evenhand.data.public_data import (
+    CITATION,
+    LICENCE,
+    PUBLIC_DATA,
+    REPOSITORY,
+    PublicData,
+    find_public_data,
+    stored_files,
+    verify_files,
+)
 from evenhand.errors import UserError
 from evenhand.progress import download_bar
 
@@ -20,8 +28,8 @@ def list_public(folder: Path, console: Console) -> None:
     """The catalogue, and what of it is in the folder."""
     table = Table("name", "what it is", "to fetch", f"in {folder}")
     for data in PUBLIC_DATA.values():
-        told = "yes" if data.files[0].urls else "by hand"
-        table.add_row(data.title, data.about, told, Text(_presence(data, folder)))
+        how = "yes" if data.archive.urls else "by hand"
+        table.add_row(data.title, str(data.counts), how, Text(_describe_presence(data, folder)))
     console.print(table)
     console.print(
         "fetch one with: evenhand data fetch NAME; by hand means: from the page of its publisher, "
@@ -31,59 +39,54 @@ def list_public(folder: Path, console: Console) -> None:
 
 def fetch_public(names: list[str], folder: Path, console: Console) -> None:
     """Fetches what is not there yet, and says how the data set is opened and cited."""
-    for data in [public_data(name) for name in names]:
-        if not data.files[0].urls:
+    for data in [find_public_data(name) for name in names]:
+        own_folder = folder / data.name
+        if not data.archive.urls:
             raise UserError(
-                f"{data.title} cannot be fetched by a program: get its archive from {data.page} "
-                f"and save it as {folder / data.name / data.files[0].name}"
+                f"{data.title} cannot be fetched by a program: get its archive from {REPOSITORY} "
+                f"and save it as {own_folder / data.archive.name}"
             )
         try:
             with download_bar(console) as advance:
-                for file in data.files:
-                    fetch(file, folder / data.name, progress_fn=advance)
+                fetch(data.archive, own_folder, progress_fn=advance)
         except UserError as error:
             raise UserError(
-                f"{error}; by hand: {data.page}, saved in {folder / data.name} as "
-                f"{', '.join(file.name for file in data.files)}"
+                f"{error}; by hand: {REPOSITORY}, saved in {own_folder} as {data.archive.name}"
             ) from error
-        told = verified(data, folder)
-        console.print("\n".join(told))
-        console.print(f"{data.licence} Cite: {data.citation}")
+        console.print("\n".join(verify_files(data, folder)))
+        console.print(f"{LICENCE} Cite: {CITATION}")
         console.print(f"open it with: evenhand data extreme {data.name} --folder {folder}")
 
 
 def verify_public(name: str | None, folder: Path, console: Console) -> None:
     """Checks every file of one data set, or of all that are in the folder."""
-    chosen = list(PUBLIC_DATA.values()) if name is None else [public_data(name)]
+    chosen = [find_public_data(name)] if name is not None else list(PUBLIC_DATA.values())
     if name is None:
-        chosen = [data for data in chosen if _is_present(data, folder)]
+        chosen = [data for data in chosen if _stored_files(data, folder)]
         if not chosen:
             raise UserError(f"{folder} holds no public data set; see: evenhand data list")
     wrong = []
     for data in chosen:
         try:
             with download_bar(console) as advance:
-                told = verified(data, folder, progress_fn=advance)
-            console.print("\n".join(told))
+                sentences = verify_files(data, folder, progress_fn=advance)
+            console.print("\n".join(sentences))
         except UserError as error:
             wrong.append(str(error))
     if wrong:
         raise UserError("; ".join(wrong))
 
 
-def _is_present(data: PublicData, folder: Path) -> bool:
+def _stored_files(data: PublicData, folder: Path) -> list[Path]:
     try:
-        return bool(present_files(data, folder))
+        return stored_files(data, folder)
     except UserError:
-        return False
+        return []
 
 
-def _presence(data: PublicData, folder: Path) -> str:
+def _describe_presence(data: PublicData, folder: Path) -> str:
     """Where it is; or that a part of it is."""
-    if _is_present(data, folder):
-        return ", ".join(sorted({str(path.parent) for path in present_files(data, folder)}))
-    own = folder / data.name
-    some = [own / file.name for file in data.files]
-    if any(path.exists() or part_path(path).exists() for path in some):
-        return "not complete"
-    return "-"
+    if files := _stored_files(data, folder):
+        return ", ".join(sorted({str(path.parent) for path in files}))
+    archive = folder / data.name / data.archive.name
+    return "not complete" if archive.exists() or part_path(archive).exists() else "-"

@@ -25,7 +25,7 @@ from evenhand.build import (
 )
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
-from evenhand.data.weighting import inverse_frequencies, weighted
+from evenhand.data.weighting import inverse_frequencies, weight_features
 from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.distributed.shards import Shards
@@ -74,7 +74,7 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
             save_dataset(dataset, folder)
     dataset = open_dataset(folder)
     check_all_ids(dataset)
-    return weighted(dataset, config.weighting)
+    return weight_features(dataset, config.weighting)
 
 
 def open_run_data(run: Path, console: Console, *, data: str | Path | None = None) -> Dataset:
@@ -515,6 +515,7 @@ def load_searcher(
             f"{folder} does not hold {path.name}, without which it needs its data set; write it: "
             f"evenhand train --resume --run {folder}"
         )
+    check_trained_on(folder, data)
     model = load_model(folder, data, device=device)
     return build_searcher(model, data, config, load_run_ranker(folder, config, data))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Protocol
 
 import safetensors
 import torch
@@ -24,7 +24,6 @@ from evenhand.files import check_is_file, read_json
 from evenhand.models.encoders import RowRange, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.run_folder import check_trained_on
-from evenhand.search import QueryData
 from evenhand.store import (
     DTYPES,
     DamagedError,
@@ -42,16 +41,17 @@ from evenhand.store import (
 REMEDY = "restore it, or train anew in another --run folder"
 
 
-class Sizes(NamedTuple):
-    """What the shapes of a model depend on beside the settings."""
+class Sizes(Protocol):
+    """What the shapes of a model depend on beside the settings; a data set has it."""
 
-    num_features: int
-    num_labels: int
-    is_sparse: bool
+    @property
+    def num_features(self) -> int: ...
 
-    @classmethod
-    def of(cls, dataset: Dataset | QueryData) -> "Sizes":
-        return cls(dataset.num_features, dataset.num_labels, dataset.is_sparse)
+    @property
+    def num_labels(self) -> int: ...
+
+    @property
+    def is_sparse(self) -> bool: ...
 
 
 def run_config(folder: Path) -> Config:
@@ -96,7 +96,7 @@ def split_names(model: Retriever) -> list[str]:
 
 def load_model(
     folder: Path,
-    sizes: Sizes | Dataset | QueryData,
+    sizes: Sizes,
     *,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
@@ -107,62 +107,64 @@ def load_model(
     """The trained model of a run, its tables as `dtype` whatever they were trained in.
 
     Args:
-        sizes: of the data; a data set, or what is kept of it, must be the one trained on.
+        sizes: of the data; a data set must be the one that the run was trained on.
         ranks: this rank's rows are read alone; how many ranks saved the model does not matter.
         label_rows, feature_rows: without ranks, the rows of the tables to read; None: all.
     """
-    if not isinstance(sizes, Sizes):
+    if isinstance(sizes, Dataset):
         check_trained_on(folder, sizes)
-        sizes = Sizes.of(sizes)
     if ranks is not None:
         label_rows = Shards(sizes.num_labels, ranks.num_ranks).rows_of(ranks.rank)
         feature_rows = Shards(sizes.num_features, ranks.num_ranks).rows_of(ranks.rank)
-    build_fn = partial(build_model, run_config(folder), **sizes._asdict(), device="meta")
-    shapes = {name: tuple(tensor.shape) for name, tensor in build_fn().state_dict().items()}
+    build_fn = partial(
+        build_model,
+        run_config(folder),
+        sizes.num_features,
+        sizes.num_labels,
+        is_sparse=sizes.is_sparse,
+        device="meta",  # no memory, and nothing is drawn that would be overwritten
+    )
     rows = {"label_table": label_rows, "label_bias": label_rows, "encoder.weight": feature_rows}
     while True:
         saved = open_weights(folder)
-        check_shapes(saved, shapes)  # before memory of that size is asked for
+        check_shapes(saved, build_fn())
         model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
-        model = model.to_empty(device=device)  # nothing was drawn that would be overwritten
         try:
-            fill_model(model, saved, shapes, rows=rows)
-            return model
+            return fill_model(model.to_empty(device=device), saved, rows=rows)
         except DamagedError as error:
             if open_weights(folder).files == saved.files:  # else a running training replaced them
                 raise UserError(f"{error}; {REMEDY}") from error
 
 
-def check_shapes(saved: SavedTensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses saved weights of other names or shapes."""
+def check_shapes(saved: SavedTensors, model: Retriever) -> None:
+    """Refuses saved weights whose names or shapes are not those of a model."""
     found = {name: entry.shape for name, entry in saved.entries.items()}
-    if found != shapes:
-        name = min(n for n in {*found, *shapes} if found.get(n) != shapes.get(n))
-        raise UserError(
-            f"{saved.folder} does not fit this run's settings and data: {name} is "
-            f"{found.get(name, 'not there')}, and must be {shapes.get(name, 'not there')}"
-        )
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in sorted({*found, *wanted}):
+        if found.get(name) != wanted.get(name):
+            raise UserError(
+                f"{saved.folder} does not fit this run's settings and data: {name} is "
+                f"{found.get(name, 'not there')}, and must be {wanted.get(name, 'not there')}"
+            )
 
 
 def fill_model(
     model: Retriever,
     saved: SavedTensors,
-    shapes: Mapping[str, tuple[int, ...]],
     *,
     rows: Mapping[str, RowRange | None] = MappingProxyType({}),
-) -> None:
-    """Reads the weights of a model, of split tables some rows alone.
+) -> Retriever:
+    """Reads the weights into a model, and returns it.
 
     Args:
-        shapes: those that the saved weights must have.
         rows: by name, those that `model` holds; all of a tensor that is not named.
     """
-    check_shapes(saved, shapes)
     for name, target in model.state_dict().items():
         own = rows.get(name)
         saved.read(name, target, first_row=0 if own is None else own.first)
         if not all_finite(target):
             raise UserError(f"{saved.folder}: {name} holds a number that is not finite")
+    return model
 
 
 def open_weights(folder: Path) -> SavedTensors:

@@ -93,8 +93,8 @@ class Entry(NamedTuple):
 class DamagedError(UserError):
     """A store, or one of its files, is not what was written."""
 
-    def __init__(self, folder: Path, problem: str) -> None:
-        super().__init__(f"{folder} is damaged ({problem})")
+    def __init__(self, folder: Path, problem: str, *, what: str = "is damaged") -> None:
+        super().__init__(f"{folder} {what} ({problem})")
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def save_tensors(
         _on_all(begin, ranks)
         reports = _on_all(write, ranks)
         _on_all(finish, ranks)
-    except _RankError as error:
+    except _WriteError as error:
         if is_first:
             shutil.rmtree(staging, ignore_errors=True)
         raise UserError(
@@ -149,29 +149,26 @@ def save_tensors(
         ) from error
 
 
-class _RankError(Exception):
-    pass
+class _WriteError(Exception):
+    """On all ranks: what went wrong on one of them."""
 
 
 def _on_all(part_fn: Callable[[], Any], ranks: Ranks | None) -> list[Any]:
     """Every rank does its part; what each returned, or the same error on all of them."""
-    answer, cause = None, None
+    answer, cause, problem = None, None, ""
     try:
         answer = part_fn()
     except Exception as error:  # of any kind: the other ranks wait to be told
         cause = error
-    problem = ""
-    if cause is not None:
-        problem = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
     try:
-        reports = gather_json({"problem": problem, "answer": answer}, ranks)
+        reports = gather_json([answer, problem], ranks)
     except RuntimeError as error:
-        raise _RankError(f"a rank was lost: {error}") from error
-    for rank, report in enumerate(reports):
-        if report["problem"]:
-            where = f"rank {rank}: " if len(reports) > 1 else ""
-            raise _RankError(where + report["problem"]) from cause
-    return [report["answer"] for report in reports]
+        raise _WriteError(f"a rank was lost: {error}") from error
+    for rank, (_, problem) in enumerate(reports):
+        if problem:
+            raise _WriteError(f"rank {rank}: {problem}" if ranks else problem) from cause
+    return [answer for answer, _ in reports]
 
 
 def gather_json(value: Any, ranks: Ranks | None) -> list[Any]:
@@ -331,8 +328,8 @@ def open_store(folder: Path) -> "SavedTensors":
         raise DamagedError(folder, f"{MANIFEST} cannot be read: {error}") from error
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if version != FORMAT:
-        problem = f"{MANIFEST} is of format {version!r:.40}, and this version reads {FORMAT}"
-        raise DamagedError(folder, problem)
+        problem = f"{MANIFEST} has format {version!r:.40}, and this version reads {FORMAT}"
+        raise DamagedError(folder, problem, what="is damaged or of another version")
     if manifest != sign(manifest):
         raise DamagedError(folder, f"{MANIFEST} does not match its SHA-256")
     try:
@@ -405,19 +402,15 @@ class SavedTensors:
             first, last = max(first_row, piece.first), min(last_row, piece.last)
             part = target[first - first_row : last - first_row]
             try:
-                self._read_piece(name, piece, part, first - piece.first)
+                with safetensors.safe_open(self.folder / piece.file_name, framework="pt") as file:
+                    found, shape = file.get_slice(name), [piece.last - piece.first, *width]
+                    if found.get_shape() != shape:
+                        raise ValueError(f"{name} is {found.get_shape()}, not {shape}")
+                    for block in row_blocks(part):
+                        start = first - piece.first + block.start
+                        part[block].copy_(found[start : start + len(part[block])])
             except (OSError, SafetensorError, ValueError) as error:
                 raise DamagedError(self.folder, f"{piece.file_name}: {error}") from error
-
-    def _read_piece(self, name: str, piece: Piece, target: Tensor, first_row: int) -> None:
-        with safetensors.safe_open(self.folder / piece.file_name, framework="pt") as file:
-            found = file.get_slice(name)
-            expected = [piece.last - piece.first, *self.entries[name].shape[1:]]
-            if found.get_shape() != expected:
-                raise ValueError(f"{name} is {found.get_shape()}, not {expected}")
-            for block in row_blocks(target):
-                rows = found[first_row + block.start : first_row + block.stop]
-                target[block].copy_(rows)
 
     def _problem_of(self, file_name: str) -> str:
         path, expected = self.folder / file_name, self.files[file_name]

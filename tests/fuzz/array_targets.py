@@ -22,16 +22,16 @@ from evenhand.data.dataset import (
     Strings,
     memberships,
     open_dataset,
-    padded_rows,
+    pad_rows,
     pairs_of,
     save_dataset,
-    taken_rows,
+    take_rows,
 )
 from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome
 from evenhand.runs import build_searcher
-from evenhand.saved_models import fill_model, open_weights
+from evenhand.saved_models import check_shapes, fill_model, open_weights
 from evenhand.search import QueryData
 from evenhand.search.query_data import load_query_data
 from evenhand.search.ranker import load_ranker
@@ -79,13 +79,13 @@ def _use(dataset: Dataset) -> None:
     for name, part in dataset.parts.items():
         require(len(part) >= 0, name)
         rows = np.arange(len(part))
-        padded = padded_rows(part.positives, rows)
+        padded = pad_rows(part.positives, rows)
         require(padded.max(initial=-1) < dataset.num_labels, f"a label of {name}")
         require(len(pairs_of(part.positives).query_ids) == len(part.positives.ids), "pairs")
         features = part.features
         if isinstance(features, Rows):
             require(len(features) == len(part), "features of other queries")
-            taken = taken_rows(features, rows)
+            taken = take_rows(features, rows)
             require(taken.ids.max(initial=-1) < dataset.num_features, f"a feature of {name}")
             require(taken.ids.min(initial=0) >= 0, f"a feature of {name}")
         else:
@@ -234,9 +234,15 @@ def _weight_seeds() -> tuple[bytes, ...]:
 
 def _read_weights(data: bytes) -> Exception | None:
     path = written("model/weights.safetensors", data)
-    shapes = {name: tuple(tensor.shape) for name, tensor in MODEL.state_dict().items()}
-    _, refusal = answer(lambda: fill_model(MODEL, open_weights(path.parent.parent), shapes))
+
+    def load() -> None:
+        saved = open_weights(path.parent.parent)
+        check_shapes(saved, MODEL)
+        fill_model(MODEL, saved)
+
+    _, refusal = answer(load)
     if refusal is None:
+        shapes = {name: tensor.shape for name, tensor in MODEL.state_dict().items()}
         found = {name: tensor.shape for name, tensor in safetensors.torch.load(data).items()}
         require(found == shapes, "weights of another model")
         require(torch.isfinite(MODEL.label_table).all(), "weights that are no numbers")

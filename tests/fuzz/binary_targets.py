@@ -3,9 +3,8 @@
 import io
 import zipfile
 
-from evenhand.data import folders
-from evenhand.data.catalog import ExtremeNames
-from evenhand.data.files import lines_of
+from evenhand.data.public_data import _check_archive, _find_in
+from evenhand.data.text_files import read_lines
 
 from .target import Target, answer, require, written
 
@@ -18,16 +17,16 @@ def _zip(kind: int, *names: str) -> bytes:
     return file.getvalue()
 
 
-EXTREME_NAMES = ExtremeNames((), "train.txt", "test.txt")
+NAMES = ("train.txt", "test.txt")
 
 
 def _read_zip(data: bytes) -> Exception | None:
     path = written("a.zip", data)
-    files, refusal = answer(lambda: folders._in_archive(path, EXTREME_NAMES))
-    _, damage = answer(lambda: folders._check_archive(path))
+    files, refusal = answer(lambda: _find_in(path, NAMES))
+    _, damage = answer(lambda: _check_archive(path))
     if files is not None:
-        for file in files[:2]:
-            lines, unread = answer(lambda place=file: list(lines_of(place)))
+        for file in files:
+            lines, unread = answer(lambda place=file: list(read_lines(place)))
             is_right = unread is not None or damage is not None or lines == ["1 2 3", "0 0:1"]
             require(is_right or b"1 2 3" not in data, "another text than was packed")
     return refusal or damage

@@ -11,8 +11,8 @@ import numpy as np
 
 from evenhand.data import extreme, table
 from evenhand.data.dataset import Strings, memberships
-from evenhand.data.files import line_blocks, lines_of
-from evenhand.data.text import NgramFeaturizer, normalized, script_of
+from evenhand.data.text import NgramFeaturizer, normalize, script_of
+from evenhand.data.text_files import read_blocks, read_lines
 from evenhand.evaluation import group_columns
 
 from . import twins
@@ -24,8 +24,8 @@ FEATURIZER = NgramFeaturizer(num_buckets=1000)
 def _read_extreme(data: bytes) -> Exception | None:
     path = in_memory("x.txt", data)
     block_bytes = 1 + len(data) % 61 if len(data) % 2 else 2**19  # rows must not depend on it
-    blocks = functools.partial(line_blocks, block_bytes=block_bytes)
-    with patched(extreme, line_blocks=blocks):
+    blocks = functools.partial(read_blocks, block_bytes=block_bytes)
+    with patched(extreme, read_blocks=blocks):
         read, refusal = answer(lambda: extreme.read_extreme(path))
     found = None
     if refusal is None:
@@ -70,7 +70,7 @@ EXTREME = Target(
 def _read_split(data: bytes) -> Exception | None:
     train, _, test = data.partition(b"|")
     paths = in_memory("train.lst", train), in_memory("test.lst", test)
-    read, refusal = answer(lambda: extreme._split_rows(*paths, 7))
+    read, refusal = answer(lambda: extreme._read_split(*paths, 7))
     found = None if refusal else [rows.tolist() for rows in read]
     agree(found, twins.split_rows(train, test, 7), refusal)
     return refusal
@@ -85,7 +85,7 @@ SPLIT_LISTS = Target(
 
 
 def _read_groups(data: bytes) -> Exception | None:
-    read, refusal = answer(lambda: extreme._group_values(in_memory("groups.tsv", data), 3))
+    read, refusal = answer(lambda: extreme._read_groups(in_memory("groups.tsv", data), 3))
     agree(read, twins.group_values(data, 3), refusal)
     return refusal
 
@@ -122,7 +122,7 @@ def _read_table(data: bytes) -> Exception | None:
     delimiter = "\t" if data[:1] == b"\t" else ","
     data = data.removeprefix(b"\t")
     path = in_memory("t.tsv" if delimiter == "\t" else "t.csv", data)
-    records, refusal = answer(lambda: list(table._records(path, CSV_COLUMNS)))
+    records, refusal = answer(lambda: list(table.read_records(path, CSV_COLUMNS)))
     expected = _expected_records(twins.table(data, delimiter))
     agree(None if refusal else [list(r) for r in records], expected, refusal)
     if refusal is not None:
@@ -144,9 +144,9 @@ def _expected_records(rows: list[list[str]] | None) -> list | None:
         if len(row) != len(names):
             return None
         cells = dict(zip(names, (" ".join(cell.split()) for cell in row), strict=True))
-        if not normalized(cells["query"]) or not cells["label"]:
+        if not normalize(cells["query"]) or not cells["label"]:
             return None
-        records.append([normalized(cells["query"]), cells["label"], (cells["country"],)])
+        records.append([normalize(cells["query"]), cells["label"], (cells["country"],)])
     return records
 
 
@@ -196,7 +196,7 @@ def _featurize(data: bytes) -> Exception | None:
     for row, text in enumerate(texts):
         script_of(text)
         expected = twins.ngram_buckets(
-            normalized(text), min_length=1, max_length=4, num_buckets=1000
+            normalize(text), min_length=1, max_length=4, num_buckets=1000
         )
         require(rows.row(row).tolist() == expected, f"buckets of {text!r}")
     packed = Strings.pack([text.encode("utf-8", "replace").decode() for text in texts])
@@ -252,7 +252,7 @@ def _read_compressed(data: bytes) -> Exception | None:
     ending = ENDINGS[int(data[:1]) if data[:1] in (b"0", b"1", b"2", b"3") else 0]
     archive, _, member = ending.partition("/")
     path = written(f"c{archive}", data[1:])
-    read, refusal = answer(lambda: list(lines_of(path / member if member else path)))
+    read, refusal = answer(lambda: list(read_lines(path / member if member else path)))
     if refusal is None:
         require(all(isinstance(line, str) for line in read), "lines")
         is_cut = any(data != seed and seed.startswith(data) for seed in COMPRESSED)

@@ -112,12 +112,9 @@ def stream(
     out: Out = None,
     device: options.Device = None,
 ) -> None:
-    """The same format, of any size, in bounded memory, shuffled.
-
-    Killed and run again, it goes on where it was.
-    """
+    """The same format, of any size, in bounded memory, shuffled."""
     from evenhand.cli.console import console
-    from evenhand.data.streaming import stream_extreme
+    from evenhand.data.stream import stream_extreme
     from evenhand.progress import download_bar
 
     name = name or _name_of_folder(train)
@@ -182,7 +179,7 @@ def show(folder: Folder, device: options.Device = None) -> None:
 def check(folder: Folder, device: options.Device = None) -> None:
     """Compare the files of a streamed data set with their checksums."""
     from evenhand.cli.console import console
-    from evenhand.data.manifest import check_manifest
+    from evenhand.data.checksums import check_manifest
     from evenhand.progress import download_bar
 
     with download_bar(console) as advance:

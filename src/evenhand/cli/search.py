@@ -19,11 +19,11 @@ def search(
     from rich.text import Text
 
     from evenhand.cli.console import console
-    from evenhand.data import normalized
+    from evenhand.data import normalize
     from evenhand.runs import load_searcher, open_run_data, query_data_path
 
     for query in queries:
-        if not normalized(query):
+        if not normalize(query):
             raise UserError(f"a query must hold more than white space, got {query!r}")
     needs_data = data is not None or not query_data_path(run).exists()
     dataset = open_run_data(run, console, data=data) if needs_data else None

@@ -4,39 +4,42 @@
     dataset = save_dataset(dataset, Path("datasets/pairs"))
 
 `load_places` is the default data set, `load_table` reads one's own pairs of texts, `load_extreme`
-the Extreme Classification format, `load_public_extreme` opens a public data set by name from a
-folder. All return a `Dataset`: parts (train, validation, test) of queries with features, positives
-and groups.
+the Extreme Classification format (`stream_extreme`, of any size), `load_public_extreme` opens a
+public data set by name from a folder. All return a `Dataset`: parts (train, validation, test) of
+queries with features, positives and groups.
 """
 
-from evenhand.data.catalog import PUBLIC_DATA, PublicData, public_data
+from evenhand.data.csr import FloatArray, IntArray, Rows, pad_rows, take_rows
 from evenhand.data.dataset import (
     Dataset,
-    Groups,
-    Pairs,
     Part,
-    Rows,
     Strings,
     count_unseen_labels,
-    memberships,
+    group_holders,
     open_dataset,
-    padded_rows,
-    pairs_of,
     save_dataset,
-    taken_rows,
 )
 from evenhand.data.extreme import ExtremeFile, load_extreme, load_extreme_split, read_extreme
-from evenhand.data.folders import load_public_extreme
-from evenhand.data.frequency import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data.groups import (
+    Groups,
+    frequency_groups_by_labels,
+    frequency_groups_by_pairs,
+    memberships,
+)
+from evenhand.data.pairs import Pairs, pairs_of
 from evenhand.data.places import load_places
+from evenhand.data.public_data import PUBLIC_DATA, PublicData, load_public_extreme
+from evenhand.data.stream import stream_extreme
 from evenhand.data.table import load_table
-from evenhand.data.text import NgramFeaturizer, featurizer_from, normalized, script_of
+from evenhand.data.text import NgramFeaturizer, featurizer_from, normalize, script_of
 
 __all__ = [
     "PUBLIC_DATA",
     "Dataset",
     "ExtremeFile",
+    "FloatArray",
     "Groups",
+    "IntArray",
     "NgramFeaturizer",
     "Pairs",
     "Part",
@@ -47,19 +50,20 @@ __all__ = [
     "featurizer_from",
     "frequency_groups_by_labels",
     "frequency_groups_by_pairs",
+    "group_holders",
     "load_extreme",
     "load_extreme_split",
     "load_places",
     "load_public_extreme",
     "load_table",
     "memberships",
-    "normalized",
+    "normalize",
     "open_dataset",
-    "padded_rows",
+    "pad_rows",
     "pairs_of",
-    "public_data",
     "read_extreme",
     "save_dataset",
     "script_of",
-    "taken_rows",
+    "stream_extreme",
+    "take_rows",
 ]

@@ -1,19 +1,17 @@
 """One file over HTTP: continued where it was cut off, checked, and only then given its name.
 
 What has arrived lies in `name.part`; `name.part.json` says of which address and version it is a
-part. Continuing asks for the rest *if the file is still that version* (Range and If-Range), takes
-the whole again from a server that does not know ranges, and believes no answer that does not fit.
-The checksum is taken of the complete part; then it is renamed. So `name` is always a whole file.
+part, and how long the whole is. Continuing asks for the rest *if the file is still that version*
+(Range and If-Range), and takes the whole again from a server that does not know ranges or does not
+name versions. The checksum is taken of the complete part; then it is renamed. So `name` is always a
+whole file.
 """
 
 import contextlib
 import functools
-import hashlib
 import http.client
-import io
 import os
 import re
-import shutil
 import socket
 import ssl
 import time
@@ -21,27 +19,18 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from evenhand.data.checksums import ProgressFn, file_digest
 from evenhand.errors import UserError
-from evenhand.files import (
-    check_is_file,
-    open_input,
-    parse_json,
-    read_text,
-    sync,
-    write_json,
-    write_text,
-)
+from evenhand.files import check_is_file, open_input, read_json, sync, write_json, write_text
 from evenhand.locking import locked_file
 from evenhand.version import __version__
 
-ProgressFn = Callable[[str, int, int | None], None]  # name, bytes there are, bytes in all
-
 BLOCK_BYTES = 2**18
-MAX_BYTES = 16 * 2**30  # of a file whose size is not published
+MAX_BYTES = 16 * 2**30  # of a file
 MAX_ATTEMPTS = 8  # for one address, in all
 FIRST_PAUSE = 1.0  # seconds; each further one is twice as long
 MAX_PAUSE = 30.0
@@ -65,14 +54,13 @@ class RemoteFile(NamedTuple):
     name: str
     urls: tuple[str, ...] = ()  # tried in this order
     checksum: Checksum | None = None
-    num_bytes: int | None = None
 
 
-class _Unusable(Exception):  # noqa: N818
+class _UnusableError(Exception):
     """This address does not give the file; another one may."""
 
 
-class _CutOff(Exception):  # noqa: N818
+class _CutOffError(Exception):
     """The line broke; to ask again may help."""
 
 
@@ -80,7 +68,7 @@ def fetch(
     file: RemoteFile,
     folder: Path,
     *,
-    progress_fn: ProgressFn | None = None,
+    progress_fn: ProgressFn = lambda name, done, total: None,
     max_attempts: int = MAX_ATTEMPTS,
     first_pause: float = FIRST_PAUSE,
     timeout: float = TIMEOUT,
@@ -95,278 +83,194 @@ def fetch(
     if path.exists():
         check_file(path, file.checksum, progress_fn=progress_fn)
         return path
-    for url in file.urls:
-        if urllib.parse.urlsplit(url).scheme not in SCHEMES:
-            raise UserError(f"{url} is not an http or https address; only those are fetched")
-    reasons = []
-    with _disk_errors(path):
+    part, reasons = part_path(path), []
+
+    def attempt(url: str) -> None:
+        _download(url, part, file, progress_fn, timeout, max_bytes)
+        _finish(file, path)
+
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked_file(path.with_name(f".{path.name}.lock"), path):  # two must not write one part
-            for url in () if path.exists() else file.urls:
-                transfer = _Transfer(file, path, url, progress_fn, timeout, max_bytes)
+            if path.exists():  # by another process, a moment ago
+                return path
+            for url in file.urls:
                 try:
-                    transfer.run(max_attempts, first_pause)
+                    _repeat(functools.partial(attempt, url), max_attempts, first_pause)
                     return path
-                except _Unusable as error:
+                except _CutOffError as error:
+                    size = part.stat().st_size if part.exists() else 0
+                    reasons.append(
+                        f"{url} was cut off {max_attempts} times ({error}) with {size} bytes in "
+                        f"{part.name}; the same command continues from there"
+                    )
+                except _UnusableError as error:
                     reasons.append(f"{url} {error}")
-    if not reasons and path.exists():  # by another process, a moment ago
-        return path
+    except OSError as error:  # not of the network, whose errors were turned into others
+        raise UserError(
+            f"{path} could not be written ({error.strerror or error}); what has come stays in "
+            f"{part.name}, and the same command continues from there"
+        ) from error
     raise UserError("; ".join(reasons) + f"; {path} was not written")
 
 
-class _Transfer:
-    """The attempts to get one file from one address."""
-
-    def __init__(
-        self,
-        file: RemoteFile,
-        path: Path,
-        url: str,
-        progress_fn: ProgressFn | None,
-        timeout: float,
-        max_bytes: int,
-    ) -> None:
-        self.file, self.path, self.url = file, path, url
-        self.progress_fn, self.timeout, self.max_bytes = progress_fn, timeout, max_bytes
-        self.part = part_path(path)
-        self.about = self.part.with_name(f"{self.part.name}.json")
-
-    def run(self, max_attempts: int, first_pause: float) -> None:
-        """Asks until the part is complete; then checks it and gives it its name."""
-        reason = ""
-        for attempt in range(max_attempts):
-            if attempt:
-                time.sleep(min(first_pause * 2 ** (attempt - 1), MAX_PAUSE))
-            try:
-                self.ask()
-                self.finish()
-                return
-            except _CutOff as error:
-                reason = str(error)
-        size = self.part.stat().st_size if self.part.exists() else 0
-        raise _Unusable(
-            f"was cut off {max_attempts} times ({reason}) with {size} bytes in {self.part.name}; "
-            f"the same command continues from there"
-        )
-
-    def ask(self) -> None:
-        """One request, and what it brings, appended to the part."""
-        have, validator = self.resumable()
-        headers = {"User-Agent": f"evenhand/{__version__}", "Accept-Encoding": "identity"}
-        if have:
-            headers["Range"] = f"bytes={have}-"
-            if validator:
-                headers["If-Range"] = validator
+def _repeat(attempt_fn: Callable[[], None], max_attempts: int, pause: float) -> None:
+    """Tries again while the line breaks; the last `_CutOffError` is raised."""
+    for _ in range(max_attempts - 1):
         try:
-            request = urllib.request.Request(self.url, headers=headers)
-            answer = _opener().open(request, timeout=self.timeout)
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == 416 and have:
-                self.after_416(error.headers.get("Content-Range", ""), have)
-                return
-            raise _http_failure(error) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise _connection_failure(error) from error
-        except ValueError as error:  # of a redirection: no host, or one that no host can have
-            raise _Unusable(f"leads to an address that cannot be asked ({error})") from error
-        with contextlib.closing(answer):
-            if answer.status == 206 and validator not in (None, _validator(answer.headers)):
-                self.discard()
-                raise _CutOff("the file has changed there: begun anew")
-            have, total = self.start_and_total(answer, have)
-            self.receive(answer, have, total)
+            return attempt_fn()
+        except _CutOffError:
+            time.sleep(min(pause, MAX_PAUSE))
+            pause *= 2
+    return attempt_fn()
 
-    def resumable(self) -> tuple[int, str | None]:
-        """How many bytes of this version there are, and what the server calls the version."""
-        about: Any = None
-        with contextlib.suppress(OSError, ValueError):
-            about = parse_json(read_text(self.about))
-        check_is_file(self.part)
-        size = self.part.stat().st_size if self.part.exists() else 0
-        if not isinstance(about, dict):
-            return 0, None
-        validator = about.get("validator") if about.get("url") == self.url else None
-        if isinstance(validator, str) and validator.isascii() and validator.isprintable():
-            return size, validator
-        # Without a name for the version, only a checksum can tell if both parts are of the same.
-        return (size, None) if self.file.checksum else (0, None)
 
-    def after_416(self, content_range: str, have: int) -> None:
-        """There is nothing after the bytes we have: they are all, or they are of something else."""
-        if content_range != f"bytes */{have}":
-            self.discard()
-            raise _CutOff(f"the server has no byte {have}: begun anew")
-
-    def start_and_total(self, answer: Any, have: int) -> tuple[int, int | None]:
-        """Where the answer's first byte belongs, and how long the whole file is."""
+def _download(
+    url: str, part: Path, file: RemoteFile, progress_fn: ProgressFn, timeout: float, max_bytes: int
+) -> None:
+    """Asks once for what is missing of a part, and appends what comes."""
+    have, total, validator = _read_progress(part, url)
+    if have and have == total:  # all there, but not checked yet
+        return
+    headers = {"User-Agent": f"evenhand/{__version__}", "Accept-Encoding": "identity"}
+    if have:
+        headers |= {"Range": f"bytes={have}-", "If-Range": validator}
+    with contextlib.closing(_ask(url, headers, timeout)) as answer:
+        is_rest = answer.status == 206 and have > 0
+        if answer.status == 416 or (is_rest and _validator(answer.headers) != validator):
+            _discard(part)
+            raise _CutOffError("the file has changed there: begun anew")
         if answer.headers.get_content_type() == "text/html":
-            raise _Unusable("sends a web page instead of the file")
-        coding = answer.headers.get("Content-Encoding", "identity")
-        if coding != "identity" and self.file.checksum is None:  # else the checksum will tell
-            raise _Unusable(f"sends the file in the coding {coding!r}, which was not asked for")
-        if answer.status == 206:
+            raise _UnusableError("sends a web page instead of the file")
+        if is_rest:
             text = answer.headers.get("Content-Range", "")
             match = CONTENT_RANGE.fullmatch(text)
-            start, end, total = map(int, match.groups()) if match else (-1, -1, None)
-            if total is None or start != have or not start <= end < total:
-                raise _Unusable(f"was asked for bytes {have}- and answers with {text!r}")
+            start, end, total = map(int, match.groups()) if match else (-1, -1, -1)
+            if start != have or not start <= end < total:
+                raise _UnusableError(f"was asked for bytes {have}- and answers with {text!r}")
         elif answer.status == 200:  # all of it: ranges are not known there, or the file is new
-            have, length = 0, answer.headers.get("Content-Length")
-            total = int(length) if re.fullmatch("[0-9]{1,18}", length or "") else None
+            have, length = 0, answer.headers.get("Content-Length") or ""
+            total = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
+            if total is None and file.checksum is None:
+                raise _UnusableError("does not say how long the file is, and no checksum is known")
         else:
-            raise _Unusable(f"answers with the status {answer.status}")
-        self.check_size(total, answer)
-        if have == 0:
-            self.discard()
-            self.part.touch()
-            write_json(self.about, {"url": self.url, "validator": _validator(answer.headers)})
-        return have, total
-
-    def check_size(self, total: int | None, answer: Any) -> None:
-        published = self.file.num_bytes
-        if total is None:
-            is_chunked = answer.headers.get("Transfer-Encoding", "").lower() == "chunked"
-            if published is None and self.file.checksum is None and not is_chunked:
-                raise _Unusable("does not say how long the file is, and no checksum is published")
-            return
-        if published is not None and total != published:
-            raise _Unusable(f"has a file of {total} bytes, but the published one has {published}")
-        if total > self.max_bytes:
-            raise _Unusable(f"has a file of {total} bytes; more than {self.max_bytes} are refused")
-        have = self.part.stat().st_size if self.part.exists() else 0
-        free = shutil.disk_usage(self.path.parent).free
-        if total - have > free:
-            raise UserError(
-                f"{self.path} needs {total - have} more bytes, but the disk has {free}; make room "
-                f"or choose another --folder"
-            )
-
-    def receive(self, answer: Any, have: int, total: int | None) -> None:
-        limit = self.max_bytes if total is None else total
-        with open(self.part, "ab") as part:  # which has `have` bytes
-            while block := _read(answer):
+            raise _UnusableError(f"answers with the status {answer.status}")
+        limit = max_bytes if total is None else total
+        if limit > max_bytes:
+            raise _UnusableError(f"has a file of {total} bytes; more than {max_bytes} are refused")
+        if not have:
+            _discard(part)
+            known = {"url": url, "validator": _validator(answer.headers), "total": total}
+            write_json(_about_path(part), known)
+        with open(part, "ab") as opened:  # which has `have` bytes
+            while block := _receive(answer):
                 have += len(block)
                 if have > limit:
-                    self.discard()
-                    raise _Unusable(f"sends more than {limit} bytes")
-                part.write(block)
-                if self.progress_fn is not None:
-                    self.progress_fn(self.file.name, have, total)
+                    _discard(part)
+                    raise _UnusableError(f"sends more than {limit} bytes")
+                opened.write(block)
+                progress_fn(file.name, have, total)
         if total is not None and have < total:
-            raise _CutOff(f"{have} of {total} bytes came")
-
-    def finish(self) -> None:
-        """Checks the complete part, and only then gives it its name."""
-        published, size = self.file.num_bytes, self.part.stat().st_size
-        if published is not None and size != published:
-            self.discard()
-            raise _Unusable(f"gave {size} bytes, but the published file has {published}")
-        if self.path.suffix == ".zip" and not zipfile.is_zipfile(self.part):
-            self.discard()
-            raise _Unusable("gave something that is not a .zip archive")
-        expected = self.file.checksum or recorded_checksum(self.path)
-        kind = expected.kind if expected else "sha256"
-        digest = digest_of(self.part, kind)
-        if expected is not None and digest != expected.digest:
-            self.discard()
-            where = "published" if self.file.checksum else f"that of {record_path(self.path).name}"
-            raise _Unusable(
-                f"gave a file whose {kind} is {digest}, {where} is {expected.digest}; it was "
-                f"removed" + ("" if self.file.checksum else ", and so may be the record if the "
-                "publisher has a new version")
-            )  # fmt: skip
-        sync(self.part)
-        os.replace(self.part, self.path)
-        self.about.unlink(missing_ok=True)
-        sync(self.path.parent)
-        if expected is None:
-            record_checksum(self.path, digest)
-
-    def discard(self) -> None:
-        self.part.unlink(missing_ok=True)
-        self.about.unlink(missing_ok=True)
+            raise _CutOffError(f"{have} of {total} bytes came")
 
 
-# --- checksums ------------------------------------------------------------------------------------
+def _read_progress(part: Path, url: str) -> tuple[int, int | None, str]:
+    """How many bytes there are to go on from, how long the whole is, and of which version."""
+    check_is_file(part)
+    about: Any = None
+    with contextlib.suppress(OSError, UserError):
+        about = read_json(_about_path(part))
+    if not isinstance(about, dict) or about.get("url") != url or not part.exists():
+        return 0, None, ""
+    validator, total = about.get("validator"), about.get("total")
+    if not isinstance(validator, str) or not (validator.isascii() and validator.isprintable()):
+        return 0, None, ""  # of no version, or of none that can be asked for
+    return part.stat().st_size, total if type(total) is int else None, validator
+
+
+def _finish(file: RemoteFile, path: Path) -> None:
+    """Checks the complete part, and only then gives it its name."""
+    part = part_path(path)
+    if path.suffix == ".zip" and not zipfile.is_zipfile(part):
+        _discard(part)
+        raise _UnusableError("gave something that is not a .zip archive")
+    expected = file.checksum or read_record(path)
+    kind = expected.kind if expected else "sha256"
+    digest = file_digest(part, kind)
+    if expected is not None and digest != expected.digest:
+        _discard(part)
+        source = "published" if file.checksum else f"in {record_path(path).name}"
+        raise _UnusableError(
+            f"gave a file whose {kind} is {digest}, but {expected.digest} is {source}; it was "
+            f"removed"
+        )
+    sync(part)
+    os.replace(part, path)
+    _discard(part)
+    sync(path.parent)
+    if expected is None:
+        write_record(path, digest)
 
 
 def part_path(path: Path) -> Path:
+    """Where a file is while it is not complete."""
     return path.with_name(f"{path.name}.part")
 
 
-def record_path(path: Path) -> Path:
-    """Where the sha256 of a file without a published checksum is written when first seen."""
-    return path.with_name(f"{path.name}.sha256")
+def _about_path(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
 
 
-def record_checksum(path: Path, digest: str) -> None:
-    write_text(record_path(path), f"{digest}  {path.name}\n")  # `sha256sum --check` reads it too
-
-
-def recorded_checksum(path: Path) -> Checksum | None:
-    record = record_path(path)
-    if not record.exists():
-        return None
-    with open_input(record) as file:
-        digest = file.read(2**10).decode("utf-8", "replace").split(" ")[0]
-    if not re.fullmatch("[0-9a-f]{64}", digest):
-        raise UserError(f"{record} does not start with a sha256; remove it to take a new one")
-    return Checksum("sha256", digest)
-
-
-def digest_of(path: Path, kind: str, progress_fn: ProgressFn | None = None) -> str:
-    hashed = hashlib.new(kind, usedforsecurity=False)
-    total, done = path.stat().st_size, 0
-    with open_input(path) as file:
-        while block := file.read(2**20):
-            hashed.update(block)
-            done += len(block)
-            if progress_fn is not None:
-                progress_fn(path.name, done, total)
-    return hashed.hexdigest()
-
-
-def check_file(
-    path: Path, published: Checksum | None, *, progress_fn: ProgressFn | None = None
-) -> str:
-    """A sentence on what the file was held to, or a `UserError` if it is another one."""
-    expected = published or recorded_checksum(path)
-    if expected is None:
-        digest = digest_of(path, "sha256", progress_fn)
-        try:
-            record_checksum(path, digest)
-        except UserError:  # a folder that is only to be read
-            return f"no checksum is published, and its sha256 {digest} could not be kept"
-        return f"no checksum is published; its sha256 was written to {record_path(path).name}"
-    digest = digest_of(path, expected.kind, progress_fn)
-    if digest != expected.digest:
-        source = "published" if published else f"in {record_path(path).name}"
-        raise UserError(
-            f"{path} has the {expected.kind} {digest}, but {expected.digest} is {source}; it is "
-            f"damaged or another version: move it away and fetch it again"
-        )
-    return f"{expected.kind} as " + ("published" if published else "when it was first seen")
+def _discard(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _about_path(part).unlink(missing_ok=True)
 
 
 # --- the network ----------------------------------------------------------------------------------
 
 
+def _ask(url: str, headers: dict[str, str], timeout: float) -> Any:
+    """The answer to a request; one of the status 416 (no such range) is an answer too."""
+    if urllib.parse.urlsplit(url).scheme not in SCHEMES:
+        raise _UnusableError("is not an http or https address; only those are fetched")
+    try:
+        return _opener().open(urllib.request.Request(url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and "Range" in headers:
+            return error
+        error.close()
+        kind = _CutOffError if error.code in PASSING_STATUS else _UnusableError
+        raise kind(f"answers with the status {error.code} ({error.reason})") from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        words = str(reason) or type(reason).__name__
+        if isinstance(reason, LASTING_FAILURES):
+            raise _UnusableError(f"cannot be reached ({words})") from error
+        raise _CutOffError(words) from error
+    except ValueError as error:  # of a redirection: no host, or one that no host can have
+        raise _UnusableError(f"leads to an address that cannot be asked ({error})") from error
+
+
+def _receive(answer: Any) -> bytes:
+    try:
+        block: bytes = answer.read(BLOCK_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise _CutOffError(str(error) or type(error).__name__) from error
+    return block
+
+
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows to http and https alone, and never from https to http."""
 
-    def http_error_302(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any
-    ) -> Any:
-        target = urllib.parse.urljoin(req.full_url, headers.get("Location", ""))
-        scheme = urllib.parse.urlsplit(target).scheme
-        if scheme not in SCHEMES or (req.type == "https" and scheme == "http"):
-            fp.close()
-            raise _Unusable(f"redirects to {target!r}, which is refused")
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any,
+        newurl: str,
+    ) -> urllib.request.Request | None:  # fmt: skip
         fp.close()  # and not read, however long it says it is
-        return super().http_error_302(req, io.BytesIO(), code, msg, headers)
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+        scheme = urllib.parse.urlsplit(newurl).scheme
+        if scheme not in SCHEMES or (req.type == "https" and scheme == "http"):
+            raise _UnusableError(f"redirects to {newurl!r}, which is refused")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 @functools.cache  # the certificates of a system are read once, which takes long on some
@@ -385,28 +289,6 @@ def _opener() -> urllib.request.OpenerDirector:
     return opener
 
 
-def _http_failure(error: urllib.error.HTTPError) -> Exception:
-    if error.code in PASSING_STATUS:
-        return _CutOff(f"status {error.code}")
-    return _Unusable(f"answers with the status {error.code} ({error.reason})")
-
-
-def _connection_failure(error: Exception) -> Exception:
-    reason = getattr(error, "reason", None) or error
-    told = str(reason) or type(reason).__name__
-    if isinstance(reason, LASTING_FAILURES):
-        return _Unusable(f"cannot be reached ({told})")
-    return _CutOff(told)
-
-
-def _read(answer: Any) -> bytes:
-    try:
-        block: bytes = answer.read(BLOCK_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise _CutOff(str(error) or type(error).__name__) from error
-    return block
-
-
 def _validator(headers: Any) -> str | None:
     """What If-Range accepts: a strong ETag, or else the date of the last change."""
     etag: str = headers.get("ETag", "")
@@ -415,16 +297,45 @@ def _validator(headers: Any) -> str | None:
     return headers.get("Last-Modified")  # type: ignore[no-any-return]
 
 
-# --- the disk -------------------------------------------------------------------------------------
+# --- checksums ------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """Errors of the network were turned into others before: what is left is the disk."""
-    try:
-        yield
-    except OSError as error:
+def record_path(path: Path) -> Path:
+    """Where the sha256 of a file without a published checksum is written when first seen."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def write_record(path: Path, digest: str) -> None:
+    write_text(record_path(path), f"{digest}  {path.name}\n")  # `sha256sum --check` reads it too
+
+
+def read_record(path: Path) -> Checksum | None:
+    record = record_path(path)
+    if not record.exists():
+        return None
+    with open_input(record) as file:
+        digest = file.read(2**10).decode("utf-8", "replace").split(" ")[0]
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise UserError(f"{record} does not start with a sha256; remove it to take a new one")
+    return Checksum("sha256", digest)
+
+
+def check_file(
+    path: Path, published: Checksum | None, *, progress_fn: ProgressFn | None = None
+) -> str:
+    """A sentence on what the file was held to, or a `UserError` if it is another one."""
+    expected = published or read_record(path)
+    digest = file_digest(path, expected.kind if expected else "sha256", progress_fn=progress_fn)
+    if expected is None:
+        try:
+            write_record(path, digest)
+        except UserError:  # a folder that is only to be read
+            return f"no checksum is published, and its sha256 {digest} could not be kept"
+        return f"no checksum is published; its sha256 was written to {record_path(path).name}"
+    if digest != expected.digest:
+        source = "published" if published else f"in {record_path(path).name}"
         raise UserError(
-            f"{path} could not be written ({error.strerror or error}); what has come stays in "
-            f"{part_path(path).name}, and the same command continues from there"
-        ) from error
+            f"{path} has the {expected.kind} {digest}, but {expected.digest} is {source}; it is "
+            f"damaged or another version: move it away and fetch it again"
+        )
+    return f"{expected.kind} as " + ("published" if published else "when it was first seen")

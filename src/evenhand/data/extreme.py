@@ -8,30 +8,28 @@ file is refused, by file and line.
 """
 
 import codecs
+import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
-from evenhand.data.checks import check_promise
-from evenhand.data.dataset import Dataset, Part, Rows, Strings, taken_rows
-from evenhand.data.extreme_lines import Header, parsed_blocks
-from evenhand.data.files import line_blocks, lines_of, shown
-from evenhand.data.parts import GroupValues, check_fractions, part_of, shared_groups
+from evenhand.data.checks import MAX_IDS, check_promise
+from evenhand.data.csr import IntArray, Rows, take_rows
+from evenhand.data.dataset import Dataset, Part, Strings
+from evenhand.data.extreme_parser import Block, Header, parse_lines
+from evenhand.data.groups import GroupValues, make_shared_groups
+from evenhand.data.splits import check_fractions, choose_validation_rows
+from evenhand.data.text_files import quote_value, read_blocks, read_lines
 from evenhand.errors import UserError
 
-IntArray = NDArray[np.integer[Any]]
 ProgressFn = Callable[[Path, int, int], None]  # the file, rows read, rows it has
 
 HEADER = re.compile(rb"([0-9]{1,18}) +([0-9]{1,18}) +([0-9]{1,18}) *")
 COUNTED = "documents, features and labels"
-MAX_IDS = 2**31 - 1  # ids are 32 bits wide on disk
 HEADER_BYTES = 64  # more than it has
-GROWTH_MARGIN = 1.05  # the later rows may be longer
-LEAST_GROWTH, MOST_GROWTH = 1.25, 64.0  # a header may lie
 
 
 class ExtremeFile(NamedTuple):
@@ -42,6 +40,9 @@ class ExtremeFile(NamedTuple):
     num_features: int
     num_labels: int
     num_repeated_labels: int  # dropped: labels named before in the same line
+
+
+# --- data sets ------------------------------------------------------------------------------------
 
 
 def load_extreme(
@@ -72,27 +73,23 @@ def load_extreme(
     """
     check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     train = read_extreme(train_path, progress_fn=progress_fn)
-    _check_promises(train_path, train)
+    check_promises(train_path, train, len(train.positives.ids), len(train.features.ids))
     test = read_extreme(test_path, progress_fn=progress_fn)
     check_same_ids(train_path, train, test_path, test)
     label_names = read_label_names(label_names_path, train.num_labels)
-    groups = shared_groups(
+    groups = make_shared_groups(
         {
-            "train": _group_values(train_groups_path, len(train.positives)),
-            "test": _group_values(test_groups_path, len(test.positives)),
+            "train": _read_groups(train_groups_path, len(train.positives)),
+            "test": _read_groups(test_groups_path, len(test.positives)),
         }
     )
-    whole = Part(train.features, train.positives, groups["train"])
-    return Dataset(
-        name=name,
-        num_features=train.num_features,
-        num_labels=train.num_labels,
-        parts={
-            **_without_validation(whole, validation_fraction, validation_block),
-            "test": Part(test.features, test.positives, groups["test"]),
-        },
-        label_names=label_names,
+    parts = _split_off_validation(
+        Part(train.features, train.positives, groups["train"]),
+        validation_fraction,
+        validation_block,
     )
+    parts["test"] = Part(test.features, test.positives, groups["test"])
+    return Dataset(name, train.num_features, train.num_labels, parts, label_names)
 
 
 def load_extreme_split(
@@ -113,72 +110,118 @@ def load_extreme_split(
     """
     check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     whole = read_extreme(path, progress_fn=progress_fn)
-    _check_promises(path, whole)
-    train_ids, test_ids = _split_rows(train_rows_path, test_rows_path, len(whole.positives))
-    parts = [
-        Part(taken_rows(whole.features, row_ids), taken_rows(whole.positives, row_ids))
-        for row_ids in (train_ids, test_ids)
-    ]
-    return Dataset(
-        name=name,
-        num_features=whole.num_features,
-        num_labels=whole.num_labels,
-        parts={
-            **_without_validation(parts[0], validation_fraction, validation_block),
-            "test": parts[1],
+    check_promises(path, whole, len(whole.positives.ids), len(whole.features.ids))
+    part = Part(whole.features, whole.positives)
+    train_ids, test_ids = _read_split(train_rows_path, test_rows_path, len(part))
+    parts = _split_off_validation(
+        _take_part(part, train_ids), validation_fraction, validation_block
+    )
+    parts["test"] = _take_part(part, test_ids)
+    return Dataset(name, whole.num_features, whole.num_labels, parts)
+
+
+def _split_off_validation(whole: Part, fraction: float, block: int) -> dict[str, Part]:
+    """The training file as train and validation part; the latter only if it holds a row."""
+    is_validation = choose_validation_rows(np.arange(len(whole)), fraction=fraction, block=block)
+    if is_validation.all() or not is_validation.any():  # nothing would be left, or taken out
+        return {"train": whole}
+    return {
+        "train": _take_part(whole, np.flatnonzero(~is_validation)),
+        "validation": _take_part(whole, np.flatnonzero(is_validation)),
+    }
+
+
+def _take_part(part: Part, row_ids: IntArray) -> Part:
+    assert isinstance(part.features, Rows)
+    return dataclasses.replace(
+        part,
+        features=take_rows(part.features, row_ids),
+        positives=take_rows(part.positives, row_ids),
+        groups={
+            name: group._replace(ids=group.ids[row_ids]) for name, group in part.groups.items()
         },
     )
 
 
-def read_header(path: Path) -> Header:
-    """The numbers of documents, features and labels that a file promises."""
-    for _, text in line_blocks(path, block_bytes=HEADER_BYTES):
-        return _header(text.partition(b"\n")[0], path)
-    raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
+# --- documents ------------------------------------------------------------------------------------
 
 
 def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
-    """Reads one file, a block of lines at a time, into arrays that grow."""
-    header, num_rows, num_repeated = None, 0, 0
-    grown = [_Grown(dtype) for dtype in (np.int64, np.int32, np.int64, np.int32, np.float32)]
-    for line_number, text in line_blocks(path):
-        if header is None:
-            first_line, _, text = text.partition(b"\n")
-            header, line_number = _header(first_line, path), 2
-        for block in parsed_blocks(text, header, path=path, first_line=line_number):
-            num_rows += len(block.label_counts)
-            num_repeated += block.num_repeated_labels
-            growth = GROWTH_MARGIN * header.num_rows / max(num_rows, 1)  # to the end of the file
-            for array, more in zip(grown, block[:5], strict=True):
-                array.append(more, growth)
-        refuse_more_rows(path, header, num_rows)
-        if progress_fn is not None and text:
+    """Reads one file, a block of lines at a time."""
+    header, num_rows, num_repeated = read_header(path), 0, 0
+    # They grow in place: a list of blocks joined at the end would all be held twice for a moment.
+    buffers = [bytearray() for _ in range(5)]
+    for (positives, features, repeated), _ in read_documents(path, header):
+        arrays = (positives.lengths(), positives.ids, features.lengths(), *features[1:])
+        for buffer, array in zip(buffers, arrays, strict=True):
+            buffer += np.ascontiguousarray(array).data
+        num_rows, num_repeated = num_rows + len(positives), num_repeated + repeated
+        if progress_fn is not None:
             progress_fn(path, num_rows, header.num_rows)
-    if header is None:
-        raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
-    refuse_fewer_rows(path, header, num_rows)
-    label_counts, label_ids, feature_counts, feature_ids, values = (
-        array.filled() for array in grown
+    label_lengths, label_ids, feature_lengths, feature_ids, values = (
+        np.frombuffer(buffer, dtype=dtype)
+        for buffer, dtype in zip(buffers, ("i8", "i4", "i8", "i4", "f4"), strict=True)
     )
     return ExtremeFile(
-        Rows(_offsets(feature_counts), feature_ids, values),
-        Rows(_offsets(label_counts), label_ids),
+        Rows(np.append(0, np.cumsum(feature_lengths)), feature_ids, values),
+        Rows(np.append(0, np.cumsum(label_lengths)), label_ids),
         header.num_features,
         header.num_labels,
         num_repeated,
     )
 
 
-def _check_promises(path: Path, file: ExtremeFile) -> None:
-    header = Header(len(file.positives), file.num_features, file.num_labels)
-    check_promises(path, header, len(file.positives.ids), len(file.features.ids))
+def read_documents(path: Path, header: Header) -> Iterator[tuple[Block, int]]:
+    """The documents of a file block by block, each with the bytes of the file read so far.
+
+    There are as many as the header promises, or a `UserError` says where they are not.
+    """
+    num_rows = 0
+    for first_line, text, stored_end in read_blocks(path):
+        if first_line == 1:
+            first_line, text = 2, text.partition(b"\n")[2]
+        for block in parse_lines(text, header, path=path, first_line=first_line):
+            num_rows += len(block.positives)
+            if num_rows > header.num_rows:
+                raise UserError(
+                    f"{path}, line {header.num_rows + 2}: is one document more than the header's "
+                    f"{header.num_rows}; mend the first number of the header or remove the line"
+                )
+            yield block, stored_end
+    if num_rows < header.num_rows:
+        raise UserError(
+            f"{path}, line {num_rows + 1}: is the last, but the header promises {header.num_rows} "
+            f"documents and there are {num_rows}; fetch the file again or mend the header"
+        )
 
 
-def check_promises(path: Path, header: Header, num_pairs: int, num_values: int) -> None:
+def read_header(path: Path) -> Header:
+    """The numbers of documents, features and labels that a file promises."""
+    first = next(read_blocks(path, block_bytes=HEADER_BYTES), None)
+    if first is None:
+        raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
+    line = first.text.partition(b"\n")[0]
+    match = HEADER.fullmatch(line.removeprefix(codecs.BOM_UTF8))
+    if match is None:
+        raise UserError(
+            f"{path}, line 1: {quote_value(line)} is not a header; write the numbers of {COUNTED}, "
+            f"as in '4880 1836 159' (a compressed file must end in .gz, .bz2 or .xz)"
+        )
+    header = Header(*map(int, match.groups()))
+    for count, kind in zip(header, ("documents", "features", "labels"), strict=True):
+        if not 1 <= count <= MAX_IDS:
+            raise UserError(
+                f"{path}, line 1: the number of {kind} must be between 1 and {MAX_IDS}, "
+                f"got {count}; the order is {COUNTED}"
+            )
+    return header
+
+
+def check_promises(path: Path, file: ExtremeFile | Header, num_pairs: int, num_values: int) -> None:
     """Refuses the header of a training file that nearly no label or feature bears out."""
     for kind, count, num_entries in (
-        ("labels", header.num_labels, num_pairs),
-        ("features", header.num_features, num_values),
+        ("labels", file.num_labels, num_pairs),
+        ("features", file.num_features, num_values),
     ):
         try:
             check_promise(kind, count, num_entries)
@@ -190,94 +233,10 @@ def check_promises(path: Path, header: Header, num_pairs: int, num_values: int) 
             ) from error
 
 
-def refuse_more_rows(path: Path, header: Header, num_rows: int) -> None:
-    if num_rows > header.num_rows:
-        raise UserError(
-            f"{path}, line {header.num_rows + 2}: is one document more than the header's "
-            f"{header.num_rows}; mend the first number of the header or remove the line"
-        )
-
-
-def refuse_fewer_rows(path: Path, header: Header, num_rows: int) -> None:
-    """At the end of the file."""
-    if num_rows < header.num_rows:
-        raise UserError(
-            f"{path}, line {num_rows + 1}: is the last, but the header promises {header.num_rows} "
-            f"documents and there are {num_rows}; fetch the file again or mend the header"
-        )
-
-
-class _Grown:
-    """An array with room at its end, which costs no memory before it is written to.
-
-    A list of blocks joined at the end would all be held twice for a moment.
-    """
-
-    def __init__(self, dtype: DTypeLike) -> None:
-        self.array: NDArray[Any] = np.empty(0, dtype=dtype)
-        self.length = 0
-
-    def append(self, more: NDArray[Any], growth: float) -> None:
-        """Appends, if need be after making room for `growth` times as many as there then are."""
-        end = self.length + len(more)
-        if end > len(self.array):
-            factor = min(max(growth, LEAST_GROWTH), MOST_GROWTH)
-            larger = np.empty(int(factor * end), dtype=self.array.dtype)
-            larger[: self.length] = self.array[: self.length]
-            self.array = larger
-        self.array[self.length : end] = more
-        self.length = end
-
-    def filled(self) -> NDArray[Any]:
-        return self.array[: self.length]
-
-
-def _header(line: bytes, path: Path) -> Header:
-    match = HEADER.fullmatch(line.removeprefix(codecs.BOM_UTF8))
-    if match is None:
-        raise UserError(
-            f"{path}, line 1: {shown(line)} is not a header; write the numbers of {COUNTED}, as in "
-            f"'4880 1836 159' (a compressed file must end in .gz, .bz2 or .xz)"
-        )
-    header = Header(*map(int, match.groups()))
-    for count, kind in zip(header, COUNTED.replace(" and", ",").split(", "), strict=True):
-        if not 1 <= count <= MAX_IDS:
-            raise UserError(
-                f"{path}, line 1: the number of {kind} must be between 1 and {MAX_IDS}, "
-                f"got {count}; the order is {COUNTED}"
-            )
-    return header
-
-
-def _offsets(counts: IntArray) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _without_validation(whole: Part, validation_fraction: float, block: int = 1) -> dict[str, Part]:
-    """The training file as train and validation part; the latter only if it holds a row."""
-    sides = [
-        part_of(str(row // block), test_fraction=0.0, validation_fraction=validation_fraction)
-        for row in range(len(whole) if validation_fraction else 0)
-    ]
-    if not {"train", "validation"} <= set(sides):  # nothing to take out, or nothing would be left
-        return {"train": whole}
-    return {
-        side: _taken(whole, np.flatnonzero(np.array(sides) == side))
-        for side in ("train", "validation")
-    }
-
-
-def _taken(part: Part, row_ids: IntArray) -> Part:
-    assert isinstance(part.features, Rows)
-    groups = {
-        column: group._replace(ids=group.ids[row_ids]) for column, group in part.groups.items()
-    }
-    return Part(taken_rows(part.features, row_ids), taken_rows(part.positives, row_ids), groups)
-
-
 def check_same_ids(
     train_path: Path, train: ExtremeFile | Header, test_path: Path, test: ExtremeFile | Header
 ) -> None:
+    """Refuses two files that do not have as many features and labels."""
     for kind in ("features", "labels"):
         counts = [getattr(file, f"num_{kind}") for file in (train, test)]
         if counts[0] != counts[1]:
@@ -287,44 +246,14 @@ def check_same_ids(
             )
 
 
-def _split_rows(train_path: Path, test_path: Path, num_rows: int) -> tuple[IntArray, IntArray]:
-    """The rows of the train and of the test part, from 0; no row may be in both or twice."""
-    numbers = {path: _first_numbers(path) for path in (train_path, test_path)}
-    first = min(min(listed) for listed in numbers.values())
-    base = 0 if first == 0 else 1
-    seen: dict[int, str] = {}
-    for path, listed in numbers.items():
-        for line_number, number in enumerate(listed, start=1):
-            place = f"{path}, line {line_number}"
-            if not base <= number < num_rows + base:
-                raise UserError(
-                    f"{place}: document {number} is not between {base} and {num_rows + base - 1}; "
-                    f"is the list of another data set?"
-                )
-            if number in seen:
-                raise UserError(f"{place}: document {number} was named before: {seen[number]}")
-            seen[number] = place
-    train_rows, test_rows = (np.array(listed) - base for listed in numbers.values())
-    return train_rows, test_rows
-
-
-def _first_numbers(path: Path) -> list[int]:
-    """The first number of every line."""
-    numbers = []
-    for line_number, line in enumerate(lines_of(path), start=1):
-        cells = line.split()
-        if not cells or not re.fullmatch("[0-9]{1,18}", cells[0]):
-            raise UserError(f"{path}, line {line_number}: {shown(line)} is not a document's number")
-        numbers.append(int(cells[0]))
-    if not numbers:
-        raise UserError(f"{path} is empty; it must name a document a line")
-    return numbers
+# --- what comes beside the documents --------------------------------------------------------------
 
 
 def read_label_names(path: Path | None, num_labels: int) -> Strings | None:
+    """One name a line, in the order of the label ids."""
     if path is None:
         return None
-    names = list(lines_of(path))
+    names = list(read_lines(path))
     if len(names) != num_labels:
         raise UserError(
             f"{path} has {len(names)} lines for {num_labels} labels; give one name a line, "
@@ -333,11 +262,47 @@ def read_label_names(path: Path | None, num_labels: int) -> Strings | None:
     return Strings.pack(names)
 
 
-def _group_values(path: Path | None, num_rows: int) -> GroupValues:
+def _read_split(train_path: Path, test_path: Path, num_rows: int) -> tuple[IntArray, IntArray]:
+    """The rows of the train and of the test part, from 0; no row may be in both or twice."""
+    numbers = {path: _read_numbers(path) for path in (train_path, test_path)}
+    first = min(min(listed) for listed in numbers.values())
+    base = 0 if first == 0 else 1
+    seen: dict[int, str] = {}
+    for path, listed in numbers.items():
+        for line_number, number in enumerate(listed, start=1):
+            where = f"{path}, line {line_number}"
+            if not base <= number < num_rows + base:
+                raise UserError(
+                    f"{where}: document {number} is not between {base} and {num_rows + base - 1}; "
+                    f"is the list of another data set?"
+                )
+            if number in seen:
+                raise UserError(f"{where}: document {number} was named before: {seen[number]}")
+            seen[number] = where
+    train_rows, test_rows = (np.array(listed) - base for listed in numbers.values())
+    return train_rows, test_rows
+
+
+def _read_numbers(path: Path) -> list[int]:
+    """The first number of every line."""
+    numbers = []
+    for line_number, line in enumerate(read_lines(path), start=1):
+        cells = line.split()
+        if not cells or not re.fullmatch("[0-9]{1,18}", cells[0]):
+            raise UserError(
+                f"{path}, line {line_number}: {quote_value(line)} is not a document's number"
+            )
+        numbers.append(int(cells[0]))
+    if not numbers:
+        raise UserError(f"{path} is empty; it must name a document a line")
+    return numbers
+
+
+def _read_groups(path: Path | None, num_rows: int) -> GroupValues:
     """Group column -> the group of each document, from a file of tab-separated lines."""
     if path is None:
         return {}
-    cells = [line.split("\t") for line in lines_of(path)]
+    cells = [line.split("\t") for line in read_lines(path)]
     has_names = len(cells) == num_rows + 1 and cells[0][0].strip().lower() == "id"
     if len(cells) != num_rows + has_names:
         raise UserError(
@@ -345,20 +310,19 @@ def _group_values(path: Path | None, num_rows: int) -> GroupValues:
             f"after an optional first line that starts with 'id'"
         )
     names = cells[0] if has_names else ["id", "group"]
+    named = quote_value(", ".join(names))
     if len(set(names)) < len(names) or "" in names:
-        raise UserError(
-            f"{path}, line 1: the columns must have different names, got {shown(', '.join(names))}"
-        )
+        raise UserError(f"{path}, line 1: the columns must have different names, got {named}")
     for line_number, line_cells in enumerate(cells, start=1):
         if len(line_cells) != len(names):
             raise UserError(
                 f"{path}, line {line_number}: has {len(line_cells)} cells, expected {len(names)} "
-                f"({shown(', '.join(names))}) with tabs between them; several group columns need a "
-                f"first line with their names"
+                f"({named}) with tabs between them; several group columns need a first line with "
+                f"their names"
             )
     columns = zip(*cells[has_names:], strict=True)
-    return {
-        name: [cell or None for cell in column]
-        for name, column in zip(names, columns, strict=True)
-        if name != names[0]
+    groups = {
+        name: [cell or None for cell in column] for name, column in zip(names, columns, strict=True)
     }
+    del groups[names[0]]  # the ids
+    return groups

@@ -1,26 +1,38 @@
-"""Which query a pair belongs to, without a number in memory for every pair.
+"""Multilabel turned multiclass: one example for each (query, positive) pair."""
 
-Pairs are counted through the queries: those of query q are offsets[q] .. offsets[q + 1] - 1. So the
-query of a pair is found by a search in the offsets, which may stay on disk. An index of bounded
-size holds the query of every pair if there are few of them, else of every 2nd, 4th, ...: a search
-is between two of its entries.
-"""
-
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import Pairs, Rows
-from evenhand.data.scans import pieces
+from evenhand.data.csr import IntArray, Rows, iterate_pieces
 from evenhand.kernels.jit import jit
 
 MOST_ENTRIES = 2**22  # of the index: 16 MB
 PIECE = 2**17  # entries that are found at once
 
 
+class Pairs(NamedTuple):
+    """Examples: a query and one of its positives each."""
+
+    query_ids: IntArray  # (N_pairs,) int64
+    label_ids: IntArray  # (N_pairs,) int64
+
+
+def pairs_of(positives: Rows) -> Pairs:
+    """Every (query, positive) pair, in the order of the queries."""
+    query_ids = np.repeat(np.arange(len(positives)), positives.lengths())
+    return Pairs(query_ids, positives.ids.astype(np.int64))
+
+
 class PairIndex:
-    """The pairs of some rows of positives, found by their number."""
+    """Finds pairs by their number in `pairs_of`, without a number in memory for every pair.
+
+    The pairs of query q are offsets[q] .. offsets[q + 1] - 1, so the query of a pair is found by
+    a search in the offsets, which may stay on disk. An index of bounded size holds the query of
+    every pair if there are few of them, else of every 2nd, 4th, ...: a search is between two of
+    its entries.
+    """
 
     def __init__(self, positives: Rows, *, most_entries: int = MOST_ENTRIES) -> None:
         self.positives = positives
@@ -32,7 +44,7 @@ class PairIndex:
         num_entries = -(-self.num_pairs // (1 << self.shift))
         dtype = np.int32 if len(positives) < 2**31 else np.int64
         self.first_rows: NDArray[Any] = np.empty(num_entries + 1, dtype=dtype)
-        for start, piece in pieces(self.first_rows[:-1], PIECE):
+        for start, piece in iterate_pieces(self.first_rows[:-1], PIECE):
             marks = np.arange(start, start + len(piece)) << self.shift
             piece[:] = np.searchsorted(self.offsets, marks, side="right") - 1
         self.first_rows[-1] = max(0, len(positives) - 1)

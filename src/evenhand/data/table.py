@@ -3,7 +3,7 @@
     query,label,country
     laptop sleeve 13,Laptop bags,DE
 
-Queries are normalised (see `text.normalized`); lines with the same query become one query with
+Queries are normalised (see `text.normalize`); lines with the same query become one query with
 several positives. Groups belong to lines: a query, or a (query, label) pair, that occurs with
 several groups is in each of them, and trains once. The split is by the md5 of the query, so no
 query is on two sides and a query keeps its side when the table grows.
@@ -12,14 +12,16 @@ query is on two sides and a query keeps its side when the table grows.
 import csv
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from evenhand.data.dataset import Dataset, Strings
-from evenhand.data.files import OPENERS, lines_of, plain_suffix, shown
-from evenhand.data.parts import check_fractions, part_of, parts_of_queries
-from evenhand.data.text import NgramFeaturizer, normalized
+from evenhand.data.csr import rows_from_lists
+from evenhand.data.dataset import Dataset, Part, Strings
+from evenhand.data.groups import Groups, group_pairs
+from evenhand.data.splits import PARTS, check_fractions, choose_part
+from evenhand.data.text import NgramFeaturizer, normalize
+from evenhand.data.text_files import OPENERS, plain_suffix, quote_value, read_lines
 from evenhand.errors import UserError
 
 SHOWN_COLUMNS = 20
@@ -27,6 +29,8 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 class Record(NamedTuple):
+    """A line of the table."""
+
     query: str  # normalised
     label: str
     groups: tuple[str, ...]  # one a column, empty: belongs to none
@@ -53,11 +57,11 @@ def load_table(
         note_fn: called with each sentence about what was read and what was merged.
     """
     check_fractions(test_fraction=test_fraction, validation_fraction=validation_fraction)
-    num_of = Counter(_records(path, [query_column, label_column, *group_columns]))
+    num_of = Counter(read_records(path, [query_column, label_column, *group_columns]))
     if not num_of:
         raise UserError(f"{path} has no line below its column names; add (query, label) lines")
     if note_fn is not None:
-        for note in _notes(num_of, group_columns):
+        for note in _describe(num_of, group_columns):
             note_fn(note)
     label_names = sorted({record.label for record in num_of})
     label_ids = {label: label_id for label_id, label in enumerate(label_names)}
@@ -69,9 +73,9 @@ def load_table(
             if group:
                 groups[column].setdefault((query, label_ids[label]), set()).add(group)
     featurizer = NgramFeaturizer()
-    parts = parts_of_queries(
+    parts = make_parts(
         labels_of,
-        part_fn=lambda query: part_of(
+        part_fn=lambda query: choose_part(
             query, test_fraction=test_fraction, validation_fraction=validation_fraction
         ),
         group_fns={column: groups_of.get for column, groups_of in groups.items()},
@@ -93,7 +97,46 @@ def load_table(
     )
 
 
-def _notes(num_of: Counter[Record], group_columns: Sequence[str]) -> Iterator[str]:
+def make_parts(
+    labels_of: Mapping[str, set[int]],
+    *,
+    part_fn: Callable[[str], str],
+    group_fns: Mapping[str, Callable[[tuple[str, int]], Collection[str] | None]],
+    featurizer: NgramFeaturizer,
+) -> dict[str, Part]:
+    """The parts that hold a query, of texts whose positives are known.
+
+    Args:
+        labels_of: query -> the labels that are right for it.
+        part_fn: query -> train, validation or test.
+        group_fns: group column -> the function from a (query, label) pair to its groups, if any.
+    """
+    queries: dict[str, list[str]] = {part: [] for part in PARTS}
+    for query in sorted(labels_of):
+        queries[part_fn(query)].append(query)
+    queries = {part: texts for part, texts in queries.items() if texts}
+    labels = {part: [sorted(labels_of[text]) for text in texts] for part, texts in queries.items()}
+    positives = {part: rows_from_lists(rows) for part, rows in labels.items()}
+    groups: dict[str, dict[str, Groups]] = {part: {} for part in queries}
+    for column, group_fn in group_fns.items():
+        members = {
+            part: [
+                group_fn((text, label_id)) or ()
+                for text, row in zip(texts, labels[part], strict=True)
+                for label_id in row
+            ]
+            for part, texts in queries.items()
+        }
+        names = set().union(*(names for rows in members.values() for names in rows))  # of all parts
+        for part, rows in members.items():
+            groups[part][column] = group_pairs(rows, positives[part], names)
+    return {
+        part: Part(featurizer.featurize(texts), positives[part], groups[part], Strings.pack(texts))
+        for part, texts in queries.items()
+    }
+
+
+def _describe(num_of: Counter[Record], group_columns: Sequence[str]) -> Iterator[str]:
     """What became of the lines, of which `num_of` counts those that are the same."""
     on_lines, pairs_on_lines = Counter[str](), Counter[tuple[str, str]]()
     for record, count in num_of.items():
@@ -115,14 +158,16 @@ def _notes(num_of: Counter[Record], group_columns: Sequence[str]) -> Iterator[st
         yield f"empty cells of {column}, in no group: {num_empty:,}"
 
 
-def _records(path: Path, columns: list[str]) -> Iterator[Record]:
-    """The lines of the table, with the query, the label and the groups found by column name."""
-    rows = _rows(path)
-    first = next(rows, None)
-    if first is None:
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+    """The lines of a table: `columns` names those of the query, the label and the groups."""
+    rows = _read_rows(path)
+    line_number, header = next(rows, (0, []))
+    if not header:
         raise UserError(f"{path} is empty; its first line must name the columns")
-    line_number, header = first
-    places = [_place(column, header, f"{path}, line {line_number}") for column in columns]
+    places = [_find_column(column, header, f"{path}, line {line_number}") for column in columns]
     for line_number, cells in rows:
         where = f"{path}, line {line_number}"
         if len(cells) != len(header):
@@ -131,13 +176,14 @@ def _records(path: Path, columns: list[str]) -> Iterator[Record]:
                 f"a cell that holds the separator must be quoted"
             )
         query, label, *groups = (" ".join(cells[place].split()) for place in places)
-        for column, text in ((columns[0], normalized(query)), (columns[1], label)):
+        query = normalize(query)
+        for column, text in zip(columns, (query, label), strict=False):
             if not text:
                 raise UserError(f"{where}: column {column!r} is empty; fill it or remove the line")
-        yield Record(normalized(query), label, tuple(groups))
+        yield Record(query, label, tuple(groups))
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not blank, each with the number of its last line."""
     delimiter = DELIMITERS.get(plain_suffix(path))
     if delimiter is None:
@@ -145,7 +191,8 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             f"{path}: the ending must be {' or '.join(DELIMITERS)}, optionally followed by "
             f"{', '.join(OPENERS)}; rename or convert the file"
         )
-    reader = csv.reader((line + "\n" for line in lines_of(path)), delimiter=delimiter, strict=True)
+    lines = (line + "\n" for line in read_lines(path))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
@@ -156,7 +203,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from error
 
 
-def _place(column: str, header: list[str], where: str) -> int:
+def _find_column(column: str, header: list[str], where: str) -> int:
     """Where a column stands in the header."""
     names = [name.strip() for name in header]
     if names.count(column) == 1:
@@ -165,7 +212,8 @@ def _place(column: str, header: list[str], where: str) -> int:
         raise UserError(f"{where}: two columns are called {column!r}; rename one")
     close = difflib.get_close_matches(column, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
+    more = ", ..." if len(names) > SHOWN_COLUMNS else ""
     raise UserError(
         f"{where}: there is no column {column!r}; {hint}the columns are "
-        f"{', '.join(map(shown, names[:SHOWN_COLUMNS]))}{', ...' * (len(names) > SHOWN_COLUMNS)}"
+        f"{', '.join(map(quote_value, names[:SHOWN_COLUMNS]))}{more}"
     )

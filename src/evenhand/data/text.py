@@ -1,5 +1,6 @@
 """Text to features: hashed character n-grams, many strings at once."""
 
+import dataclasses
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import Rows
+from evenhand.data.csr import Rows
 from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
 from evenhand.kernels.mix import GOLDEN64, jit_mix64
@@ -18,7 +19,7 @@ BLOCK_TEXTS = 2**16  # texts hashed at once: bounds the memory, not the result
 MAX_LENGTH = 64  # of an n-gram; every text has as many n-grams of each length as characters
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     """The form in which two spellings count as one: NFKC, case folded, white space joined."""
     if len(text) > SHORT_TEXT and not text.isascii():
         text = _stream_safe(text)
@@ -48,50 +49,46 @@ def script_of(text: str) -> str:
     return "?"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NgramFeaturizer:
     """Bags of hashed character n-grams.
 
-    A string is first `normalized` and set between two marks, so that its beginning and its end
+    A string is first normalised and set between two marks, so that its beginning and its end
     are n-grams of their own. Hashes are fixed arithmetic on code points: they are the same on
     every machine and in every process.
     """
 
-    def __init__(
-        self, *, min_length: int = 1, max_length: int = 4, num_buckets: int = 2**18
-    ) -> None:
-        if not 1 <= min_length <= max_length:
-            raise ValueError(
-                f"min_length must be between 1 and max_length ({max_length}), got {min_length}"
-            )
-        if max_length > MAX_LENGTH:
-            raise ValueError(f"max_length must be at most {MAX_LENGTH}, got {max_length}")
-        if not 1 <= num_buckets < 2**31:
-            raise ValueError(f"num_buckets must be between 1 and 2**31 - 1, got {num_buckets}")
-        self.min_length = min_length
-        self.max_length = max_length
-        self.num_buckets = num_buckets
+    min_length: int = 1
+    max_length: int = 4
+    num_buckets: int = 2**18
 
-    def settings(self) -> dict[str, int | str]:
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_length <= self.max_length:
+            raise ValueError(
+                f"min_length must be between 1 and max_length ({self.max_length}), "
+                f"got {self.min_length}"
+            )
+        if self.max_length > MAX_LENGTH:
+            raise ValueError(f"max_length must be at most {MAX_LENGTH}, got {self.max_length}")
+        if not 1 <= self.num_buckets < 2**31:
+            raise ValueError(f"num_buckets must be between 1 and 2**31 - 1, got {self.num_buckets}")
+
+    def settings(self) -> dict[str, Any]:
         """What is needed to build this featurizer again."""
-        return {
-            "kind": "ngrams",
-            "min_length": self.min_length,
-            "max_length": self.max_length,
-            "num_buckets": self.num_buckets,
-        }
+        return {"kind": "ngrams", **dataclasses.asdict(self)}
 
     def featurize(self, texts: Sequence[str]) -> Rows:
         """(N,) strings -> N rows of feature ids, every value 1."""
         counts, ids = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int32)]
         for start in range(0, len(texts), BLOCK_TEXTS):
-            block_counts, block_ids = self._hashed(texts[start : start + BLOCK_TEXTS])
+            block_counts, block_ids = self._hash(texts[start : start + BLOCK_TEXTS])
             counts.append(block_counts)
             ids.append(block_ids)
         return Rows(np.cumsum(np.concatenate(counts)), np.concatenate(ids))
 
-    def _hashed(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def _hash(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """How many n-grams each text has, and the bucket of each, text by text."""
-        marked = [f"\x02{normalized(text)}\x03" for text in texts]
+        marked = [f"\x02{normalize(text)}\x03" for text in texts]
         lengths = np.fromiter(map(len, marked), dtype=np.int64, count=len(marked))
         utf32 = "".join(marked).encode("utf-32-le", "surrogatepass")  # half a pair is no crime
         points = np.frombuffer(utf32, dtype="<u4")  # (C,)
@@ -120,11 +117,13 @@ def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
         )
     if settings.get("kind") != "ngrams":
         raise UserError(f"featurizer must be of kind 'ngrams', got {settings.get('kind')!r}")
-    lengths = {name: settings.get(name) for name in ("min_length", "max_length", "num_buckets")}
-    if not all(type(length) is int for length in lengths.values()):
-        raise UserError(f"featurizer must have three whole numbers, got {lengths}")
+    numbers: dict[str, Any] = {
+        field.name: settings.get(field.name) for field in dataclasses.fields(NgramFeaturizer)
+    }
+    if not all(type(number) is int for number in numbers.values()):
+        raise UserError(f"featurizer must have three whole numbers, got {numbers}")
     try:
-        return NgramFeaturizer(**lengths)  # type: ignore[arg-type]
+        return NgramFeaturizer(**numbers)
     except ValueError as error:
         raise UserError(f"the featurizer of the data set is damaged: {error}") from error
 

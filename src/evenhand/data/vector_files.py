@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import FloatArray
+from evenhand.data.csr import FloatArray
+from evenhand.data.npy import NpyWriter
 from evenhand.errors import UserError
 
 FORMATS = ("npy", "parquet")
@@ -61,33 +62,32 @@ def _write_npy(
     folder: Path, stem: str, blocks: Iterable[Block], shape: tuple[int, int]
 ) -> dict[str, Path]:
     """One array a file, and the names as JSON, a string a line."""
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {
+        "vectors": ("<f4", shape[1:]),
+        "ids": ("<i8", ()),
+        "biases": ("<f4", ()),
+    }
     paths: dict[str, Path] = {}
-    kinds = {"vectors": ("<f4", shape), "ids": ("<i8", shape[:1]), "biases": ("<f4", shape[:1])}
     with contextlib.ExitStack() as stack:
-        files: dict[str, BinaryIO] = {}
+        arrays: dict[str, NpyWriter] = {}
+        names: BinaryIO | None = None
         for block in blocks:
-            for holds in (name for name in (*kinds, "names") if getattr(block, name) is not None):
-                if holds not in files:
-                    ending = "names.jsonl" if holds == "names" else f"{holds}.npy"
-                    paths[holds] = folder / f"{stem}.{ending}"
-                    files[holds] = stack.enter_context(open(paths[holds], "wb"))
-                    if holds in kinds:
-                        _write_header(files[holds], *kinds[holds])
-                if block.names is not None and holds == "names":
-                    files[holds].writelines(map(_line, block.names))
-                else:
-                    rows = np.ascontiguousarray(getattr(block, holds), dtype=kinds[holds][0])
-                    files[holds].write(rows.data)
+            for holds, kind in kinds.items():
+                rows = getattr(block, holds)
+                if rows is None:
+                    continue
+                if holds not in arrays:
+                    paths[holds] = folder / f"{stem}.{holds}.npy"
+                    arrays[holds] = NpyWriter(paths[holds], *kind)
+                    stack.enter_context(contextlib.closing(arrays[holds]))
+                arrays[holds].append(rows)
+            if block.names is not None:
+                if names is None:
+                    paths["names"] = folder / f"{stem}.names.jsonl"
+                    names = stack.enter_context(open(paths["names"], "wb"))
+                for name in block.names:
+                    names.write((json.dumps(name, ensure_ascii=False) + "\n").encode())
     return paths
-
-
-def _write_header(file: BinaryIO, kind: str, shape: tuple[int, ...]) -> None:
-    header = {"descr": kind, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-
-
-def _line(name: str) -> bytes:
-    return (json.dumps(name, ensure_ascii=False) + "\n").encode()
 
 
 def _write_parquet(

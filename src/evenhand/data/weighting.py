@@ -13,14 +13,14 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import Dataset, FloatArray, Part, Rows
-from evenhand.data.scans import counted
+from evenhand.data.csr import FloatArray, Rows, count_ids
+from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 
 WEIGHTINGS = ("as-is", "unit", "tf-idf")
 
 
-def weighted(dataset: Dataset, weighting: str) -> Dataset:
+def weight_features(dataset: Dataset, weighting: str) -> Dataset:
     """The data set with its feature values weighted; the ids, and the file, stay as they are."""
     if weighting == "as-is":
         return dataset
@@ -35,19 +35,20 @@ def weighted(dataset: Dataset, weighting: str) -> Dataset:
     of_feature = np.ones(dataset.num_features, dtype=np.float32)
     if weighting == "tf-idf":
         of_feature = inverse_frequencies(train, dataset.num_features)
-    if dataset.is_read_in_blocks:  # as every batch is read: nothing of its size is held
-        parts = {
-            name: dataclasses.replace(part, feature_weights=of_feature)
-            for name, part in dataset.parts.items()
-        }
-    else:
-        parts = {name: _weighted_part(part, of_feature) for name, part in dataset.parts.items()}
+    parts = {}
+    for name, part in dataset.parts.items():
+        assert isinstance(part.features, Rows)
+        if dataset.is_read_in_blocks:  # weighted as a batch is read: nothing of its size is held
+            parts[name] = dataclasses.replace(part, feature_weights=of_feature)
+        else:
+            features = part.features.with_values(unit_values(part.features, of_feature))
+            parts[name] = dataclasses.replace(part, features=features)
     return dataclasses.replace(dataset, parts=parts)
 
 
 def inverse_frequencies(rows: Rows, num_features: int) -> FloatArray:
     """1 + log((1 + N) / (1 + n_f)) of each feature: (F,)."""
-    counts = counted(rows.ids, num_features)
+    counts = count_ids(rows.ids, num_features)
     return (1 + np.log((1 + len(rows)) / (1 + counts))).astype(np.float32)
 
 
@@ -68,10 +69,3 @@ def row_sums(rows: Rows, values: NDArray[np.float64]) -> NDArray[np.float64]:
     if len(values):
         sums[is_filled] = np.add.reduceat(values, rows.offsets[:-1][is_filled])
     return sums
-
-
-def _weighted_part(part: Part, of_feature: FloatArray) -> Part:
-    rows = part.features
-    assert isinstance(rows, Rows)
-    features = Rows(rows.offsets, rows.ids, unit_values(rows, of_feature))
-    return dataclasses.replace(part, features=features)

@@ -1,10 +1,10 @@
 """Ranks under torchrun: how they join, who is named when one is late, and how they leave.
 
 All ranks make the same calls in the same order, so the rank that has begun the fewest is the one
-the others wait for. Each tells how many it has begun, every second, through the store by which they
+the others wait for. Every second each writes how many it has begun into the store by which they
 met; a rank that has waited too long names the late one and ends, and torchrun starts all of them
-again. The store itself may be in the process that hangs (rank 0's, or the launcher's), so whoever
-waits for it is not whoever looks at the clock.
+again. That store may be in the process that hangs (rank 0's, or the launcher's), so one thread
+talks to it and another looks at the clock.
 """
 
 import contextlib
@@ -47,40 +47,31 @@ def num_restarts() -> int:
 
 
 class Pulse(NamedTuple):
-    """What a rank tells of itself."""
+    """What a rank writes about itself."""
 
     beats: int  # grows every second, as long as the process runs
     calls: int  # begun
     where: str  # host and process
 
-    @property
-    def text(self) -> str:
-        return json.dumps(self)
-
 
 class Watch:
-    """Tells of this rank in one thread, and in another ends it when it has waited too long."""
+    """Publishes the pulse of this rank, and ends the process when it has waited too long."""
 
     def __init__(
-        self,
-        ranks: ProcessRanks,
-        store: Store,
-        *,
-        timeout: float,
-        end_fn: Callable[[str], Any],
+        self, ranks: ProcessRanks, store: Store, *, timeout: float, end_fn: Callable[[str], Any]
     ) -> None:
         self.ranks, self.store, self.timeout, self.end_fn = ranks, store, timeout, end_fn
-        self.where = f"{socket.gethostname()}, process {os.getpid()}"
+        self.pause = min(1.0, timeout / 5)  # seconds between beats
         self.seen: dict[int, tuple[Pulse, float]] = {}  # each with the time it last changed
         self.answered_at = time.monotonic()  # the store
         self.is_over = threading.Event()
         self.threads = [
             threading.Thread(target=target, name=f"evenhand {name}", daemon=True)
-            for name, target in (("pulse", self._tell), ("watch", self._watch))
+            for name, target in (("pulse", self._beat), ("watch", self._watch))
         ]
 
     def start(self) -> None:
-        self._look(0)  # every rank has a pulse from here on
+        self._exchange(0)  # every rank has a pulse from here on
         for thread in self.threads:
             thread.start()
 
@@ -89,36 +80,34 @@ class Watch:
         for thread in self.threads:
             thread.join()
 
-    def _tell(self) -> None:
+    def _beat(self) -> None:
         beats = 0
-        while not self.is_over.wait(self._pause()):
+        while not self.is_over.wait(self.pause):
             beats += 1
             try:
-                self._look(beats)
-            except (RuntimeError, ValueError):  # the store is gone, and `_watch` will tell
+                self._exchange(beats)
+            except (RuntimeError, ValueError):  # the store is gone, and `_watch` will say so
                 return
 
-    def _watch(self) -> None:
-        while not self.is_over.wait(self._pause()):
-            waited = self.ranks.seconds_waiting()
-            if waited > self.timeout:
-                silence = time.monotonic() - self.answered_at
-                has_store = silence < waited / 2
-                self.end_fn(late_message(self.ranks, self.seen, waited=waited, has_store=has_store))
-                return
-
-    def _pause(self) -> float:
-        return min(1.0, self.timeout / 5)
-
-    def _look(self, beats: int) -> None:
-        pulse = Pulse(beats, self.ranks.calls, self.where)
-        self.store.set(f"pulse/{self.ranks.rank}", pulse.text)
+    def _exchange(self, beats: int) -> None:
+        """Writes the pulse of this rank and reads those of all."""
+        where = f"{socket.gethostname()}, process {os.getpid()}"
+        pulse = Pulse(beats, self.ranks.calls, where)
+        self.store.set(f"pulse/{self.ranks.rank}", json.dumps(pulse))
         names = [f"pulse/{rank}" for rank in range(self.ranks.num_ranks)]
         for rank, text in enumerate(self.store.multi_get(names)):
-            told = Pulse(*json.loads(text))
-            if rank not in self.seen or self.seen[rank][0] != told:
-                self.seen[rank] = told, time.monotonic()
+            found = Pulse(*json.loads(text))
+            if rank not in self.seen or self.seen[rank][0] != found:
+                self.seen[rank] = found, time.monotonic()
         self.answered_at = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self.is_over.wait(self.pause):
+            waited = self.ranks.seconds_waiting()
+            if waited > self.timeout:
+                has_store = time.monotonic() - self.answered_at < waited / 2
+                self.end_fn(late_message(self.ranks, self.seen, waited=waited, has_store=has_store))
+                return
 
 
 def late_message(
@@ -133,23 +122,18 @@ def late_message(
     Args:
         has_store: whether the store still answers; if not, nothing newer is known of any rank.
     """
+    waits = f"rank {ranks.rank} has waited {waited:.0f} s for"
     if not has_store and ranks.rank != 0:
-        return (
-            f"rank {ranks.rank} has waited {waited:.0f} s for rank 0 ({seen[0][0].where}), whose "
-            f"store does not answer any more"
-        )
-    others = {rank: told for rank, told in seen.items() if rank != ranks.rank}
+        return f"{waits} rank 0 ({seen[0][0].where}), whose store does not answer any more"
+    others = {rank: found for rank, found in seen.items() if rank != ranks.rank}
     fewest = min((pulse.calls for pulse, _ in others.values()), default=ranks.calls)
     late = [rank for rank, (pulse, _) in others.items() if pulse.calls == fewest < ranks.calls]
     silent = [rank for rank, (_, at) in others.items() if time.monotonic() - at > waited / 2]
     if not (late or silent):
-        return f"rank {ranks.rank} has waited {waited:.0f} s for the others, and all of them wait"
-    named = [
-        f"rank {rank} ({others[rank][0].where}), which "
-        + ("says nothing any more" if rank in silent else "still runs, but is behind")
-        for rank in silent or late
-    ]
-    return f"rank {ranks.rank} has waited {waited:.0f} s for {' and '.join(named)}"
+        return f"{waits} the others, and all of them wait"
+    state = "says nothing any more" if silent else "still runs, but is behind"
+    names = [f"rank {rank} ({others[rank][0].where}), which {state}" for rank in silent or late]
+    return f"{waits} {' and '.join(names)}"
 
 
 def _end(message: str) -> None:
@@ -169,12 +153,11 @@ def joined_ranks(device: torch.device, *, timeout: float) -> Iterator[ProcessRan
     Args:
         timeout: seconds that a rank waits for the others before it names the late one and ends.
     """
-    backend = "nccl" if device.type == "cuda" else "gloo"
     # The library's own limits come later than ours, which knows the name of the late rank.
     limit = timedelta(seconds=2 * timeout + 30)
     store, rank, num_ranks = next(rendezvous("env://", timeout=limit))
     dist.init_process_group(
-        f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend,
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("evenhand", store),
         rank=rank,
         world_size=num_ranks,

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import FloatArray, IntArray, Part, padded_rows, pairs_of
+from evenhand.data.dataset import FloatArray, IntArray, Part, pad_rows, pairs_of
 from evenhand.data.npy import check_npy_header
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, open_input
@@ -72,7 +72,7 @@ def evaluate(
     for start in range(0, len(part), batch_size):
         row_ids = np.arange(start, min(start + batch_size, len(part)))
         queries = encode_fn(row_ids)  # (B, D)
-        positive_ids = torch.from_numpy(padded_rows(part.positives, row_ids)).to(queries.device)
+        positive_ids = torch.from_numpy(pad_rows(part.positives, row_ids)).to(queries.device)
         found_ids, found_scores = index.search(queries, num_results)  # (B, R)
         check_scores(found_ids, found_scores)
         scores = index.scores_of(queries, positive_ids).float().cpu()  # (B, P)

@@ -48,8 +48,7 @@ def of_groups(name: str, groups: Groups) -> Attribute:
     attribute = nominal(name, groups.ids, conditions)
     if groups.sets is None:
         return attribute
-    ones, shape = np.ones(len(groups.sets.ids)), (len(groups.sets), len(conditions))
-    members = csr_matrix((ones, groups.sets.ids, groups.sets.offsets), shape=shape)
+    members = groups.sets.to_scipy(len(conditions))  # (sets, conditions)
     return attribute._replace(members=members.T.tocsr())  # (conditions, sets)
 
 

@@ -1,11 +1,11 @@
-"""The features of queries, from arrays of a data set to tensors that an encoder takes."""
+"""Rows of a data set as the features that an encoder takes: numpy to torch."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
-from evenhand.data.dataset import FloatArray, Part, Rows, taken_rows
+from evenhand.data.dataset import FloatArray, Part, Rows, take_rows
 from evenhand.data.weighting import unit_values
 from evenhand.models.encoders import Bags, Features
 
@@ -19,7 +19,7 @@ def chosen_features(part: Part, query_ids: np.ndarray[Any, Any]) -> Rows | Float
     """The features of chosen queries, weighted if the part says so: rows, or dense (B, F)."""
     if not isinstance(part.features, Rows):
         return np.ascontiguousarray(part.features[query_ids])
-    rows = taken_rows(part.features, query_ids)
+    rows = take_rows(part.features, query_ids)
     if part.feature_weights is not None:
         rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
     return rows
@@ -34,9 +34,5 @@ def as_tensors(features: Rows | FloatArray, *, device: torch.device) -> Features
 
 def bags_of(rows: Rows, *, device: torch.device) -> Bags:
     """CSR rows in numpy as bags in torch."""
-    values = None if rows.values is None else torch.from_numpy(rows.values).to(device)
-    return Bags(
-        torch.from_numpy(np.asarray(rows.ids, dtype=np.int64)).to(device),
-        torch.from_numpy(np.asarray(rows.offsets, dtype=np.int64)).to(device),
-        values,
-    )
+    offsets, ids, values = rows.to_torch(device)
+    return Bags(ids, offsets, values)

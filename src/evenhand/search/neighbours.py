@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows, taken_rows
+from evenhand.data.dataset import IntArray, Rows, take_rows
 from evenhand.kernels.jit import jit
 
 
@@ -95,7 +95,7 @@ def count_votes(
     shares[similarities <= 0] = 0  # an empty slot, also where the power is 0
     totals = shares.sum(axis=1, keepdims=True)
     shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
-    labels = taken_rows(positives, neighbours.ravel())  # (Q * k,) rows
+    labels = take_rows(positives, neighbours.ravel())  # (Q * k,) rows
     lengths = labels.lengths()
     queries = np.repeat(np.arange(neighbours.size) // max(1, neighbours.shape[1]), lengths)
     num_labels = int(labels.ids.max(initial=0)) + 1

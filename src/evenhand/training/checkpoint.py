@@ -96,9 +96,10 @@ class Keeper:
             self.own_group = ProcessRanks(dist.new_group(ranks, self.timeout, backend="gloo"))
         if not self.is_async:
             self._write(checkpoint, step, best_step)
+            self.wait()
             return
         self.thread = threading.Thread(
-            target=self._write_in_background,
+            target=self._write,
             args=(self._copy(checkpoint), step, best_step),
             name="evenhand checkpoint",
             daemon=True,  # a process that must end does not wait for it
@@ -185,17 +186,15 @@ class Keeper:
             },
         )
 
-    def _write_in_background(self, checkpoint: Checkpoint, step: int, best_step: int) -> None:
-        try:
-            self._write(checkpoint, step, best_step)
-        except BaseException as error:
-            self.error = error
-
     def _write(self, checkpoint: Checkpoint, step: int, best_step: int) -> None:
+        """Writes what `wait` will say went well, or raise."""
         tensors, state, tables = checkpoint
         target = step_folder(self.folder, step)
-        save_tensors(target, tensors, tables, state=state, ranks=self.own_group)
-        self.clear(step=step, best_step=best_step)
+        try:
+            save_tensors(target, tensors, tables, state=state, ranks=self.own_group)
+            self.clear(step=step, best_step=best_step)
+        except BaseException as error:
+            self.error = error
 
 
 def step_folder(folder: Path, step: int) -> Path:

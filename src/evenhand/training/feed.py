@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, padded_rows
+from evenhand.data.dataset import IntArray, Part, pad_rows
 from evenhand.data.pairs import PairIndex
 from evenhand.kernels.permutation import keys_for, permute
 from evenhand.models.encoders import Bags, Features
@@ -164,7 +164,7 @@ class PairFeed:
         if self.has_whole_queries:
             is_new = np.diff(query_ids, prepend=-1) != 0  # (B,)
             query_rows, query_ids = torch.from_numpy(np.cumsum(is_new) - 1), query_ids[is_new]
-            positives = padded_rows(self.part.positives, query_ids)  # (U, P)
+            positives = pad_rows(self.part.positives, query_ids)  # (U, P)
         elif self.masks_all_positives:
             positives = self._all_positives(query_ids, label_ids)  # (B, P)
         groups = None if self.pair_groups is None else self.pair_groups[pair_ids]
@@ -180,7 +180,7 @@ class PairFeed:
 
     def _all_positives(self, query_ids: IntArray, label_ids: IntArray) -> NDArray[np.int64]:
         """(B, P) every positive of each query; the drawn one first, as in-batch sampling needs."""
-        positives = padded_rows(self.part.positives, query_ids)
+        positives = pad_rows(self.part.positives, query_ids)
         is_drawn = positives == label_ids[:, None]  # (B, P)
         positives = np.where(is_drawn, positives[:, :1], positives)
         positives[:, 0] = label_ids
@@ -213,7 +213,7 @@ class PairOrder(NamedTuple):
     """The pairs in a random order, or in blocks.
 
     Data in memory is read in any order: an epoch is a keyed permutation of all pairs. On a disk
-    that would be a seek for every row, so data that is stored in a random order (`data.streaming`)
+    that would be a seek for every row, so data that is stored in a random order (`data.stream`)
     is read in blocks of consecutive pairs, a few megabytes each: the blocks in a random order, and
     so many of them at a time, a pool, with their pairs mixed. Where the first block begins is drawn
     as well, so that two epochs have different blocks, and every pair is as likely as any other to

@@ -119,7 +119,7 @@ class GpuStep:
     """Runs `train_step` as a CUDA graph, where `why_no_graph` is None."""
 
     def __init__(self, training: Training, plan: Plan, *, precision: torch.dtype) -> None:
-        from evenhand.kernels.gpu.clock import Clock
+        from evenhand.kernels.gpu.batches import Clock
         from evenhand.kernels.gpu.losses import kernel_loss
         from evenhand.kernels.gpu.step import MiningStep
 

@@ -3,7 +3,7 @@
 Each rank has a share of the batch's examples and a shard of every table. For a step it fetches the
 rows its share touches, and then the step is the one of `training.step`, on small tables that hold
 these rows alone, with ids renumbered. Only two things are global: the k' hardest examples, for
-which all ranks see all losses, and the gradients, which are brought to the owners of the rows.
+which all ranks see all losses, and the gradients, which are sent to the owners of the rows.
 
 So what a rank holds, sends and computes does not grow with the number of labels but for its shard.
 """

@@ -1,20 +1,53 @@
-"""Batches drawn on the device, from a data set that lies there: no host is waited for.
+"""What changes from step to step, planned on the device: the schedules, and the batches.
 
-An epoch's order is a keyed permutation of all pairs, as in `training.feed`: the batch at a
-position is the next B of it.
+A CUDA graph replays the same kernels with the same addresses. Learning rate, k', the key of the
+sample and the place of the batch are therefore planned for all steps at once and lie on the device;
+the first kernel of a step copies its own row of the plan to fixed places, and counts on. An epoch's
+order is a keyed permutation of all pairs, as in `training.feed`: a batch is the next B of it.
 """
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from evenhand.kernels.gpu.clock import Clock
 from evenhand.kernels.gpu.permutation import permute
 from evenhand.kernels.permutation import num_bits
 
 ROWS = 16  # of a program
+
+
+class Clock(NamedTuple):
+    """The plan (S,) and the present of it (1,)."""
+
+    learning_rates: Tensor  # (S,) float32
+    hard_examples: Tensor  # (S,) int32, k'
+    keys: Tensor  # (S,) int64, of the label samples
+    step_number: Tensor  # (1,) int64, of the step that is under way, from 1; 0 before the first
+    step: Tensor  # (1,) int64, the same from 0
+    learning_rate: Tensor  # (1,) float32
+    num_hard_examples: Tensor  # (1,) int32
+    key: Tensor  # (1,) int64
+
+    @staticmethod
+    def planned(learning_rates: Tensor, hard_examples: Tensor, keys: Tensor) -> "Clock":
+        device = learning_rates.device
+        step_number, step, key = torch.zeros(3, 1, dtype=torch.int64, device=device)
+        return Clock(
+            learning_rates.float(),
+            hard_examples.int(),
+            keys,
+            step_number=step_number,
+            step=step,
+            learning_rate=torch.zeros(1, device=device),
+            num_hard_examples=torch.zeros(1, dtype=torch.int32, device=device),
+            key=key,
+        )
+
+    def tick(self) -> None:
+        _tick[(1,)](*self, num_warps=1)
 
 
 class DevicePairs(NamedTuple):
@@ -40,6 +73,18 @@ def draw_batch(
         batch_size, width, BITS=num_bits(num_pairs), MASKS_ALL=masks_all_positives, ROWS=ROWS,
         WIDTH=triton.next_power_of_2(width), num_warps=1,
     )  # fmt: skip
+
+
+@triton.jit
+def _tick(
+    learning_rates, hard_examples, keys, step_number, step, learning_rate, num_hard_examples, key
+):
+    now = tl.load(step_number)  # the number of the last step is the next one, counted from 0
+    tl.store(step, now)
+    tl.store(learning_rate, tl.load(learning_rates + now))
+    tl.store(num_hard_examples, tl.load(hard_examples + now))
+    tl.store(key, tl.load(keys + now))
+    tl.store(step_number, now + 1)
 
 
 @triton.jit

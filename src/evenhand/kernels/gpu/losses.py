@@ -44,21 +44,16 @@ def kernel_loss(loss_fn: LossFn) -> KernelLoss | None:
         >>> kernel_loss(partial(losses.contrastive_loss, margin=0.3, power=2.0))
         KernelLoss(kind=4, margin=0.3, power=2.0)
     """
-    function, arguments = loss_fn, {}
-    if isinstance(loss_fn, partial):
-        function, arguments = loss_fn.func, loss_fn.keywords
-        if loss_fn.args:
-            return None
-    if function is losses.softmax_loss:
+    given = loss_fn if isinstance(loss_fn, partial) else partial(loss_fn)
+    if given.args:
+        return None
+    settings = (getattr(given.func, "__kwdefaults__", None) or {}) | given.keywords
+    if given.func is losses.softmax_loss:
         return KernelLoss(SOFTMAX.value)
-    if function is losses.contrastive_loss:
-        return KernelLoss(
-            CONTRASTIVE.value,
-            arguments.get("margin", losses.CONTRASTIVE_MARGIN),
-            arguments.get("power", losses.CONTRASTIVE_POWER),
-        )
-    if function is losses.bowl_loss:
-        kind = _MARGIN_LOSSES.get(arguments.get("margin_loss", losses.hinge))
+    if given.func is losses.contrastive_loss:
+        return KernelLoss(CONTRASTIVE.value, settings["margin"], settings["power"])
+    if given.func is losses.bowl_loss:
+        kind = _MARGIN_LOSSES.get(settings["margin_loss"])
         return None if kind is None else KernelLoss(kind)
     return None
 

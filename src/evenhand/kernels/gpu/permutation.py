@@ -35,28 +35,29 @@ def _apply(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     places = tl.load(numbers + row * width + columns, mask=columns < width, other=0)
     key, size = tl.load(keys + row), tl.load(sizes + row)
-    found = network(places, key, BITS, IS_INVERSE)
-    while tl.max((found >= size).to(tl.int32)) > 0:
-        found = tl.where(found >= size, network(found, key, BITS, IS_INVERSE), found)
+    found = walk(places, key, size, BITS, IS_INVERSE)
     tl.store(out + row * width + columns, found, mask=columns < width)
 
 
 @triton.jit
 def permute(places, key, size, BITS: tl.constexpr):
     """What stands at these places (int64) of the order of 0 .. size - 1 that belongs to `key`."""
-    numbers = network(places, key, BITS, False)
-    while tl.max((numbers >= size).to(tl.int32)) > 0:
-        numbers = tl.where(numbers >= size, network(numbers, key, BITS, False), numbers)
-    return numbers
+    return walk(places, key, size, BITS, False)
 
 
 @triton.jit
 def places_of(values, key, size, BITS: tl.constexpr):
     """At which places these stand; a value that is not in 0 .. size - 1 gives one that is."""
     values = tl.minimum(tl.maximum(values, 0), size - 1)
-    numbers = network(values, key, BITS, True)
+    return walk(values, key, size, BITS, True)
+
+
+@triton.jit
+def walk(numbers, key, size, BITS: tl.constexpr, IS_INVERSE: tl.constexpr):
+    """The network, again and again until a number is below the size."""
+    numbers = network(numbers, key, BITS, IS_INVERSE)
     while tl.max((numbers >= size).to(tl.int32)) > 0:
-        numbers = tl.where(numbers >= size, network(numbers, key, BITS, True), numbers)
+        numbers = tl.where(numbers >= size, network(numbers, key, BITS, IS_INVERSE), numbers)
     return numbers
 
 

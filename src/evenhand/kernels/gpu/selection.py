@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evenhand.kernels.gpu.clock import Clock
+from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.losses import KernelLoss, row_loss
 
 LABELS_OF_WARP, EXAMPLES_OF_WARP = 1024, 512  # compared by one warp

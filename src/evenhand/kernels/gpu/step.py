@@ -12,15 +12,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from evenhand.kernels.gpu.clock import Clock
-from evenhand.kernels.gpu.each import (
-    each_gradients,
-    is_product_cheaper,
-    pick_scores,
-    score_rows,
-    unit_table,
-)
+from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.entries import update_by_entries
+from evenhand.kernels.gpu.gather import gather_positives, gather_sample, unit_queries
 from evenhand.kernels.gpu.gradients import (
     label_gradients,
     num_splits,
@@ -28,8 +22,14 @@ from evenhand.kernels.gpu.gradients import (
     write_coefficients,
 )
 from evenhand.kernels.gpu.losses import KernelLoss
+from evenhand.kernels.gpu.own_samples import (
+    each_gradients,
+    is_product_cheaper,
+    pick_scores,
+    score_rows,
+    unit_table,
+)
 from evenhand.kernels.gpu.rows import RowTable, update_rows
-from evenhand.kernels.gpu.rows_of_batch import gather_positives, gather_sample, unit_queries
 from evenhand.kernels.gpu.selection import Kept, list_examples, select_examples, select_labels
 
 

@@ -1,4 +1,4 @@
-"""Head, torso and tail, against loops written from the paper's sentence."""
+"""Group columns; head, torso and tail against loops written from the paper's sentence."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data.groups import make_shared_groups
 
 counts_lists = st.lists(st.integers(0, 12), max_size=40)
 
@@ -71,3 +72,10 @@ def test_on_skewed_data_the_two_ways_differ_as_the_design_says():
 def test_a_negative_count_is_refused():
     with pytest.raises(ValueError, match="at least 0, got -3"):
         frequency_groups_by_labels(np.array([1, -3]))
+
+
+def test_groups_share_names_and_a_column_only_one_part_has_stays_with_it():
+    groups = make_shared_groups({"train": {"a": ["x", None]}, "test": {}, "more": {"a": ["b"]}})
+    assert groups["train"]["a"].ids.tolist() == [1, -1]
+    assert groups["train"]["a"].names == groups["more"]["a"].names == ("b", "x")
+    assert groups["test"] == {}

@@ -1,32 +1,31 @@
-"""Two parsers of the Extreme Classification text: one for speed, one for the truth.
+"""The parser of Extreme Classification text.
 
     12,7 0:0.5 31:1.25      labels 12 and 7, two features
      0:0.5                  starts with a space: no label
 
-`careful_block` is the definition of the format, and names the file, the line and the value it
-cannot accept. `quick_block` is compiled, goes byte by byte and stops before a line with anything
-it does not know; as far as it goes, both answer the same. `parsed_blocks` takes turns with them.
+`parse_line` is the definition of the format, and names the file, the line and the value it cannot
+accept. `parse_quickly` is compiled, goes byte by byte and stops before a line with anything it does
+not know; as far as it goes, both answer the same. `parse_lines` takes turns with them.
 """
 
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.files import shown
+from evenhand.data.csr import IntArray, Rows, rows_from_lists
+from evenhand.data.text_files import quote_value
 from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
 
-WHOLE_NUMBER = re.compile(rb"[0-9]+")
+WHOLE_NUMBER = re.compile(rb"[0-9]{1,4000}")
 DECIMAL_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-
-IntArray = NDArray[np.integer[Any]]
 
 
 class Header(NamedTuple):
@@ -38,61 +37,50 @@ class Header(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some rows: how many ids each has, and the ids of all of them one after the other."""
+    """The documents of some lines."""
 
-    label_counts: IntArray  # (R,) int64
-    label_ids: IntArray  # (sum of label_counts,) int32, distinct in a row
-    feature_counts: IntArray  # (R,) int64
-    feature_ids: IntArray  # (sum of feature_counts,) int32
-    values: NDArray[np.float32]  # (sum of feature_counts,)
+    positives: Rows  # ids are distinct in a row
+    features: Rows  # with values
     num_repeated_labels: int  # dropped: labels named before in the same line
 
 
-def parsed_blocks(text: bytes, header: Header, *, path: Path, first_line: int) -> Iterator[Block]:
+def parse_lines(text: bytes, header: Header, *, path: Path, first_line: int) -> Iterator[Block]:
     """The rows of whole lines, or a `UserError` at the first line that is wrong."""
     start, line_number = 0, first_line
     while start < len(text):
-        block, start = quick_block(text, start, header)
-        yield block
-        line_number += len(block.label_counts)
+        block, start = parse_quickly(text, start, header)
+        line_number += len(block.positives)
+        if len(block.positives):
+            yield block
         if start < len(text):
-            end = text.index(b"\n", start) + 1
-            yield careful_block(text[start:end], header, path=path, first_line=line_number)
-            start, line_number = end, line_number + 1
+            line, start = text[start : (end := text.index(b"\n", start))], end + 1
+            yield parse_line(line, header, where=f"{path}, line {line_number}")
+            line_number += 1
 
 
 # --- line by line -------------------------------------------------------------------------------
 
 
-def careful_block(block: bytes, header: Header, *, path: Path, first_line: int) -> Block:
-    """The rows of a block of lines, or a `UserError` at the first that is wrong."""
-    rows = [
-        _careful_row(line, header, f"{path}, line {line_number}")
-        for line_number, line in enumerate(block[:-1].split(b"\n"), start=first_line)
-    ]
-    distinct = [list(dict.fromkeys(labels)) for labels, _, _ in rows]
-    num_distinct = [len(labels) for labels in distinct]
-    return Block(
-        np.array(num_distinct, dtype=np.int64),
-        np.array([label for labels in distinct for label in labels], dtype=np.int32),
-        np.array([len(features) for _, features, _ in rows], dtype=np.int64),
-        np.array([feature for _, features, _ in rows for feature in features], dtype=np.int32),
-        np.array([value for _, _, values in rows for value in values], dtype=np.float32),
-        sum(len(labels) for labels, _, _ in rows) - sum(num_distinct),
-    )
-
-
-def _careful_row(
-    line: bytes, header: Header, where: str
-) -> tuple[list[int], list[int], list[float]]:
+def parse_line(line: bytes, header: Header, *, where: str) -> Block:
+    """The row of one line, without its newline, or a `UserError` that says where it is wrong."""
     if not line:
         raise UserError(
             f"{where}: is empty; a document without labels and features is one space, "
             f"and nothing may follow the last document"
         )
+
+    def parse_id(text: bytes, kind: str, limit: int, place: str) -> int:
+        if not WHOLE_NUMBER.fullmatch(text) or int(text) >= limit:
+            raise UserError(
+                f"{where}: {kind} id {quote_value(text)} is not a whole number from 0 to "
+                f"{limit - 1}; mend the line, or the {place} number of the header (number of "
+                f"{kind}s)"
+            )
+        return int(text)
+
     label_text, _, feature_text = line.partition(b" ")
     labels = [
-        _careful_id(item, header.num_labels, "label", "third", where)
+        parse_id(item, "label", header.num_labels, "third")
         for item in (label_text.split(b",") if label_text else [])
     ]
     features, values = [], []
@@ -100,36 +88,27 @@ def _careful_row(
         id_text, colon, value_text = item.partition(b":")
         if not colon:
             raise UserError(
-                f"{where}: {shown(item)} is not a feature; write it as id:value, "
+                f"{where}: {quote_value(item)} is not a feature; write it as id:value, "
                 f"and labels before the first space with commas between them"
             )
-        features.append(_careful_id(id_text, header.num_features, "feature", "second", where))
-        values.append(_careful_value(value_text, where))
-    return labels, features, values
-
-
-def _careful_id(text: bytes, limit: int, kind: str, place: str, where: str) -> int:
-    if not WHOLE_NUMBER.fullmatch(text) or len(text) > 4000 or int(text) >= limit:
-        raise UserError(
-            f"{where}: {kind} id {shown(text)} is not a whole number from 0 to {limit - 1}; "
-            f"mend the line, or the {place} number of the header (number of {kind}s)"
-        )
-    return int(text)
-
-
-def _careful_value(text: bytes, where: str) -> float:
-    is_number = DECIMAL_NUMBER.fullmatch(text)
-    if not is_number and not NOT_FINITE.fullmatch(text):
-        raise UserError(
-            f"{where}: feature value {shown(text)} is not a number; write it as 0.25 or 2.5e-1"
-        )
-    value = float(text)
-    if not math.isfinite(value) or abs(value) > LARGEST_FLOAT32:
-        raise UserError(
-            f"{where}: feature value {shown(text)} is not a finite 32-bit number; "
-            f"leave the feature out or scale it"
-        )
-    return value
+        features.append(parse_id(id_text, "feature", header.num_features, "second"))
+        if not DECIMAL_NUMBER.fullmatch(value_text) and not NOT_FINITE.fullmatch(value_text):
+            raise UserError(
+                f"{where}: feature value {quote_value(value_text)} is not a number; write it as "
+                f"0.25 or 2.5e-1"
+            )
+        values.append(float(value_text))
+        if not math.isfinite(values[-1]) or abs(values[-1]) > LARGEST_FLOAT32:
+            raise UserError(
+                f"{where}: feature value {quote_value(value_text)} is not a finite 32-bit number; "
+                f"leave the feature out or scale it"
+            )
+    distinct = list(dict.fromkeys(labels))
+    return Block(
+        rows_from_lists([distinct]),
+        rows_from_lists([features]).with_values(np.array(values, dtype=np.float32)),
+        len(labels) - len(distinct),
+    )
 
 
 # --- byte by byte -------------------------------------------------------------------------------
@@ -145,68 +124,70 @@ EXACT_MANTISSA = 2**53  # ... and so are mantissas up to this one: their quotien
 ERROR = 2.0**-50  # of any other product: mantissa, power and product are each off by 2**-53
 
 
-def quick_block(text: bytes, start: int, header: Header) -> tuple[Block, int]:
+def parse_quickly(text: bytes, start: int, header: Header) -> tuple[Block, int]:
     """The rows from a line's start up to the first line it does not know, and where that is."""
     if not text.endswith(b"\n"):
-        raise ValueError(f"text must be whole lines, but ends with {shown(text[-9:])}")
+        raise ValueError(f"text must be whole lines, but ends with {quote_value(text[-9:])}")
     most = len(text) - start  # bytes; an id takes 2 of them or more, a feature 4, a line 2
-    label_counts, feature_counts = np.empty((2, most // 2 + 1), dtype=np.int64)
+    label_offsets, feature_offsets = np.zeros((2, most // 2 + 2), dtype=np.int64)
     label_ids = np.empty(most // 2 + 1, dtype=np.int32)
     feature_ids = np.empty(most // 4 + 1, dtype=np.int32)
     values = np.empty(most // 4 + 1, dtype=np.float32)
-    end, num_rows, num_labels, num_features, num_repeated = _quick_rows(
+    end, num_rows, num_repeated = _parse_rows(
         np.frombuffer(text, dtype=np.uint8),
         start,
         header.num_labels,
         header.num_features,
-        label_counts,
+        label_offsets,
         label_ids,
-        feature_counts,
+        feature_offsets,
         feature_ids,
         values,
     )
+    num_labels, num_features = label_offsets[num_rows], feature_offsets[num_rows]
     block = Block(
-        label_counts[:num_rows],
-        label_ids[:num_labels],
-        feature_counts[:num_rows],
-        feature_ids[:num_features],
-        values[:num_features],
+        Rows(label_offsets[: num_rows + 1], label_ids[:num_labels]),
+        Rows(feature_offsets[: num_rows + 1], feature_ids[:num_features], values[:num_features]),
         num_repeated,
     )
     return block, end
 
 
 @jit
-def _quick_rows(
+def _parse_rows(
     text: NDArray[np.uint8],
     start: int,
     label_limit: int,
     feature_limit: int,
-    label_counts: IntArray,
+    label_offsets: IntArray,
     label_ids: IntArray,
-    feature_counts: IntArray,
+    feature_offsets: IntArray,
     feature_ids: IntArray,
     values: NDArray[np.float32],
-) -> tuple[int, int, int, int, int]:
-    num_rows = num_labels = num_features = num_repeated = 0  # of whole lines
+) -> tuple[int, int, int]:
+    """Fills in the rows of whole lines: (where it stopped, rows, repeated labels)."""
+    num_rows = num_labels = num_features = num_repeated = 0
     while start < len(text):
-        at, labels_end, num_new_repeated = _labels(text, start, label_limit, label_ids, num_labels)
+        at, labels_end, num_new_repeated = _parse_labels(
+            text, start, label_limit, label_ids, num_labels
+        )
         if at < 0:
             break
-        at, features_end = _features(text, at, feature_limit, feature_ids, values, num_features)
+        at, features_end = _parse_features(
+            text, at, feature_limit, feature_ids, values, num_features
+        )
         if at < 0 or at == start:  # an empty line is no row
             break
-        label_counts[num_rows] = labels_end - num_labels
-        feature_counts[num_rows] = features_end - num_features
         num_labels, num_features = labels_end, features_end
         num_repeated += num_new_repeated
         num_rows += 1
+        label_offsets[num_rows], feature_offsets[num_rows] = num_labels, num_features
         start = at + 1
-    return start, num_rows, num_labels, num_features, num_repeated
+    return start, num_rows, num_repeated
 
 
 @jit
-def _labels(
+def _parse_labels(
     text: NDArray[np.uint8], at: int, limit: int, ids: IntArray, count: int
 ) -> tuple[int, int, int]:
     """Adds a line's distinct labels: (where in the line they end or -1, count, repeated)."""
@@ -214,7 +195,7 @@ def _labels(
     if _byte(text, at) in (SPACE, NEWLINE):
         return at, count, 0
     while True:
-        label, at = _id(text, at, limit)
+        label, at = _parse_id(text, at, limit)
         if label < 0 or count - first == MANY_LABELS:
             return -1, count, 0
         is_new = True
@@ -231,7 +212,7 @@ def _labels(
 
 
 @jit
-def _features(
+def _parse_features(
     text: NDArray[np.uint8],
     at: int,
     limit: int,
@@ -244,10 +225,10 @@ def _features(
         at += 1
         if _byte(text, at) in (SPACE, NEWLINE):
             continue
-        feature, at = _id(text, at, limit)
+        feature, at = _parse_id(text, at, limit)
         if feature < 0 or _byte(text, at) != COLON:
             return -1, count
-        value, at = _value(text, at + 1)
+        value, at = _parse_value(text, at + 1)
         if not abs(value) <= LARGEST_FLOAT32:  # also if it is not a number
             return -1, count
         ids[count], values[count] = feature, value
@@ -256,7 +237,7 @@ def _features(
 
 
 @jit
-def _id(text: NDArray[np.uint8], at: int, limit: int) -> tuple[int, int]:
+def _parse_id(text: NDArray[np.uint8], at: int, limit: int) -> tuple[int, int]:
     """A whole number below the limit, or -1, and where it ends."""
     number, start = 0, at
     while _digit(text, at) <= 9:
@@ -268,9 +249,9 @@ def _id(text: NDArray[np.uint8], at: int, limit: int) -> tuple[int, int]:
 
 
 @jit
-def _value(text: NDArray[np.uint8], at: int) -> tuple[float, int]:
+def _parse_value(text: NDArray[np.uint8], at: int) -> tuple[float, int]:
     """A decimal number, or NaN where its 32-bit form is not certain, and where it ends."""
-    is_negative, at = _sign(text, at)
+    is_negative, at = _parse_sign(text, at)
     mantissa, power, start = 0, 0, at
     while _digit(text, at) <= 9:
         if mantissa < ENOUGH:
@@ -291,8 +272,8 @@ def _value(text: NDArray[np.uint8], at: int) -> tuple[float, int]:
     if num_digits == 0:
         return np.nan, at
     if _byte(text, at) in (LOWER_E, UPPER_E):
-        is_below_one, at = _sign(text, at + 1)
-        exponent, at = _id(text, at, MAX_POWER)
+        is_below_one, at = _parse_sign(text, at + 1)
+        exponent, at = _parse_id(text, at, MAX_POWER)
         if exponent < 0:
             return np.nan, at
         power += -exponent if is_below_one else exponent
@@ -306,7 +287,7 @@ def _value(text: NDArray[np.uint8], at: int) -> tuple[float, int]:
 
 
 @jit
-def _sign(text: NDArray[np.uint8], at: int) -> tuple[bool, int]:
+def _parse_sign(text: NDArray[np.uint8], at: int) -> tuple[bool, int]:
     """Whether a minus stands here, and where the number goes on."""
     byte = _byte(text, at)
     return byte == MINUS, at + (byte in (MINUS, PLUS))

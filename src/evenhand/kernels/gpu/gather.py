@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from evenhand.kernels.gpu.permutation import permute, places_of
+from evenhand.kernels.gpu.rows import SMALLEST_NORM
 from evenhand.kernels.permutation import num_bits
 
-SMALLEST_NORM = tl.constexpr(1e-12)
 ROWS = 2  # of a program
 
 
@@ -79,7 +79,7 @@ def _gather_sample(
     is_slot = slots < num_sampled
     key = tl.load(key_at)
     ids = permute(slots.to(tl.int64), key, num_labels, BITS)
-    units, _ = unit_rows(table, ids, is_slot, width, IS_COSINE, BLOCK)
+    units = unit_rows(table, ids, is_slot, width, IS_COSINE, BLOCK)
     columns = tl.arange(0, BLOCK)
     places = slots.to(tl.int64)[:, None] * width + columns[None, :]
     is_inside = is_slot[:, None] & (columns < width)[None, :]
@@ -98,7 +98,7 @@ def _unit_queries(
     columns = tl.arange(0, BLOCK)
     places = rows.to(tl.int64)[:, None] * width + columns[None, :]
     is_inside = is_row[:, None] & (columns < width)[None, :]
-    units, _ = unit_rows(vectors, rows.to(tl.int64), is_row, width, IS_COSINE, BLOCK)
+    units = unit_rows(vectors, rows.to(tl.int64), is_row, width, IS_COSINE, BLOCK)
     tl.store(out + places, (units * scale).to(out.dtype.element_ty), mask=is_inside)
 
 
@@ -118,9 +118,9 @@ def _gather_positives(
     places = rows.to(tl.int64)[:, None] * width + columns[None, :]
     is_inside = is_row[:, None] & (columns < width)[None, :]
 
-    queries, _ = unit_rows(vectors, rows.to(tl.int64), is_row, width, IS_COSINE, BLOCK)
+    queries = unit_rows(vectors, rows.to(tl.int64), is_row, width, IS_COSINE, BLOCK)
     queries = queries * scale
-    units, _ = unit_rows(table, labels, is_row, width, IS_COSINE, BLOCK)
+    units = unit_rows(table, labels, is_row, width, IS_COSINE, BLOCK)
     tl.store(out_units + places, units.to(out_units.dtype.element_ty), mask=is_inside)
     tl.store(out_scores + rows, tl.sum(queries * units, axis=1), mask=is_row)
 
@@ -152,13 +152,12 @@ def _gather_positives(
 
 @triton.jit
 def unit_rows(table, ids, is_row, width, IS_COSINE: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows of a table (float32), of length 1 under the cosine, and what they were divided by."""
+    """Rows of a table as float32, of length 1 under the cosine; a zero row stays zero."""
     columns = tl.arange(0, BLOCK)
     places = ids[:, None] * width + columns[None, :]
     is_inside = is_row[:, None] & (columns < width)[None, :]
     rows = tl.load(table + places, mask=is_inside, other=0.0).to(tl.float32)
-    norms = tl.full((rows.shape[0],), 1.0, tl.float32)
     if IS_COSINE:
         norms = tl.sqrt(tl.sum(rows * rows, axis=1))
-        norms = tl.where(norms <= SMALLEST_NORM, float("inf"), norms)  # a zero row stays zero
-    return rows / norms[:, None], norms
+        rows = rows / tl.where(norms <= SMALLEST_NORM, float("inf"), norms)[:, None]
+    return rows

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evenhand.kernels.gpu.gather import ROWS, unit_rows
 from evenhand.kernels.gpu.losses import KernelLoss, coefficient
 from evenhand.kernels.gpu.permutation import permute, row_key
 from evenhand.kernels.gpu.rows import through_unit
-from evenhand.kernels.gpu.rows_of_batch import ROWS, unit_rows
 from evenhand.kernels.gpu.selection import Kept, is_selected
 from evenhand.kernels.permutation import num_bits
 
@@ -72,25 +72,19 @@ def each_gradients(
     num_labels, width = table.shape
     batch_size, num_sampled = scores.shape
     block = triton.next_power_of_2(num_sampled)
-    _each_gradients[(batch_size,)](
-        table, scores, vectors, label_ids, positive_ids, key, kept.thresholds, kept.last_ties,
-        kept.row_values, kept.positive_slopes, kept.weights, kept.survivors,
-        kept.num_survivors, scratch, out, out_row_ids, out_sources, out_values, scale,
-        num_labels, num_sampled, num_hard_labels, positive_ids.shape[1], width,
-        BITS=num_bits(num_labels), IS_COSINE=is_cosine, KIND=loss.kind, MARGIN=loss.margin,
-        POWER=loss.power, BLOCK=block, WIDTH=triton.next_power_of_2(width), TILE=16,
-        KEPT=triton.next_power_of_2(num_hard_labels + 1), num_warps=4 if block <= 8192 else 8,
+    _list_entries[(batch_size,)](
+        scores, label_ids, positive_ids, key, kept.thresholds, kept.last_ties, kept.row_values,
+        kept.positive_slopes, kept.weights, kept.survivors, kept.num_survivors, scratch,
+        out_row_ids, out_sources, out_values, num_labels, num_sampled, num_hard_labels,
+        positive_ids.shape[1], BITS=num_bits(num_labels), KIND=loss.kind, MARGIN=loss.margin,
+        POWER=loss.power, BLOCK=block, KEPT=triton.next_power_of_2(num_hard_labels + 1),
+        num_warps=4 if block <= 8192 else 8,
     )  # fmt: skip
-
-
-def drawn_ids(positive_ids: Tensor, *, key: Tensor, num_labels: int, num_sampled: int) -> Tensor:
-    """(B, M) the labels that stand in the slots; for those who want to see them."""
-    out = positive_ids.new_empty(len(positive_ids), num_sampled)
-    _drawn_ids[(len(positive_ids), triton.cdiv(num_sampled, 1024))](
-        positive_ids, key, out, num_labels, num_sampled, positive_ids.shape[1],
-        BITS=num_bits(num_labels), BLOCK=1024,
+    _sum_entries[(batch_size,)](
+        table, vectors, kept.survivors, kept.num_survivors, out_row_ids, out_values, out, scale,
+        num_hard_labels + 1, width, IS_COSINE=is_cosine, WIDTH=triton.next_power_of_2(width),
+        TILE=16, num_warps=4,
     )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -120,25 +114,11 @@ def labels_at(places, positive_ids, row, step_key, num_labels, num_positives, BI
 def _unit_table(table, out, num_labels, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_labels
-    units, _ = unit_rows(table, rows, is_row, width, True, BLOCK)
+    units = unit_rows(table, rows, is_row, width, True, BLOCK)
     columns = tl.arange(0, BLOCK)
     places = rows[:, None] * width + columns[None, :]
     is_inside = is_row[:, None] & (columns < width)[None, :]
     tl.store(out + places, units.to(out.dtype.element_ty), mask=is_inside)
-
-
-@triton.jit
-def _drawn_ids(
-    positive_ids, key_at, out, num_labels, num_sampled, num_positives, BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    key = tl.load(key_at)
-    labels = labels_at(
-        slots.to(tl.int64) % num_sampled, positive_ids, row, key, num_labels, num_positives, BITS
-    )
-    tl.store(out + row * num_sampled + slots, labels, mask=slots < num_sampled)
 
 
 @triton.jit
@@ -169,7 +149,7 @@ def _score_rows(
     labels = labels_at(
         slots.to(tl.int64) % num_sampled, positive_ids, row, key, num_labels, num_positives, BITS
     )
-    units, _ = unit_rows(table, labels, is_slot, width, IS_COSINE, WIDTH)
+    units = unit_rows(table, labels, is_slot, width, IS_COSINE, WIDTH)
     dims = tl.arange(0, WIDTH)
     query = tl.load(queries + row * width + dims, mask=dims < width, other=0.0).to(tl.float32)
     scores = tl.sum(units * query[None, :], axis=1)
@@ -177,14 +157,13 @@ def _score_rows(
 
 
 @triton.jit
-def _each_gradients(
-    table, scores, vectors, label_ids, positive_ids, key_at, thresholds, last_ties, row_values,
-    positive_slopes, weights, survivors, num_survivors, scratch, out, out_row_ids, out_sources,
-    out_values, scale, num_labels, num_sampled, num_hard_labels, num_positives, width,
-    BITS: tl.constexpr, IS_COSINE: tl.constexpr, KIND: tl.constexpr, MARGIN: tl.constexpr,
-    POWER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-    KEPT: tl.constexpr,
+def _list_entries(
+    scores, label_ids, positive_ids, key_at, thresholds, last_ties, row_values, positive_slopes,
+    weights, survivors, num_survivors, scratch, out_row_ids, out_sources, out_values, num_labels,
+    num_sampled, num_hard_labels, num_positives, BITS: tl.constexpr, KIND: tl.constexpr,
+    MARGIN: tl.constexpr, POWER: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
+    """The positive and the kept labels of each survivor, with their coefficients."""
     index = tl.program_id(0)
     places = tl.arange(0, KEPT)
     is_place = places < num_hard_labels + 1
@@ -223,20 +202,29 @@ def _each_gradients(
         tl.store(out_row_ids + entries + places, tl.where(is_touching, labels, -1), mask=is_place)
         tl.store(out_sources + entries + places, row.to(tl.int32) + 0 * places, mask=is_place)
         tl.store(out_values + entries + places, slopes, mask=is_place)
-        tl.debug_barrier()
 
+
+@triton.jit
+def _sum_entries(
+    table, vectors, survivors, num_survivors, row_ids, values, out, scale, num_entries, width,
+    IS_COSINE: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The gradient by each survivor's vector: the sum over its entries of value * unit row."""
+    index = tl.program_id(0).to(tl.int64)
+    if index < tl.load(num_survivors):
+        row = tl.load(survivors + index).to(tl.int64)
         dims = tl.arange(0, WIDTH)
         is_dim = dims < width
         gradient = tl.zeros((WIDTH,), tl.float32)
-        for start in range(0, num_kept + 1, TILE):
-            tile_places = start + tl.arange(0, TILE)
-            is_inside = tile_places < num_kept + 1
-            ids = tl.load(out_row_ids + entries + tile_places, mask=is_inside, other=-1)
-            coefficients = tl.load(out_values + entries + tile_places, mask=ids >= 0, other=0.0)
-            units, _ = unit_rows(table, ids, ids >= 0, width, IS_COSINE, WIDTH)
+        for start in range(0, num_entries, TILE):
+            places = start + tl.arange(0, TILE)
+            entries = index * num_entries + places
+            ids = tl.load(row_ids + entries, mask=places < num_entries, other=-1)
+            coefficients = tl.load(values + entries, mask=ids >= 0, other=0.0)
+            units = unit_rows(table, ids, ids >= 0, width, IS_COSINE, WIDTH)
             gradient += tl.sum(coefficients[:, None] * units, axis=0)
         gradient = gradient * scale
         if IS_COSINE:
             vector = tl.load(vectors + row * width + dims, mask=is_dim, other=0.0)
             gradient = through_unit(gradient, vector.to(tl.float32))
-        tl.store(out + index.to(tl.int64) * width + dims, gradient, mask=is_dim)
+        tl.store(out + index * width + dims, gradient, mask=is_dim)

@@ -1,6 +1,5 @@
 """Public data sets by name: found in a folder in every form, fetched, verified, opened."""
 
-import dataclasses
 import gzip
 import re
 import zipfile
@@ -10,20 +9,17 @@ import pytest
 import small
 from evenhand.data import (
     PUBLIC_DATA,
+    PublicData,
     load_extreme,
     load_public_extreme,
     open_dataset,
-    public_data,
     read_extreme,
 )
 from evenhand.data.download import RemoteFile
-from evenhand.data.folders import present_files
+from evenhand.data.public_data import find_public_data, stored_files
 from evenhand.errors import UserError
 from file_server import served
 
-EXTREME = list(PUBLIC_DATA)
-IN_TWO = [name for name in EXTREME if PUBLIC_DATA[name].extreme.whole is None]
-IN_ONE = [name for name in EXTREME if PUBLIC_DATA[name].extreme.whole]
 TRAIN = "4 5 3\n0,2 1:0.5 4:1\n1 0:1\n 2:2\n2 3:0.25\n"
 TEST = "2 5 3\n1 1:1\n0 2:0.5\n"
 WHOLE = "6 5 3\n" + TRAIN.partition("\n")[2] + TEST.partition("\n")[2]
@@ -36,7 +32,7 @@ def direct(monkeypatch):
 
 def texts_of(name):
     """File name -> text, as the archive of a data set holds them."""
-    names = PUBLIC_DATA[name].extreme
+    names = PUBLIC_DATA[name]
     if names.whole is None:
         return {names.train: TRAIN, names.test: TEST}
     return {names.whole: WHOLE, names.train: "1 3\n2 1\n3 6\n4 2\n", names.test: "5 5\n6 4\n"}
@@ -67,49 +63,30 @@ def opened(name, folder):
 # --- the catalogue --------------------------------------------------------------------------------
 
 
-def test_the_promised_data_sets_are_known():
+def test_the_promised_data_sets_are_known_however_they_are_written():
     assert list(PUBLIC_DATA) == [
         "amazoncat-13k", "eurlex-4k", "wiki10-31k", "delicious", "bibtex", "amazon-670k",
         "wikilshtc-325k",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("data", PUBLIC_DATA.values(), ids=PUBLIC_DATA)
-def test_every_entry_is_whole(data):
-    assert data.licence.endswith(".")
-    assert data.citation.endswith(".")
-    assert data.page.startswith("http")
-    for file in data.files:
-        assert "/" not in file.name
-        for url in file.urls:
-            assert url.startswith(("https://", "http://"))
-            assert url.startswith("https://") or file.checksum  # http alone proves nothing
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [("Bibtex", "bibtex"), (" EURLex-4K ", "eurlex-4k"), ("WikiLSHTC", "wikilshtc-325k"),
-     ("AmazonCat", "amazoncat-13k")],
-)  # fmt: skip
-def test_names_are_found_however_they_are_written(name, found):
-    assert public_data(name).name == found
-
-
-def test_a_name_that_is_not_known():
+    assert find_public_data(" EURLex-4K ").name == "eurlex-4k"
+    assert find_public_data("WikiLSHTC").name == "wikilshtc-325k"
+    assert find_public_data("amazoncat13k").name == "amazoncat-13k"
+    for data in PUBLIC_DATA.values():
+        assert all(url.startswith("https://") for url in data.archive.urls)  # http proves nothing
     with pytest.raises(UserError, match="no public data set 'eurlex4'; did you mean 'eurlex-4k'"):
-        public_data("eurlex4")
+        find_public_data("eurlex4")
     with pytest.raises(UserError, match="no public data set 'x'; known: amazoncat-13k, eurlex-4k"):
-        public_data("x")
+        find_public_data("x")
 
 
 # --- a folder -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EXTREME)
+@pytest.mark.parametrize("name", ["amazoncat-13k", "eurlex-4k", "bibtex"])
 @pytest.mark.parametrize("where", ["flat", "own", "inner", "gz", "zip", "own zip", "inner zip"])
 def test_a_set_is_opened_by_its_name_from_every_form(tmp_path, name, where):
     data, texts = PUBLIC_DATA[name], texts_of(name)
-    inner = data.extreme.folders[0]
+    inner = data.folders[0]
     if where.endswith("zip"):
         place = {"zip": f"{inner}.zip", "own zip": f"{name}/{name}.zip", "inner zip": f"{name}.zip"}
         write_zip(tmp_path / place[where], texts, "" if where == "own zip" else f"{inner}/")
@@ -125,7 +102,7 @@ def test_a_set_is_opened_by_its_name_from_every_form(tmp_path, name, where):
     before = sorted(tmp_path.rglob("*"))
     assert_is_the_example(opened(name.upper(), tmp_path), name)
     assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
-    assert present_files(data, tmp_path)
+    assert stored_files(data, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["amazoncat-13k", "wiki10-31k", "amazon-670k"])
@@ -212,51 +189,40 @@ def test_a_member_whose_bytes_changed_is_refused(tmp_path):
 # --- one file and two lists -----------------------------------------------------------------------
 
 
-def split_error(folder, **texts):
-    names = PUBLIC_DATA["bibtex"].extreme
-    files = {names.whole: WHOLE, names.train: "1\n2\n3\n4\n", names.test: "5\n6\n"}
-    files |= {getattr(names, key): text for key, text in texts.items()}
+def open_lists(folder, train="1\n2\n3\n4\n", test="5\n6\n"):
+    names = PUBLIC_DATA["bibtex"]
+    files = {names.whole: WHOLE, names.train: train, names.test: test}
     for file_name, text in files.items():
         (folder / file_name).write_text(text)
-    with pytest.raises(UserError) as caught:
-        opened("bibtex", folder)
-    return str(caught.value)
+    return opened("bibtex", folder)
 
 
-def test_the_first_column_counts_in_the_order_of_the_list(tmp_path):
-    names = PUBLIC_DATA["bibtex"].extreme
-    for file_name, text in {
-        names.whole: WHOLE, names.train: "6 1\n1 1\n", names.test: "4 2\n",
-    }.items():  # fmt: skip
-        (tmp_path / file_name).write_text(text)
-    dataset = opened("bibtex", tmp_path)
-    assert dataset.parts["train"].positives.ids.tolist() == [0, 0, 2]
-    assert dataset.parts["test"].positives.ids.tolist() == [2]
+def test_the_first_column_counts_in_the_order_of_the_list_from_1_or_from_0(tmp_path):
+    parts = open_lists(tmp_path, "6 1\n1 1\n", "4 2\n").parts
+    assert parts["train"].positives.ids.tolist() == [0, 0, 2]
+    assert parts["test"].positives.ids.tolist() == [2]
+    parts = open_lists(tmp_path, "1\n2\n3\n5\n", "0\n4\n").parts
+    assert parts["test"].positives.ids.tolist() == [0, 2, 1]
 
 
-def test_lists_that_count_from_0(tmp_path):
-    names = PUBLIC_DATA["bibtex"].extreme
-    for file_name, text in {
-        names.whole: WHOLE, names.train: "1\n2\n3\n5\n", names.test: "0\n4\n",
-    }.items():  # fmt: skip
-        (tmp_path / file_name).write_text(text)
-    assert opened("bibtex", tmp_path).parts["test"].positives.ids.tolist() == [0, 2, 1]
-
-
-def test_lists_that_do_not_fit_are_refused_by_file_and_line(tmp_path):
-    for texts, said in [
+@pytest.mark.parametrize(
+    ("lists", "said"),
+    [
         ({"train": "1\n7\n"}, r"trSplit\.txt, line 2: document 7 is not between 1 and 6"),
         ({"train": "1\n2\n1\n"}, r"trSplit\.txt, line 3: document 1 was named before"),
         ({"test": "5\n1\n"}, r"tstSplit\.txt, line 2: document 1 was named before: .*line 1"),
         ({"test": "5\n-1\n"}, r"tstSplit\.txt, line 2: '-1' is not a document's number"),
         ({"test": "5\n\n"}, r"tstSplit\.txt, line 2: '' is not a document's number"),
         ({"test": ""}, r"tstSplit\.txt is empty"),
-    ]:
-        assert re.search(said, split_error(tmp_path, **texts)), said
+    ],
+)
+def test_lists_that_do_not_fit_are_refused_by_file_and_line(tmp_path, lists, said):
+    with pytest.raises(UserError, match=said):
+        open_lists(tmp_path, **lists)
 
 
 def test_a_validation_part_is_taken_from_the_listed_training_rows(tmp_path):
-    names, count = PUBLIC_DATA["bibtex"].extreme, 200
+    names, count = PUBLIC_DATA["bibtex"], 200
     rows = "\n".join(f"{row % 3} {row % 5}:{row + 1}" for row in range(count))
     (tmp_path / names.whole).write_text(f"{count} 5 3\n{rows}\n")
     (tmp_path / names.train).write_text("\n".join(str(row) for row in range(150, 0, -1)))
@@ -278,11 +244,10 @@ def user(tmp_path, monkeypatch, capsys):
     return lambda *words: small.run_main(capsys, *words)
 
 
-def serve(monkeypatch, name, url):
-    """The catalogue says that the first file of a data set is at this address, and no more."""
-    data = PUBLIC_DATA[name]
-    files = (RemoteFile(data.files[0].name, (url,)),)
-    monkeypatch.setitem(PUBLIC_DATA, name, dataclasses.replace(data, files=files))
+def serve(monkeypatch, url):
+    """The catalogue says that archives are at this address."""
+    archive = property(lambda data: RemoteFile(f"{data.name}.zip", (url,)))
+    monkeypatch.setattr(PublicData, "archive", archive)
 
 
 def test_list_shows_what_is_known_and_what_is_here(user, tmp_path):
@@ -301,7 +266,7 @@ def test_list_shows_what_is_known_and_what_is_here(user, tmp_path):
 def test_fetch_then_open_then_show(user, tmp_path, monkeypatch):
     write_zip(tmp_path / "served.zip", texts_of("eurlex-4k"), "Eurlex/")
     with served((tmp_path / "served.zip").read_bytes()) as (url, server):
-        serve(monkeypatch, "eurlex-4k", url)
+        serve(monkeypatch, url)
         server.cut_after = [100]
         monkeypatch.setattr("evenhand.data.download.time.sleep", lambda seconds: None)
         answer = user("data", "fetch", "EURLex-4K")
@@ -331,7 +296,7 @@ def test_fetch_of_what_is_fetched_by_hand_names_page_and_file(user):
 def test_a_failed_fetch_tells_the_way_by_hand(user, tmp_path, monkeypatch):
     with served(b"") as (url, server):
         server.content_type = "text/html"
-        serve(monkeypatch, "eurlex-4k", url)
+        serve(monkeypatch, url)
         answer = user("data", "fetch", "eurlex-4k")
     assert answer.code == 2
     assert "sends a web page instead of the file" in answer.err

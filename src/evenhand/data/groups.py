@@ -1,0 +1,156 @@
+"""Subpopulations of queries, pairs and labels: columns of groups, and how they are made."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.data.csr import IntArray, Rows, rows_from_lists, take_rows
+from evenhand.data.pairs import pairs_of
+
+# Of a list of queries: the value each has in every group column. None: belongs to no group.
+GroupValues = Mapping[str, Sequence[str | None]]
+
+FREQUENCY_NAMES = ("head", "torso", "tail")
+HEAD_PER_CENT, TORSO_PER_CENT = 66, 33
+
+
+class Groups(NamedTuple):
+    """One named column of subpopulations: which group each query, or each label, belongs to.
+
+    Groups belong to pairs: where those of one query differ, or one is in several groups, `ids` are
+    of the pairs (in the order of `pairs_of`) and name sets of groups. Labels may have sets too.
+
+    Example:
+        >>> sets = Rows(np.array([0, 1, 3]), np.array([1, 0, 1]))  # US alone; AU and US
+        >>> three_pairs = Groups(np.array([0, 1, -1]), ("AU", "US"), sets)
+        >>> [ids.tolist() for ids in memberships(three_pairs)]  # of pairs, and of groups
+        [[0, 1, 1], [1, 0, 1]]
+    """
+
+    ids: IntArray  # (N,) int32, -1: belongs to none
+    names: tuple[str, ...]
+    sets: Rows | None = None  # row i: the groups of set i, in order; None: set i is group i
+
+
+def memberships(groups: Groups) -> tuple[IntArray, IntArray]:
+    """Who belongs where: positions in `groups.ids` and group ids, (M,) and (M,)."""
+    positions = np.flatnonzero(groups.ids >= 0)
+    if groups.sets is None:
+        return positions, groups.ids[positions]
+    rows = take_rows(groups.sets, groups.ids[positions])
+    return np.repeat(positions, rows.lengths()), rows.ids
+
+
+def make_groups(values: Iterable[str | None], names: Iterable[str] | None = None) -> Groups:
+    """A group column from the value of each query or label: (N,). None belongs to no group.
+
+    `names` are those of all parts, so that an id means the same group in each of them.
+    """
+    values = list(values)
+    if names is None:
+        names = {value for value in values if value is not None}
+    names = sorted(names)
+    id_of = {name: index for index, name in enumerate(names)} | {None: -1}
+    return Groups(np.array([id_of[value] for value in values], dtype=np.int32), tuple(names))
+
+
+def make_shared_groups(values: Mapping[str, GroupValues]) -> dict[str, dict[str, Groups]]:
+    """Part -> column -> groups, where a column has the same names in every part."""
+    names: dict[str, set[str]] = {}
+    for columns in values.values():
+        for column, cells in columns.items():
+            names.setdefault(column, set()).update(cell for cell in cells if cell is not None)
+    return {
+        part: {column: make_groups(cells, names[column]) for column, cells in columns.items()}
+        for part, columns in values.items()
+    }
+
+
+def group_pairs(
+    members: Sequence[Collection[str]], positives: Rows, names: Iterable[str]
+) -> Groups:
+    """A group column from the names of the groups that each pair is in: (N_pairs,).
+
+    One id a query suffices where all its pairs are in one and the same group, or in none.
+    """
+    query_ids, names = pairs_of(positives).query_ids, sorted(names)
+    id_of = {name: index for index, name in enumerate(names)}
+    rows = [tuple(sorted(id_of[name] for name in groups)) for groups in members]
+    firsts = np.array([row[0] if row else -1 for row in rows], dtype=np.int32)  # (N_pairs,)
+    ids = np.full(len(positives), -1, dtype=np.int32)  # (N,)
+    ids[query_ids] = firsts
+    if all(len(row) <= 1 for row in rows) and (ids[query_ids] == firsts).all():
+        return Groups(ids, tuple(names))
+    sets = sorted(set(rows) - {()})
+    set_ids = {(): -1} | {row: set_id for set_id, row in enumerate(sets)}
+    ids = np.array([set_ids[row] for row in rows], dtype=np.int32)  # (N_pairs,)
+    return Groups(ids, tuple(names), rows_from_lists(sets))
+
+
+# --- head, torso and tail -------------------------------------------------------------------------
+# With two thresholds q > q', a label is *head* if its count is above q, *torso* if it is above q'
+# and not above q, and *tail* otherwise. Both functions take q and q' as the 66 % and 33 % quantiles
+# of the label frequencies; they differ in what the per cent are of:
+#
+# - over labels, the paper's text. On skewed data nearly all pairs are then head;
+# - over training pairs, a label counting as often as it occurs. Each group then holds about a third
+#   of the pairs, which is what the paper's Table 3 looks like.
+#
+# A quantile is an observed count: the smallest one such that labels with at most that many pairs
+# make up the given share. Labels never seen in training count as labels, and are always tail.
+# "Above" is strict: a label with more than a third of all pairs can leave its group empty.
+
+
+def frequency_groups_by_labels(label_counts: IntArray) -> Groups:
+    """Head, torso and tail by quantiles over labels: (L,) training pairs of each -> (L,) groups.
+
+    Example:
+        >>> groups = frequency_groups_by_labels(np.array([5, 1, 9]))
+        >>> [groups.names[group_id] for group_id in groups.ids]
+        ['torso', 'tail', 'head']
+    """
+    counts, num_labels = _count_frequencies(label_counts)
+    return _frequency_groups(label_counts, counts, num_labels)
+
+
+def frequency_groups_by_pairs(label_counts: IntArray) -> Groups:
+    """Head, torso and tail by quantiles over training pairs: (L,) pairs of each -> (L,) groups.
+
+    Example:
+        >>> groups = frequency_groups_by_pairs(np.array([4, 3, 3, 2, 2, 2, 1, 1, 1, 1]))
+        >>> [groups.names[group_id] for group_id in groups.ids[:4]]
+        ['head', 'torso', 'torso', 'tail']
+    """
+    counts, num_labels = _count_frequencies(label_counts)
+    return _frequency_groups(label_counts, counts, counts * num_labels)
+
+
+def _count_frequencies(label_counts: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The counts that occur, ascending, and how many labels have each.
+
+    What is sorted are the labels that have pairs: of many millions they are few.
+    """
+    if label_counts.min(initial=0) < 0:
+        raise ValueError(f"label_counts must be at least 0, got {label_counts.min()}")
+    counts, num_labels = np.unique(label_counts[label_counts > 0], return_counts=True)
+    num_unseen = len(label_counts) - int(num_labels.sum())
+    if num_unseen:
+        counts, num_labels = np.append(0, counts), np.append(num_unseen, num_labels)
+    return counts.astype(np.int64), num_labels.astype(np.int64)
+
+
+def _frequency_groups(label_counts: IntArray, counts: IntArray, weights: IntArray) -> Groups:
+    """Groups by the quantiles of ascending counts, each of which has a weight."""
+
+    def quantile(per_cent: int) -> int:
+        if not len(counts):
+            return 0
+        weight_up_to = np.cumsum(weights, dtype=np.int64)
+        needed = -(-weight_up_to[-1] * per_cent // 100)  # rounded up; integers: no rounding error
+        return int(counts[np.searchsorted(weight_up_to, needed)])
+
+    is_head = label_counts > quantile(HEAD_PER_CENT)  # (L,)
+    is_torso = label_counts > quantile(TORSO_PER_CENT)  # (L,) or head
+    return Groups(2 - is_torso.astype(np.int32) - is_head.astype(np.int32), FREQUENCY_NAMES)

@@ -1,0 +1,289 @@
+"""From an Extreme Classification text of any size to a data set, in bounded memory.
+
+Two passes. The first reads the text and spreads the training rows over shards: every row has a
+key, 64 bits that are a hash of a seed and of its number, and a shard is a file that takes the rows
+whose keys are in its range, as they come. The second takes one shard after the other, sorts its
+rows by their keys and appends them to the arrays of the data set. So the training rows are stored
+in a random order, and training can read them block by block (see `training.feed`). Validation and
+test rows stay in the order of their files, and are appended as they are read.
+
+The folder gets its name when it is complete. A conversion that was killed begins anew.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.data.checksums import ProgressFn, write_manifest
+from evenhand.data.csr import Rows, concatenate_rows, count_ids, take_rows
+from evenhand.data.dataset import Dataset, Part, array_path, open_dataset, write_dataset
+from evenhand.data.extreme import (
+    check_promises,
+    check_same_ids,
+    read_documents,
+    read_header,
+    read_label_names,
+)
+from evenhand.data.extreme_parser import Block, Header
+from evenhand.data.npy import NpyWriter, open_npy
+from evenhand.data.splits import PARTS, check_fractions, choose_validation_rows
+from evenhand.errors import UserError
+from evenhand.files import atomic_folder, open_input
+from evenhand.kernels.mix import GOLDEN64, mix64
+
+DEFAULT_MEMORY = 2**29
+LEAST_MEMORY = 2**20
+SHARE = 1 / 8  # of the memory: rows that wait, and a shard; either is copied while it is sorted
+MOST_SHARDS = 4096
+SAMPLE_BYTES = 2**22  # of the first rows, to tell how long all are
+BLOCK_BYTES = 2**22  # of the training part, read at once
+ARRAYS = {  # of a part
+    "positives.offsets": "<i8",
+    "positives.ids": "<i4",
+    "features.offsets": "<i8",
+    "features.ids": "<i4",
+    "features.values": "<f4",
+}
+
+
+def stream_extreme(
+    train_path: Path,
+    folder: Path,
+    *,
+    name: str,
+    test_path: Path | None = None,
+    label_names_path: Path | None = None,
+    validation_fraction: float = 0.1,
+    validation_block: int = 1,
+    seed: int = 0,
+    memory_bytes: int = DEFAULT_MEMORY,
+    progress_fn: ProgressFn = lambda what, done, total: None,
+) -> Dataset:
+    """Converts text files to a data set in a new folder, all of it or nothing.
+
+    The rows, and which of them are for validation, are those of `load_extreme`; those of the
+    training part are in a random order.
+
+    Args:
+        seed: of that order.
+        memory_bytes: about the most that is held; the result does not depend on it.
+        progress_fn: called with what is being done, the bytes done and, if known, those in all.
+    """
+    check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
+    if memory_bytes < LEAST_MEMORY:
+        raise UserError(f"memory must be at least {LEAST_MEMORY} bytes, got {memory_bytes}")
+    if folder.exists():
+        raise UserError(f"{folder} exists already; choose another folder or remove it first")
+    header = read_header(train_path)
+    if test_path is not None:
+        check_same_ids(train_path, header, test_path, read_header(test_path))
+    label_names = read_label_names(label_names_path, header.num_labels)
+    with atomic_folder(folder) as staging:
+        writers = {part: _PartWriter(staging, part) for part in PARTS}
+        with contextlib.ExitStack() as stack:
+            for writer in writers.values():
+                stack.callback(writer.close)
+            shards = _Shards(staging / "shards", train_path, header, int(SHARE * memory_bytes))
+            for first_row, block in _read_with_progress(train_path, header, progress_fn):
+                row_ids = np.arange(first_row, first_row + len(block.positives))
+                is_validation = choose_validation_rows(
+                    row_ids, fraction=validation_fraction, block=validation_block
+                )
+                writers["validation"].append(_take(block, np.flatnonzero(is_validation)))
+                is_train = np.flatnonzero(~is_validation)
+                shards.add(_take(block, is_train), row_keys(row_ids[is_train], seed))
+            for block in shards.sorted_blocks(progress_fn):
+                writers["train"].append(block)
+            train, validation = writers["train"], writers["validation"]
+            check_promises(
+                train_path,
+                header,
+                num_pairs=train.num_labels + validation.num_labels,
+                num_values=train.num_features + validation.num_features,
+            )
+            if not train.num_rows:
+                raise UserError(
+                    "no row is left to train on; use a smaller validation fraction or validation "
+                    "block"
+                )
+            if test_path is not None:
+                test_header = read_header(test_path)
+                for _, block in _read_with_progress(test_path, test_header, progress_fn):
+                    writers["test"].append(block)
+        parts = {part: writer.open() for part, writer in writers.items() if writer.num_rows}
+        num_bytes = 4 * (4 * train.num_rows + train.num_labels + 2 * train.num_features)
+        block_pairs = max(1, int(BLOCK_BYTES * train.num_labels / num_bytes))
+        parts["train"] = dataclasses.replace(parts["train"], block_pairs=block_pairs)
+        dataset = Dataset(
+            name=name,
+            num_features=header.num_features,
+            num_labels=header.num_labels,
+            parts=parts,
+            label_names=label_names,
+            train_counts=count_ids(parts["train"].positives.ids, header.num_labels),
+            is_finite=True,  # the parser lets nothing else pass
+        )
+        write_manifest(staging, write_dataset(dataset, staging), progress_fn=progress_fn)
+    return open_dataset(folder)
+
+
+def _read_with_progress(
+    path: Path, header: Header, progress_fn: ProgressFn
+) -> Iterator[tuple[int, Block]]:
+    """The documents of a file block by block, each with the number of its first row."""
+    total = path.stat().st_size if path.is_file() else None  # None: a member of an archive
+    first_row = 0
+    for block, stored_end in read_documents(path, header):
+        yield first_row, block
+        first_row += len(block.positives)
+        progress_fn(f"reading {path.name}", stored_end, total)
+
+
+def _take(block: Block, row_ids: NDArray[np.intp]) -> Block:
+    return Block(take_rows(block.positives, row_ids), take_rows(block.features, row_ids), 0)
+
+
+# --- the order of training rows -------------------------------------------------------------------
+
+
+def row_keys(row_ids: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
+    """A random number for each row, as SplitMix64 makes them: different for different rows.
+
+    Example:
+        >>> row_keys(np.arange(2), 0)
+        array([16294208416658607535,  7960286522194355700], dtype=uint64)
+    """
+    start = seed % 2**64
+    for multiplier in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):  # far apart for neighbouring seeds
+        start = ((start ^ (start >> 33)) * multiplier) % 2**64
+    start ^= start >> 33
+    return mix64((row_ids.astype(np.uint64) + np.uint64(1)) * GOLDEN64 + np.uint64(start))
+
+
+def choose_shards(keys: NDArray[np.uint64], num_shards: int) -> NDArray[np.int64]:
+    """The shard of each key: equal ranges, in the order of the keys."""
+    high = keys >> np.uint64(32)
+    return ((high * np.uint64(num_shards)) >> np.uint64(32)).astype(np.int64)
+
+
+class _Shards:
+    """A bucket sort of rows by their keys, on disk.
+
+    Args:
+        num_bytes: about what is held in memory of rows that wait, and what a shard takes there.
+    """
+
+    def __init__(self, folder: Path, path: Path, header: Header, num_bytes: int) -> None:
+        folder.mkdir()
+        self.folder, self.num_bytes = folder, num_bytes
+        rows = size = 0
+        for block, _ in read_documents(path, header):  # all are as long, about
+            rows, size = rows + len(block.positives), size + _num_bytes(block)
+            if size >= SAMPLE_BYTES:
+                break
+        expected = header.num_rows * size / max(1, rows)
+        self.num_shards = int(np.clip(np.ceil(expected / num_bytes), 1, MOST_SHARDS))
+        self.blocks: list[Block] = []  # rows that wait
+        self.keys: list[NDArray[np.uint64]] = []
+        self.num_waiting = 0  # bytes
+
+    def add(self, block: Block, keys: NDArray[np.uint64]) -> None:
+        self.blocks.append(block)
+        self.keys.append(keys)
+        self.num_waiting += _num_bytes(block)
+        if self.num_waiting > self.num_bytes:
+            self._write()
+
+    def _write(self) -> None:
+        """Appends the rows that wait to the files of their shards."""
+        positives = concatenate_rows([block.positives for block in self.blocks])
+        features = concatenate_rows([block.features for block in self.blocks])
+        keys = np.concatenate(self.keys)
+        self.blocks, self.keys, self.num_waiting = [], [], 0
+        shard_ids = choose_shards(keys, self.num_shards)
+        order = np.argsort(shard_ids, kind="stable")
+        ends = np.cumsum(np.bincount(shard_ids, minlength=self.num_shards))
+        for shard_id, rows in enumerate(np.split(order, ends[:-1])):
+            if len(rows):
+                arrays = (*take_rows(positives, rows)[:2], *take_rows(features, rows))
+                with open(self._path(shard_id), "ab") as file:
+                    for array in (keys[rows], *arrays):
+                        np.save(file, np.asarray(array), allow_pickle=False)
+
+    def sorted_blocks(self, progress_fn: ProgressFn) -> Iterator[Block]:
+        """All rows in the order of their keys, shard by shard; the files are removed on the way."""
+        if self.blocks:
+            self._write()
+        paths = [path for path in map(self._path, range(self.num_shards)) if path.exists()]
+        total, done = sum(path.stat().st_size for path in paths), 0
+        for path in paths:
+            segments: list[list[NDArray[Any]]] = []
+            with open_input(path) as file:
+                size = path.stat().st_size
+                while file.tell() < size:
+                    segments.append([np.load(file, allow_pickle=False) for _ in range(6)])
+            path.unlink()
+            keys = np.concatenate([segment[0] for segment in segments])
+            positives = concatenate_rows([Rows(*segment[1:3]) for segment in segments])
+            features = concatenate_rows([Rows(*segment[3:]) for segment in segments])
+            yield _take(Block(positives, features, 0), np.argsort(keys, kind="stable"))
+            done += size
+            progress_fn("shuffling", done, total)
+        shutil.rmtree(self.folder)
+
+    def _path(self, shard_id: int) -> Path:
+        return self.folder / f"{shard_id:04d}.rows"
+
+
+def _num_bytes(block: Block) -> int:
+    """What the arrays of a block take, with the keys of its rows."""
+    return 24 * len(block.positives) + 4 * len(block.positives.ids) + 8 * len(block.features.ids)
+
+
+# --- the arrays of a part -------------------------------------------------------------------------
+
+
+class _PartWriter:
+    """Appends rows to the arrays of a part; there are no files before the first row."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        self.paths = {name: array_path(folder, f"{part}.{name}") for name in ARRAYS}
+        self.writers: dict[str, NpyWriter] = {}
+        self.num_rows = self.num_labels = self.num_features = 0
+
+    def append(self, block: Block) -> None:
+        if not len(block.positives):
+            return
+        if not self.writers:
+            for name, dtype in ARRAYS.items():
+                self.writers[name] = NpyWriter(self.paths[name], dtype)
+                if name.endswith("offsets"):
+                    self.writers[name].append(np.zeros(1))
+        positives, features = block.positives, block.features
+        assert features.values is not None
+        self.writers["positives.offsets"].append(positives.offsets[1:] + self.num_labels)
+        self.writers["positives.ids"].append(positives.ids)
+        self.writers["features.offsets"].append(features.offsets[1:] + self.num_features)
+        self.writers["features.ids"].append(features.ids)
+        self.writers["features.values"].append(features.values)
+        self.num_rows += len(positives)
+        self.num_labels += len(positives.ids)
+        self.num_features += len(features.ids)
+
+    def close(self) -> None:
+        for writer in self.writers.values():
+            writer.close()
+
+    def open(self) -> Part:
+        """The part, memory-mapped; to be called when it is closed."""
+        arrays = [
+            open_npy(path, is_empty=self.writers[name].num_rows == 0)
+            for name, path in self.paths.items()
+        ]
+        return Part(features=Rows(*arrays[2:]), positives=Rows(*arrays[:2]))

@@ -1,0 +1,96 @@
+"""CSR rows: taken, padded, joined, as pairs, and refused where compiled code would go astray."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenhand.data import Rows, pad_rows, pairs_of, take_rows
+from evenhand.data.csr import concatenate_rows, count_ids, rows_from_lists
+from evenhand.errors import UserError
+
+lists_of_ids = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6)
+
+
+def with_values(lists):
+    rows = rows_from_lists(lists)
+    return rows.with_values(rows.ids.astype(np.float32) / 2)
+
+
+def as_lists(rows):
+    return [rows.row(index).tolist() for index in range(len(rows))]
+
+
+@given(lists_of_ids, st.data())
+def test_rows_are_taken_in_their_order_padded_with_minus_one_and_joined(lists, data):
+    chosen = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=5))
+    width = data.draw(st.one_of(st.none(), st.integers(1, 6)))
+    rows, row_ids = with_values(lists), np.array(chosen, dtype=np.int64)
+    assert as_lists(rows) == lists
+    taken = take_rows(rows, row_ids)
+    assert as_lists(taken) == [lists[i] for i in chosen]
+    assert taken.values.tolist() == [item / 2 for i in chosen for item in lists[i]]
+    padded = pad_rows(rows, row_ids, width=width)
+    longest = width or max([1, *(len(lists[i]) for i in chosen)])
+    assert padded.shape == (len(chosen), longest)
+    assert padded.tolist() == [(lists[i] + [-1] * longest)[:longest] for i in chosen]
+    joined = concatenate_rows([rows, taken, rows])
+    assert as_lists(joined) == [*lists, *as_lists(taken), *lists]
+    assert joined.values.tolist() == [*rows.values, *taken.values, *rows.values]
+    assert concatenate_rows([rows_from_lists(lists)]).values is None
+
+
+@pytest.mark.parametrize("has_values", [False, True])
+@pytest.mark.parametrize("id_dtype", [np.int32, np.int64])
+def test_many_rows_from_disk_or_memory_are_those_that_scipy_takes(tmp_path, has_values, id_dtype):
+    generator = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(generator.integers(0, 90, 3000))])
+    ids = generator.integers(0, 10**9, offsets[-1]).astype(id_dtype)
+    values = generator.random(offsets[-1], dtype=np.float32) if has_values else None
+    np.save(tmp_path / "ids.npy", ids)
+    row_ids = generator.integers(0, 3000, 500)
+    for held in (ids, np.load(tmp_path / "ids.npy", mmap_mode="r")):
+        rows = Rows(offsets, held, values)
+        taken, expected = take_rows(rows, row_ids), rows.to_scipy(10**9)[row_ids]
+        assert (taken.ids.dtype, taken.offsets.dtype) == (id_dtype, np.int64)
+        assert np.array_equal(taken.offsets, expected.indptr)
+        assert np.array_equal(taken.ids, expected.indices)
+        assert (taken.values is None) == (values is None)
+        assert values is None or np.array_equal(taken.values, expected.data)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "num_values"), [([0, 3, 2], 3), ([0, 2, 9], 3), ([-1, 2, 3], 3), ([0, 1, 3], 2)]
+)
+def test_rows_that_reach_beyond_their_ids_are_refused(offsets, num_values):
+    values = np.ones(num_values, dtype=np.float32)
+    rows = Rows(np.array(offsets), np.arange(3, dtype=np.int32), values)
+    for function in (take_rows, pad_rows):
+        with pytest.raises(UserError, match=r"row \d is said to go from .* damaged; make it again"):
+            function(rows, np.array([0, 1]))
+
+
+def test_tensors_hold_the_same_numbers():
+    rows = with_values([[1, 2], [], [3]])
+    offsets, ids, values = rows.to_torch(torch.device("cpu"))
+    assert (offsets.tolist(), ids.tolist(), values.tolist()) == (
+        [0, 2, 2, 3],
+        [1, 2, 3],
+        [0.5, 1, 1.5],
+    )
+    assert offsets.dtype == ids.dtype == torch.int64
+    assert rows_from_lists([[1]]).to_torch(torch.device("cpu"))[2] is None
+
+
+@given(lists_of_ids)
+def test_pairs_are_each_query_with_each_of_its_positives(lists):
+    query_ids, label_ids = pairs_of(rows_from_lists(lists))
+    expected = [(query, label) for query, labels in enumerate(lists) for label in labels]
+    assert list(zip(query_ids.tolist(), label_ids.tolist(), strict=True)) == expected
+
+
+def test_ids_beyond_the_last_are_not_counted_but_refused():
+    assert count_ids(np.array([0, 2, 2]), 4).tolist() == [1, 0, 2, 0]
+    with pytest.raises(UserError, match=r"an id is 4 where there are 4: .* make it again"):
+        count_ids(np.array([0, 4]), 4)

@@ -16,7 +16,7 @@ from evenhand.build import check_all_ids
 from evenhand.config import build_config, read_settings, with_assignments
 from evenhand.data.dataset import open_dataset
 from evenhand.data.extreme import _read_groups
-from evenhand.data.public_data import _list_members
+from evenhand.data.public_data import check_archive
 from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalize
 from evenhand.errors import UserError
 from evenhand.evaluation import load_outcome
@@ -173,7 +173,7 @@ def test_a_zip_archive_that_zipfile_cannot_read_is_refused(tmp_path, change):
     data = TARGETS["zip"].seeds[2]
     assert change[0] in data
     with pytest.raises(UserError, match="not a whole"):
-        _list_members(written(tmp_path, "a.zip", data.replace(*change)))
+        check_archive(written(tmp_path, "a.zip", data.replace(*change)))
 
 
 def test_a_file_that_is_an_array_alone_is_no_evaluation(tmp_path):

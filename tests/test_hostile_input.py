@@ -131,7 +131,6 @@ def test_files_beside_ours_may_have_any_name(copy, capsys):
     ("encoding", "words"),
     [
         ("latin-1", ["--help"]),
-        ("ascii", ["train", "--help"]),
         ("ascii", ["search", "runs/a", "badoki"]),
     ],
 )

@@ -143,7 +143,6 @@ MAY_READ = {
     "config.py": "files of the package",
     "data/npy.py": "after open_input of the same file",
     "data/text_files.py": "after check_is_file",
-    "data/public_data.py": "archives that are files",
     "data/download.py": "the network",
     "data/stream.py": "from what open_input opened",
     "data/vector_files.py": "what was just written",

@@ -35,7 +35,7 @@ OK, SLOW, MISSING, BROKEN = "ok", "slow", "missing", "broken"
 COLOURS = {OK: "green", SLOW: "yellow", MISSING: "dim", BROKEN: "bold red"}
 NEEDED = {  # as in pyproject.toml
     "torch": "2.11", "numba": "0.60", "numpy": "1.26", "rich": "13", "safetensors": "0.4",
-    "scipy": "1.11", "filelock": "3.30", "typer": "0.20",
+    "scipy": "1.11", "filelock": "3.30", "typer": "0.20", "jinja2": "3.1",
 }  # fmt: skip
 CGROUP, SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")
 TEST_SECONDS = 40.0  # importing torch alone may take several

@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant("losses.py", "[positive_scores.unsqueeze(-1), negative_scores]", "[negative_scores]"),
     Mutant("losses.py", "_power(1 - positive", "_power(1 + positive", "contrastive"),
     Mutant("losses.py", "_power(scores - margin", "_power(scores + margin", "contrastive"),
-    Mutant("losses.py", "margin: float = 0.3", "margin: float = 0.0", "default"),
+    Mutant("losses.py", "_POWER = 0.3, 2.0", "_POWER = 0.0, 2.0", "default"),
     Mutant("losses.py", "not -1 <= margin", "not -1 < margin", "outermost"),
     Mutant("losses.py", "not power >= 1", "not power > 1", "contrastive"),
     Mutant("losses.py", "else F.relu(distances) **", "else distances.abs() **", "contrastive"),

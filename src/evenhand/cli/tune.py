@@ -119,7 +119,7 @@ def _begin_search(
     from evenhand.tuning.search import begin_search, plan_search, without_test
 
     config = read_config(flags)
-    if flags.smallest_share is not None or flags.smallest_group is not None:
+    if flags.smallest is not None:
         given = {**given, "advised": config.mining.num_hard_examples}
     dataset = without_test(open_data(config.data, console))
     folder = run or Path(f"runs/{dataset.name}-tune")

@@ -1,4 +1,4 @@
-"""A search: its plan, the folder that remembers it, its trials, and the command `evenhand tune`.
+"""A search: its plan, the folder that remembers it, and its trials.
 
 base.toml       the settings that every trial starts from
 tuning.json     the search; its trials and their figures; the chosen one

@@ -82,7 +82,8 @@ def test_the_precision_of_tables_and_steps_on_a_cpu(dataset):
     for precision in ("mixed", "float32"):
         parts = built(dataset, training__precision=precision)
         chosen = parts.choose_step()
-        assert (chosen.kind, chosen.reason, chosen.describe()) == ("eager", None, "eager step")
+        assert (chosen.kind, chosen.reason) == ("eager", None)
+        assert chosen.describe() == "training step: eager"
         assert parts.training.model.label_table.dtype == torch.float32
     parts = built(dataset, training__precision="bfloat16")
     assert parts.training.model.label_table.dtype == torch.bfloat16

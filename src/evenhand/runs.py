@@ -209,7 +209,7 @@ def _train_model(
         rewind_metrics(metrics_path, step=training.step)
     for warning in warnings:
         console.print(f"evenhand: {warning}", markup=False)
-    console.print(f"{title}: {chosen.describe()}", markup=False)
+    console.print(chosen.describe(), markup=False)
     has_validation = "validation" in dataset.parts and built.plan.evaluate_every > 0
     began, began_at = time.monotonic(), training.step
     keeper = Keeper(

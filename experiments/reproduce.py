@@ -21,8 +21,7 @@ from rich.console import Console
 from evenhand.data import Dataset
 from evenhand.errors import StoppedError, UserError
 from evenhand.faults import STOPPED, guard
-from evenhand.files import read_json, write_json
-from evenhand.locking import locked
+from evenhand.files import locked, read_json, write_json
 from evenhand.progress import PipedConsole, stop_requested
 from experiments.imbalanced_images import fixture, load_images
 from experiments.output_folder import claim, digest_of

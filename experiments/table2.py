@@ -93,7 +93,7 @@ def chosen_rates(path: Path, names: Sequence[str]) -> dict[str, float]:
     try:
         rates = {choice["name"]: choice["learning_rate"] for choice in read_json(path)["chosen"]}
         for name in names:
-            check_positive(name, learning_rate=to_type("learning_rate", rates[name], float))
+            check_positive(f"{name}.learning_rate", to_type("learning_rate", rates[name], float))
     except (KeyError, TypeError, UserError) as error:  # JSON, but not what `tune` wrote
         raise UserError(
             f"{path} does not hold the learning rates of this table ({error}); remove it, and "

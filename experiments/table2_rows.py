@@ -56,10 +56,8 @@ class Row:
         check_choice("row.precision", self.precision, PRECISIONS)
         check_choice("row.stem", self.stem, list(STEMS))
         check_choice("row.schedule", self.schedule, SCHEDULES)
-        check_positive(
-            "row", batch_size=self.batch_size, learning_rate=self.learning_rate,
-            num_steps=self.num_steps, tuning_steps=self.tuning_steps,
-        )  # fmt: skip
+        for name in ("batch_size", "learning_rate", "num_steps", "tuning_steps"):
+            check_positive(f"row.{name}", getattr(self, name))
         tail, classes = set(self.tail_classes), set(range(NUM_CLASSES))
         is_lenet = self.model == "lenet"
         for name, is_right, wanted in (

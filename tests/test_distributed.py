@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from evenhand.cli.ranks import without_flags
+from evenhand.cli.train import without_flags
 from evenhand.distributed.exchange import RowExchange, places_among, sorted_distinct_ids
 from evenhand.distributed.processes import Pulse, late_message, num_launched, num_restarts
 from evenhand.distributed.shards import Shards, share_of, share_sizes

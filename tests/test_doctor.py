@@ -176,9 +176,9 @@ def test_a_self_test_runs_in_a_child_whose_crash_or_hang_is_only_reported():
         "raise SystemExit(3)": "it ended with 3",
         "import time; time.sleep(60)": "no answer in 1 s",
     }.items():
-        finding = run_python(["-c", code], timeout=1 if "sleep" in code else 30)
-        assert finding == Finding(BROKEN, sentence)
-        checked(doctor.with_remedy(finding, "mend it"), BROKEN)
+        timeout = 1 if "sleep" in code else 30
+        finding = run_python(["-c", code], timeout=timeout, remedy="mend it")
+        assert finding == Finding(BROKEN, sentence, "mend it")
 
 
 def test_loops_and_kernels_that_compute_something_else_are_found(monkeypatch):
@@ -193,7 +193,7 @@ def test_loops_and_kernels_that_compute_something_else_are_found(monkeypatch):
     monkeypatch.setattr(bags, "bag_vectors", lambda *tensors, out: out.fill_(1.0))
     with pytest.raises(SystemExit, match="a kernel answers"):
         doctor.try_kernels()
-    good, bad = Finding(OK, "fine"), Finding(BROKEN, "no compiler")
+    good, bad = Finding(OK, "fine"), Finding(BROKEN, "no compiler", "mend it")
     for has_gpu, trial, state in ((True, bad, BROKEN), (False, bad, MISSING), (True, good, OK)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         checked(doctor.check_kernels(trial), state)

@@ -12,7 +12,7 @@ import pytest
 from evenhand.data import download
 from evenhand.data.download import Checksum, RemoteFile, check_file, fetch
 from evenhand.errors import UserError
-from evenhand.locking import locked_file
+from evenhand.files import locked_file
 from file_server import served
 
 BODY = np.random.default_rng(0).bytes(300_000)

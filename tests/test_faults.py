@@ -85,19 +85,21 @@ def test_the_largest_parts_of_a_run_and_the_settings_that_make_them_so():
     dataset = small.text_dataset()  # 60 labels, 512 features
 
     def first(**changes):
-        part = large_parts(small.config("data", **changes), dataset)[0]
-        return part.what, part.rows, part.columns, part.num_bytes, part.remedy
+        return large_parts(small.config("data", **changes), dataset)[0]
 
-    width = "model.embedding_dim"
-    assert first() == ("the feature vectors", 512, 8, 512 * 8 * 2 * 4, width)
+    words = "the feature vectors (512 x 8, 32.0 kiB, with the optimiser's)"
+    assert first() == (512 * 8 * 2 * 4, words, "model.embedding_dim")
     scores = first(mining__batch_size=4000, mining__num_sampled_labels=59)
-    assert scores[:4] == ("the scores of a step", 4000, 59, 4000 * 59 * 4)
-    assert "num_sampled_labels" in scores[4]
+    assert scores[:2] == (4000 * 59 * 4, "the scores of a step (4,000 x 59, 921.9 kiB)")
+    assert "num_sampled_labels" in scores[2]
     whole = first(mining__method="sgd", mining__batch_size=4000)
-    assert whole[:3] == ("the scores of a step", 4000, 60)
-    assert "samples labels" in whole[4]
+    assert whole[1].startswith("the scores of a step (4,000 x 60, ")
+    assert "samples labels" in whole[2]
     dense = large_parts(small.config("data", model__embedding_dim=500), small.dense_dataset())
-    assert [part.what for part in dense] == ["the label vectors", "the scores of a step"]
+    assert [words.split(" (")[0] for _, words, _ in dense] == [
+        "the label vectors",
+        "the scores of a step",
+    ]
 
 
 def test_only_memory_is_renamed():

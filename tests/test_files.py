@@ -1,14 +1,22 @@
-"""A file is the old one or the new one, whatever happens between."""
+"""A file is the old one or the new one, and one process at a time writes into a folder."""
 
 import errno
+import fcntl
+import json
 import os
+import platform
+import signal
 import stat
+import subprocess
+import sys
 
 import pytest
 
+import small
 from evenhand import files
+from evenhand.data import save_dataset
 from evenhand.errors import UserError
-from evenhand.files import atomic_path, read_json, write_json, write_text
+from evenhand.files import atomic_folder, atomic_path, locked, read_json, write_json, write_text
 
 
 def names(folder):
@@ -111,3 +119,198 @@ def test_json_that_is_absent_or_damaged_is_named(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=r"a\.json is damaged"):
             read_json(path)
+
+
+# --- folders made whole ---------------------------------------------------------------------------
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path):
+    with pytest.raises(RuntimeError, match="a bug"), atomic_folder(tmp_path / "a"):
+        raise RuntimeError("a bug")
+    assert not list(tmp_path.iterdir())
+    with atomic_folder(tmp_path / "a") as staging:
+        write_text(staging / "b/c.txt", "x")
+        assert not (tmp_path / "a").exists()
+    assert small.bytes_of(tmp_path) == {"a/b/c.txt": b"x"}
+
+
+def test_all_of_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    events, real_sync, real_rename = [], files.sync, os.rename
+    monkeypatch.setattr(files, "sync", lambda path: (events.append(path.name), real_sync(path)))
+    monkeypatch.setattr(os, "rename", lambda *p: (events.append("rename"), real_rename(*p)))
+    with atomic_folder(tmp_path / "a") as staging:
+        (staging / "b").mkdir()
+        (staging / "b/c").touch()
+    assert events == ["c", "b", staging.name, "rename", tmp_path.name]
+
+
+def test_two_that_make_one_folder(tmp_path):
+    with atomic_folder(tmp_path / "a"):
+        pid = rf"a is in use by process {os.getpid()}"
+        with pytest.raises(UserError, match=pid), atomic_folder(tmp_path / "a"):
+            pass
+    with pytest.raises(UserError, match="exists already"), atomic_folder(tmp_path / "a"):
+        pass
+
+
+def test_what_a_killed_maker_left_goes_and_what_a_running_one_has_stays(tmp_path):
+    running = os.getppid()
+    for pid in (2**31 - 1, running):
+        (tmp_path / f".a.{pid}.partial").mkdir()
+    (tmp_path / f".ab.{2**31 - 1}.partial").touch()
+    with atomic_folder(tmp_path / "a"):
+        pass
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"a", f".a.{running}.partial", f".ab.{2**31 - 1}.partial"}
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from evenhand.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=small.ENVIRONMENT,
+    )
+    with process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_folder_that_is_held_is_refused_with_the_holder_and_kill_9_frees_it(holder, tmp_path):
+    with pytest.raises(UserError) as caught, locked(tmp_path / "run"):
+        pass
+    sentence = str(caught.value)
+    assert f"run is in use by process {holder.pid} on {platform.node()} (since 20" in sentence
+    assert "wait for it or stop it" in sentence
+    assert holder.poll() is None
+    holder.kill()
+    holder.wait()
+    assert (tmp_path / "run/.lock").exists()  # left behind, and without meaning
+    with locked(tmp_path / "run"):
+        assert json.loads((tmp_path / "run/.lock").read_text("utf-8"))["pid"] == os.getpid()
+    assert not (tmp_path / "run/.lock").exists()
+
+
+def test_it_is_free_after_the_block_and_after_an_error(tmp_path):
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a bug"), locked(tmp_path):
+            raise RuntimeError("a bug")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_that_was_removed_between_opening_and_locking_does_not_count(tmp_path, monkeypatch):
+    real, calls = fcntl.flock, []
+
+    def flock(handle, how):
+        calls.append(handle)
+        real(handle, how)
+        if len(calls) == 1:  # the last holder goes, and takes the file along
+            (tmp_path / ".lock").unlink()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path):
+        assert len(calls) == 2
+        assert (tmp_path / ".lock").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capsys, number):
+    def flock(handle, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path), locked(tmp_path):
+        pass
+    assert capsys.readouterr().err.count("without locks") == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_holder_that_has_not_signed_yet_and_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / ".lock").write_text("")
+    with open(tmp_path / ".lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="in use by another process"), locked(tmp_path):
+            pass
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file could not be made"), locked(tmp_path / "file"):
+        pass
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("locking")
+    save_dataset(small.text_dataset(), folder / "data")
+    long = {"training__num_steps": 10**6, "training__evaluate_every": 0}
+    small.settings_file(folder / "long.toml", "data", **long, training__checkpoint_every=20)
+    small.settings_file(folder / "quick.toml", "data", training__num_steps=20)
+    return folder
+
+
+def test_a_second_train_in_the_same_folder_is_refused_and_the_first_goes_on(home):
+    process = small.start(home, "train", "long.toml", "--run", "runs/one")
+    try:
+        small.wait_for(lambda: small.last_step(home / "runs/one") > 40)
+        answer = small.run(home, "train", "--resume", "--run", "runs/one")
+        assert f"runs/one is in use by process {process.pid} on" in answer.sentence
+        again = small.run(home, "train", "long.toml", "--run", "runs/one")
+        assert "runs/one exists already" in again.sentence
+        step = small.last_step(home / "runs/one")
+        small.wait_for(lambda: small.last_step(home / "runs/one") > step + 40)
+    finally:
+        process.kill(signal.SIGKILL)
+        process.wait()
+    step = small.last_step(home / "runs/one")
+    again = small.start(home, "train", "--resume", "--run", "runs/one")
+    small.wait_for(lambda: small.last_step(home / "runs/one") > step + 20)
+    again.kill(signal.SIGTERM)
+    assert again.wait().code == 130
+
+
+def test_a_run_that_trains_can_be_read(home):
+    assert small.run(home, "train", "quick.toml", "--run", "runs/read").code == 0
+    with locked(home / "runs/read"):
+        for words in (
+            ["search", "runs/read", "wel"],
+            ["report", "runs/read"],
+            ["evaluate", "runs/read"],
+            ["compare", "runs/read", "runs/read"],
+        ):
+            answer = small.run(home, *words)
+            assert answer.code == 0, answer.err
+
+
+def test_other_writers_are_refused_in_a_folder_in_use(home, tmp_path):
+    assert small.run(home, "tune", "quick.toml", "--run", "runs/tune", "--trials", "2").code == 0
+    (tmp_path / "x.csv").write_text(
+        "query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50))
+    )
+    before = small.bytes_of(home / "runs/tune")
+    for folder, words in (
+        ("runs/tune", ["tune", "--resume", "--run", "runs/tune", "--trials", "3"]),
+        ("runs/kept", ["demo", "--run", "runs/kept"]),
+    ):
+        with locked(home / folder):
+            answer = small.run(home, *words)
+        assert f"{folder} is in use by process {os.getpid()}" in answer.sentence
+    assert small.bytes_of(home / "runs/tune") == before
+    with atomic_folder(home / "made"):
+        answer = small.run(home, "data", "table", tmp_path / "x.csv", "--out", "made")
+    assert f"made is in use by process {os.getpid()}" in answer.sentence

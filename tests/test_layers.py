@@ -26,7 +26,7 @@ LAYERS = {
     "settings": ["config", "faults", "progress"],
     "system": ["distributed", "evaluation", "search", "store", "training"],
     "parts": ["data", "models", "theory"],
-    "plain": ["errors", "files", "locking", "version"],  # for anything above the core
+    "plain": ["errors", "files", "version"],  # for anything above the core
     "core": ["kernels", "losses", "methods", "metrics", "mining", "objective", "risk", "sampling"],
 }  # fmt: skip
 ORDER = list(LAYERS)

@@ -31,10 +31,9 @@ WHOLE = {"atomic_path", "atomic_folder"}  # what is written within a block of th
 ALLOWED = {
     ("files.py", "os.replace"): (1, "atomic_path itself"),
     ("files.py", "rename"): (1, "atomic_folder itself"),
-    ("files.py", "mkdir"): (2, "the folder of a file, and atomic_folder's temporary one"),
+    ("files.py", "mkdir"): (3, "of a file, of a lock, and atomic_folder's temporary one"),
     ("files.py", "os.open"): (1, "for fsync, to read"),
-    ("locking.py", "write_text"): (1, "who holds a lock; half of that is nobody's loss"),
-    ("locking.py", "mkdir"): (1, "a folder that is locked before anything is in it"),
+    ("files.py", "write_text"): (1, "who holds a lock; half of that is nobody's loss"),
     ("faults.py", "os.open"): (1, "/dev/null"),
     ("data/dataset.py", "open"): (2, "called within atomic_folder, which syncs all"),
     ("data/dataset.py", "np.save"): (1, "the same"),
@@ -136,8 +135,7 @@ READS_BY_FULL_NAME = {"open", "np.load", "gzip.open", "tarfile.open"}
 # A pipe or a device in place of a file would be waited for, or read, without end: all others open
 # by `open_input`, `read_text` or `read_json` of evenhand.files.
 MAY_READ = {
-    "files.py": "open_input itself",
-    "locking.py": "checked there; evenhand.files needs it",
+    "files.py": "open_input itself, and who holds a lock, checked there",
     "doctor.py": "files of the system",
     "evaluation/outcome.py": "from what open_input opened",
     "config.py": "files of the package",

@@ -19,7 +19,7 @@ from evenhand.data.splits import choose_part
 from evenhand.data.stream import choose_shards, row_keys, stream_extreme
 from evenhand.data.text_files import read_blocks
 from evenhand.errors import UserError
-from evenhand.locking import locked_file
+from evenhand.files import locked_file
 
 NUM_FEATURES, NUM_LABELS = 50, 20
 

@@ -11,33 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from evenhand import losses
 from evenhand.data.weighting import WEIGHTINGS
 from evenhand.errors import UserError
 from evenhand.files import read_text
-from evenhand.losses import (
-    CONTRASTIVE_MARGIN,
-    LossFn,
-    averaged_loss,
-    bowl_loss,
-    contrastive_loss,
-    crammer_singer_loss,
-    exponential,
-    hinge,
-    logistic,
-    softmax_loss,
-    squared_hinge,
-)
 from evenhand.methods import METHODS, Method
 
 T = TypeVar("T")
 
 MARGIN_LOSSES = {
-    "hinge": hinge,
-    "squared-hinge": squared_hinge,
-    "logistic": logistic,
-    "exponential": exponential,
+    "hinge": losses.hinge,
+    "squared-hinge": losses.squared_hinge,
+    "logistic": losses.logistic,
+    "exponential": losses.exponential,
 }
 LOSSES = ("contrastive", "softmax", "bowl", "crammer-singer", "averaged")
 SAMPLERS = ("uniform", "frequency", "log-uniform", "in-batch", "mixed")
@@ -59,41 +47,57 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
 
-def check_positive(section: str, **numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value > 0:
-            raise UserError(f"{section}.{name} must be above 0, got {value}")
+def check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise UserError(f"{name} must be above 0, got {value}")
 
 
-def check_not_negative(section: str, **numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value >= 0:
-            raise UserError(f"{section}.{name} must be at least 0, got {value}")
-
-
-def check_between(
-    name: str, value: float, low: float, high: float, *, high_name: str = "{}"
+def check_range(
+    name: str, value: float, low: float, high: float = math.inf, *, high_name: str = "{}"
 ) -> None:
     """Refuses a value outside of [low, high]; `high_name` says what the upper end is."""
     if not low <= value <= high:
-        raise UserError(f"{name} must be between {low} and {high_name.format(high)}, got {value}")
+        to_high = f"between {low} and {high_name.format(high)}"
+        wanted = f"at least {low}" if high == math.inf else to_high
+        raise UserError(f"{name} must be {wanted}, got {value}")
+
+
+# Types that carry the checks of their values.
+Count = Annotated[int, check_positive]
+CountOrNone = Annotated[int, partial(check_range, low=0)]  # 0: none
+Positive = Annotated[float, check_positive]
+NotNegative = Annotated[float, partial(check_range, low=0)]
+Share = Annotated[float, partial(check_range, low=0, high=1)]
+
+
+@cache
+def _type_hints(cls: Any, *, include_extras: bool = False) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=include_extras)
 
 
 # --- the sections ---------------------------------------------------------------------------------
 
 
+class Section:
+    """Applies the checks of the types of its fields; `MiningConfig` is the section "mining"."""
+
+    def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Config").lower()
+        for key, kind in _type_hints(type(self), include_extras=True).items():  # type: ignore[arg-type]
+            for check_fn in getattr(kind, "__metadata__", ()):
+                check_fn(f"{section}.{key}", getattr(self, key))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section):
     """What to train on: `places`, or the folder of a data set made by `evenhand data`."""
 
     dataset: str = "places"
     min_population: int = 15000  # of the cities in `places`: 500, 1000, 5000 or 15000
-    num_buckets: int = 2**18  # n-grams of a name are hashed into so many features
-    weighting: str = "as-is"  # of feature values: or "unit" (rows of length 1), or "tf-idf"
-
-    def __post_init__(self) -> None:
-        check_between("data.num_buckets", self.num_buckets, 1, 2**31 - 1)
-        check_choice("data.weighting", self.weighting, WEIGHTINGS)
+    # n-grams of a name are hashed into so many features
+    num_buckets: Annotated[int, partial(check_range, low=1, high=2**31 - 1)] = 2**18
+    # of feature values: or "unit" (rows of length 1), or "tf-idf"
+    weighting: Annotated[str, partial(check_choice, choices=WEIGHTINGS)] = "as-is"
 
     @property
     def folder(self) -> Path:
@@ -104,125 +108,108 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    embedding_dim: int = 256
-    similarity: str = "cosine"  # or "dot"
-    scale: float = 1.0  # of the scores
+class ModelConfig(Section):
+    embedding_dim: Count = 256
+    similarity: Annotated[str, partial(check_choice, choices=("cosine", "dot"))] = "cosine"
+    scale: Positive = 1.0  # of the scores
     label_bias: bool = False  # only with "dot"
     hidden_widths: tuple[int, ...] = ()  # of the perceptron for dense features
 
     def __post_init__(self) -> None:
-        check_positive("model", embedding_dim=self.embedding_dim, scale=self.scale)
-        check_choice("model.similarity", self.similarity, ("cosine", "dot"))
+        super().__post_init__()
         for width in self.hidden_widths:
-            check_positive("model", hidden_widths=width)
+            check_positive("model.hidden_widths", width)
         if self.label_bias and self.similarity == "cosine":
             raise UserError('model.label_bias goes with model.similarity = "dot"')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    name: str = "contrastive"
-    margin: float = CONTRASTIVE_MARGIN  # contrastive: negatives cost above it
-    power: float = 1.0  # contrastive; the function of that name takes the paper's 2
-    margin_loss: str = "hinge"  # bowl, crammer-singer, averaged
+class LossConfig(Section):
+    name: Annotated[str, partial(check_choice, choices=LOSSES)] = "contrastive"
+    # contrastive: negatives cost above it
+    margin: Annotated[float, partial(check_range, low=-1, high=1)] = losses.CONTRASTIVE_MARGIN
+    # contrastive; the function of that name takes the paper's 2
+    power: Annotated[float, partial(check_range, low=1)] = 1.0
+    # bowl, crammer-singer, averaged
+    margin_loss: Annotated[str, partial(check_choice, choices=tuple(MARGIN_LOSSES))] = "hinge"
     log_q: bool = False  # softmax: correct for how often a label is drawn
 
     def __post_init__(self) -> None:
-        check_choice("loss.name", self.name, LOSSES)
-        check_choice("loss.margin_loss", self.margin_loss, tuple(MARGIN_LOSSES))
-        check_between("loss.margin", self.margin, -1, 1)
-        if not self.power >= 1:
-            raise UserError(f"loss.power must be at least 1, got {self.power}")
+        super().__post_init__()
         if self.log_q and self.name != "softmax":
             raise UserError(f'loss.log_q is for loss.name = "softmax" alone, got "{self.name}"')
 
-    def build(self) -> LossFn:
+    def build(self) -> losses.LossFn:
         """Returns the loss as a function of the (B,) positive and (B, k) negative scores."""
-        margin_loss = MARGIN_LOSSES[self.margin_loss]
-        losses: dict[str, LossFn] = {
-            "contrastive": partial(contrastive_loss, margin=self.margin, power=self.power),
-            "softmax": softmax_loss,
-            "bowl": partial(bowl_loss, margin_loss=margin_loss),
-            "crammer-singer": partial(crammer_singer_loss, margin_loss=margin_loss),
-            "averaged": partial(averaged_loss, margin_loss=margin_loss),
+        if self.name == "contrastive":
+            return partial(losses.contrastive_loss, margin=self.margin, power=self.power)
+        if self.name == "softmax":
+            return losses.softmax_loss
+        by_margin = {
+            "bowl": losses.bowl_loss,
+            "crammer-singer": losses.crammer_singer_loss,
+            "averaged": losses.averaged_loss,
         }
-        return losses[self.name]
+        return partial(by_margin[self.name], margin_loss=MARGIN_LOSSES[self.margin_loss])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MiningConfig:
+class MiningConfig(Section):
     """How many labels and examples a step looks at, and how many it keeps."""
 
-    method: str = "s2m-annealed"
-    batch_size: int = 2048
-    num_sampled_labels: int = 4096  # K-bar in the paper
+    method: Annotated[str, partial(check_choice, choices=tuple(METHODS))] = "s2m-annealed"
+    batch_size: Count = 2048
+    num_sampled_labels: Count = 4096  # K-bar in the paper
     num_hard_labels: int = 64  # k; the paper's advice: the r of the recall@r one cares about
     num_hard_examples: int = 512  # k'; what the rarest subpopulation may fill of a batch
-    tail_fraction: float = 0.0  # above 0: k' as a share of the batch, and not the number above
-    anneal_fraction: float = 1.0  # part of the run over which k' shrinks, where it is annealed
-    sampler: str = "uniform"
-    sampler_power: float = 0.75  # frequency: labels are drawn by count ** power
+    tail_fraction: Share = 0.0  # above 0: k' as a share of the batch, and not the number above
+    anneal_fraction: Share = 1.0  # part of the run over which k' shrinks, where it is annealed
+    sampler: Annotated[str, partial(check_choice, choices=SAMPLERS)] = "uniform"
+    # frequency: labels are drawn by count ** power
+    sampler_power: Annotated[float, partial(check_range, low=-MAX_POWER, high=MAX_POWER)] = 0.75
     in_batch_share: float = 0.5  # mixed: part of the sample that is the batch's own labels
     for_each_example: bool = False  # a sample of its own for each example (slower)
     masks_all_positives: bool = True  # False: the paper's mask, the drawn positive alone
     whole_queries: bool = False  # the pairs of a query in one batch, so that it is scored once
 
     def __post_init__(self) -> None:
-        check_choice("mining.method", self.method, tuple(METHODS))
-        check_choice("mining.sampler", self.sampler, SAMPLERS)
-        check_positive("mining", batch_size=self.batch_size)
-        check_positive("mining", num_sampled_labels=self.num_sampled_labels)
+        super().__post_init__()
+        share, num_slots = self.in_batch_share, self.num_sampled_labels
         if self.draws_labels:
-            most = self.num_sampled_labels
             name = "mining.num_sampled_labels ({})"
-            check_between("mining.num_hard_labels", self.num_hard_labels, 1, most, high_name=name)
-        check_between("mining.sampler_power", self.sampler_power, -MAX_POWER, MAX_POWER)
-        check_between("mining.tail_fraction", self.tail_fraction, 0, 1)
+            check_range(
+                "mining.num_hard_labels", self.num_hard_labels, 1, num_slots, high_name=name
+            )
         if self.mines_examples and not self.tail_fraction:  # else the number is not read
             most, name = self.batch_size, "mining.batch_size ({})"
-            check_between(
-                "mining.num_hard_examples", self.num_hard_examples, 1, most, high_name=name
-            )
-        check_between("mining.anneal_fraction", self.anneal_fraction, 0, 1)
-        if not 0 < self.in_batch_share < 1:
+            check_range("mining.num_hard_examples", self.num_hard_examples, 1, most, high_name=name)
+        if not 0 < share < 1:
             raise UserError(
-                f"mining.in_batch_share must be between 0 and 1, exclusive, "
-                f"got {self.in_batch_share}"
+                f"mining.in_batch_share must be between 0 and 1, exclusive, got {share}"
             )
-        self._check_in_batch()
-        self._check_whole_queries()
-
-    def _check_whole_queries(self) -> None:
-        """Examples of one query share what is mined for it: that must be alike for all of them."""
-        if not self.whole_queries:
-            return
+        if self.draws_labels and self.sampler in ("in-batch", "mixed"):
+            # The batch's own labels, or the share of them in a mixed sample, must find room.
+            if self.sampler == "mixed":
+                num_slots = round(share * self.num_sampled_labels)
+                if not 2 <= num_slots < self.num_sampled_labels:
+                    raise UserError(
+                        f"mining.in_batch_share must give at least 2 of {self.num_sampled_labels} "
+                        f"labels to the batch and leave one to draw, got {share}"
+                    )
+            name = f"{{}} (the labels of the sample that mining.sampler = {self.sampler!r} takes "
+            name += "from the batch)"
+            check_range("mining.batch_size", self.batch_size, 2, num_slots, high_name=name)
+        # Examples of one query share what is mined for it: that must be alike for all of them.
         for name, found, is_shared in (
             ("masks_all_positives", self.masks_all_positives, self.masks_all_positives),
             ("for_each_example", self.for_each_example, not self.for_each_example),
             ("sampler", self.sampler, self.sampler not in ("in-batch", "mixed")),
         ):
-            if not is_shared:
+            if self.whole_queries and not is_shared:
                 raise UserError(
                     f"mining.whole_queries needs the same negatives for all labels of a query, "
                     f"which mining.{name} = {toml_value(found)} does not give"
                 )
-
-    def _check_in_batch(self) -> None:
-        """The batch's own labels, or the share of them in a mixed sample, must find room."""
-        if not self.draws_labels or self.sampler not in ("in-batch", "mixed"):
-            return
-        num_slots = self.num_sampled_labels
-        if self.sampler == "mixed":
-            num_slots = round(self.in_batch_share * self.num_sampled_labels)
-            if not 2 <= num_slots < self.num_sampled_labels:
-                raise UserError(
-                    f"mining.in_batch_share must give at least 2 of {self.num_sampled_labels} "
-                    f"labels to the batch and leave one to draw, got {self.in_batch_share}"
-                )
-        name = f"{{}} (the labels of the sample that mining.sampler = {self.sampler!r} takes from "
-        name += "the batch)"
-        check_between("mining.batch_size", self.batch_size, 2, num_slots, high_name=name)
 
     @property
     def _method(self) -> Method:
@@ -256,57 +243,41 @@ class MiningConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RiskConfig:
+class RiskConfig(Section):
     """How the examples of a batch are weighed, where the method asks for more than k'."""
 
-    num_dropped: int = 32  # ranked-range: the hardest of a batch that do not count in the end
-    window: int = 16  # cvar: batches by which the threshold is set
-    step_size: float = 0.01  # group-dro, stochastic-max: of the weights, a step
-    mixing: float = 0.5  # stochastic-max: share of the uniform distribution
+    num_dropped: CountOrNone = 32  # ranked-range: hardest of a batch that do not count in the end
+    window: Count = 16  # cvar: batches by which the threshold is set
+    step_size: Positive = 0.01  # group-dro, stochastic-max: of the weights, a step
+    mixing: Annotated[Share, check_positive] = 0.5  # stochastic-max: of the uniform distribution
     group: str = ""  # group-dro: the column whose groups are known
-    natural_share: float = 0.0  # group-dro: part of every mixture that is as the data are
-
-    def __post_init__(self) -> None:
-        check_positive("risk", window=self.window, step_size=self.step_size, mixing=self.mixing)
-        check_not_negative("risk", num_dropped=self.num_dropped)
-        check_between("risk.mixing", self.mixing, 0, 1)
-        check_between("risk.natural_share", self.natural_share, 0, 1)
+    natural_share: Share = 0.0  # group-dro: part of every mixture that is as the data are
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    num_steps: int = 1500
-    learning_rate: float = 0.024
-    learning_rate_shape: str = "linear"
-    warmup_steps: int = 0
-    optimizer: str = "row-adam"
-    precision: str = "mixed"  # on a GPU; a CPU computes in float32 (see PRECISIONS)
-    max_gradient_norm: float = 0.0  # 0: gradients are not clipped
-    seed: int = 0
-    log_every: int = 50
-    evaluate_every: int = 0  # validate so often and keep the best weights; 0: keep the last
-    checkpoint_every: int = 500  # 0: none, so that the run cannot be resumed
-    keep_last: int = 2  # checkpoints: should the newest be damaged, the one before it is used
+class TrainingConfig(Section):
+    num_steps: Count = 1500
+    learning_rate: Positive = 0.024
+    learning_rate_shape: Annotated[str, partial(check_choice, choices=LEARNING_RATE_SHAPES)] = (
+        "linear"
+    )
+    warmup_steps: CountOrNone = 0
+    optimizer: Annotated[str, partial(check_choice, choices=OPTIMIZERS)] = "row-adam"
+    # on a GPU; a CPU computes in float32 (see PRECISIONS)
+    precision: Annotated[str, partial(check_choice, choices=PRECISIONS)] = "mixed"
+    max_gradient_norm: NotNegative = 0.0  # 0: gradients are not clipped
+    seed: CountOrNone = 0
+    log_every: Count = 50
+    evaluate_every: CountOrNone = 0  # validate so often and keep the best weights; 0: keep the last
+    checkpoint_every: CountOrNone = 500  # 0: none, so that the run cannot be resumed
+    keep_last: Count = 2  # checkpoints: should the newest be damaged, the one before it is used
     keep_best: bool = False  # a checkpoint of the best validation too, beside its weights
     async_checkpoints: bool = True  # written while training goes on, from a copy in memory
     select_by: str = "recall@10"  # or "recall@10 on worst 3 of script", "mrr", ...
-    patience: int = 0  # stop after so many validations without a new best; 0: never
+    patience: CountOrNone = 0  # stop after so many validations without a new best; 0: never
 
     def __post_init__(self) -> None:
-        check_choice("training.learning_rate_shape", self.learning_rate_shape, LEARNING_RATE_SHAPES)
-        check_choice("training.optimizer", self.optimizer, OPTIMIZERS)
-        check_choice("training.precision", self.precision, PRECISIONS)
-        check_positive("training", num_steps=self.num_steps, learning_rate=self.learning_rate)
-        check_positive("training", log_every=self.log_every, keep_last=self.keep_last)
-        check_not_negative(
-            "training",
-            warmup_steps=self.warmup_steps,
-            max_gradient_norm=self.max_gradient_norm,
-            seed=self.seed,
-            evaluate_every=self.evaluate_every,
-            checkpoint_every=self.checkpoint_every,
-            patience=self.patience,
-        )
+        super().__post_init__()
         if self.patience and not self.evaluate_every:
             raise UserError(
                 f"training.patience counts validations, so it needs training.evaluate_every, "
@@ -317,7 +288,7 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SearchConfig:
+class SearchConfig(Section):
     """What is added to the model's scores: votes of similar training queries, and a handicap.
 
     A model gives frequent labels high scores because they are frequent, which is right for the
@@ -325,49 +296,37 @@ class SearchConfig:
     adjustment, 2021).
     """
 
-    frequency_discount: float = 0.0  # times log(1 + a label's training pairs), off its score
-    num_neighbours: int = 0  # 0: none are asked
-    neighbour_weight: float = 5.0  # what the votes of all neighbours together add to a score
-    neighbour_power: float = 4.0  # a neighbour counts by its similarity to this power
-
-    def __post_init__(self) -> None:
-        check_not_negative("search", **dataclasses.asdict(self))
+    frequency_discount: NotNegative = 0.0  # times log(1 + a label's training pairs), off its score
+    num_neighbours: CountOrNone = 0  # 0: none are asked
+    neighbour_weight: NotNegative = 5.0  # what the votes of all neighbours together add to a score
+    neighbour_power: NotNegative = 4.0  # a neighbour counts by its similarity to this power
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RankerConfig:
+class RankerConfig(Section):
     """A linear classifier a label, fitted after training on the labels that are hardest then."""
 
-    num_mined_labels: int = 0  # of each training query; 0: no ranker
-    positive_cost: float = 0.5  # of a loss where the label is right; higher fits more closely
-    negative_cost: float = 0.2  # where it is wrong
-    smallest_weight: float = 0.01  # weights below it are dropped
-    weight: float = 12.0  # what a score of 1 of the ranker adds to the model's
-    num_candidates: int = 200  # the first labels of the model, and no others, are ranked
-
-    def __post_init__(self) -> None:
-        check_positive(
-            "ranker",
-            positive_cost=self.positive_cost,
-            negative_cost=self.negative_cost,
-            num_candidates=self.num_candidates,
-        )
-        check_not_negative("ranker", **dataclasses.asdict(self))
+    num_mined_labels: CountOrNone = 0  # of each training query; 0: no ranker
+    positive_cost: Positive = 0.5  # of a loss where the label is right; higher fits more closely
+    negative_cost: Positive = 0.2  # where it is wrong
+    smallest_weight: NotNegative = 0.01  # weights below it are dropped
+    weight: NotNegative = 12.0  # what a score of 1 of the ranker adds to the model's
+    num_candidates: Count = 200  # the first labels of the model, and no others, are ranked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(Section):
     cutoffs: tuple[int, ...] = (1, 5, 10, 25, 50)
-    num_resamples: int = 1000  # of the bootstrap intervals
+    num_resamples: CountOrNone = 1000  # of the bootstrap intervals
     # A group with fewer pairs than this is said to be too small to judge.
     min_pairs: dict[str, int] = dataclasses.field(default_factory=lambda: {"script": 100})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.cutoffs or not 1 <= min(self.cutoffs) <= max(self.cutoffs) <= MAX_CUTOFF:
             raise UserError(
                 f"evaluation.cutoffs must be between 1 and {MAX_CUTOFF}, got {list(self.cutoffs)}"
             )
-        check_not_negative("evaluation", num_resamples=self.num_resamples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -480,18 +439,13 @@ def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
 def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     """Builds a config dataclass from one TOML section, refusing keys it does not know."""
     values = _section(section, values)
-    kinds = _kinds(cls)  # type: ignore[arg-type]
+    kinds = _type_hints(cls)  # type: ignore[arg-type]
     for key in values:
         if key not in kinds:
             raise UserError(f"[{section}] has no setting {key!r}; {_suggest(key, kinds)}")
     return cls(
         **{key: to_type(f"{section}.{key}", value, kinds[key]) for key, value in values.items()}
     )
-
-
-@cache
-def _kinds(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def _section(name: str, values: Any) -> dict[str, Any]:

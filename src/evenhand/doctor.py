@@ -41,7 +41,10 @@ CGROUP, SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")
 TEST_SECONDS = 40.0  # importing torch alone may take several
 LITTLE_MEMORY, LITTLE_SHARED = 2 * 2**30, 2**30  # bytes
 LEAST_DISK, LITTLE_DISK = 100 * 2**20, 2 * 2**30
-NUMBA_REMEDY = "remove numba's cache (__pycache__/*.nbi); if that does not help, install numba anew"
+REMEDIES = {  # of self-tests
+    "loops": "remove numba's cache (__pycache__/*.nbi); if that does not help, install numba anew",
+    "kernels": "pip install the triton that fits torch, and a C compiler (gcc)",
+}
 
 
 class Finding(NamedTuple):
@@ -75,7 +78,7 @@ def examine(folder: Path, *, console: Console) -> list[tuple[str, Finding]]:
     """
     findings: list[tuple[str, Finding]] = []
     with ThreadPoolExecutor() as pool, count_bar(console, "checking") as advance:
-        trials = {name: pool.submit(run_self_test, name) for name in SELF_TESTS}
+        loops, kernels = pool.submit(run_self_test, "loops"), pool.submit(run_self_test, "kernels")
         checks: list[tuple[str, Callable[[], Finding]]] = [
             ("evenhand", check_evenhand),
             ("python", lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}")),
@@ -84,8 +87,8 @@ def examine(folder: Path, *, console: Console) -> list[tuple[str, Finding]]:
             ("disk", partial(check_disk, folder)),
             ("gpu", check_gpu),
             ("compiled code", check_compile_cache),
-            ("compiled loops", lambda: with_remedy(trials["loops"].result(), NUMBA_REMEDY)),
-            ("GPU kernels", lambda: check_kernels(trials["kernels"].result())),
+            ("compiled loops", loops.result),
+            ("GPU kernels", lambda: check_kernels(kernels.result())),
             ("ranks", check_ranks),
             ("threads", check_threads),
         ]
@@ -113,7 +116,7 @@ def version_of(name: str) -> str | None:
 
 def check_evenhand() -> Finding:
     known = version_of("evenhand")
-    if known is not None and known != __version__:
+    if known not in (None, __version__):
         remedy = "install it anew: pip install --force-reinstall evenhand"
         return Finding(BROKEN, f"{__version__} runs, but {known} is installed", remedy)
     return Finding(OK, __version__ + ("" if known else ", from its source tree"))
@@ -121,10 +124,10 @@ def check_evenhand() -> Finding:
 
 def check_package(name: str) -> Finding:
     found, least = version_of(name), NEEDED[name]
-    if found is None or TorchVersion(found) < least:
-        state = "not installed" if found is None else f"{found} is too old"
-        return Finding(BROKEN, state, f"pip install '{name}>={least}'")
-    return Finding(OK, found)
+    if found is not None and TorchVersion(found) >= least:
+        return Finding(OK, found)
+    state = "not installed" if found is None else f"{found} is too old"
+    return Finding(BROKEN, state, f"pip install '{name}>={least}'")
 
 
 # --- what is usable -------------------------------------------------------------------------------
@@ -192,15 +195,10 @@ def check_compile_cache() -> Finding:
 
 
 def check_kernels(trial: Finding) -> Finding:
-    if not torch.cuda.is_available():
-        return Finding(
-            MISSING, "not tried without a GPU", "nothing: on the CPU, training takes the eager step"
-        )
-    return with_remedy(trial, "pip install the triton that fits torch, and a C compiler (gcc)")
-
-
-def with_remedy(trial: Finding, remedy: str) -> Finding:
-    return trial._replace(remedy=remedy) if trial.state == BROKEN else trial
+    if torch.cuda.is_available():
+        return trial
+    remedy = "nothing: on the CPU, training takes the eager step"
+    return Finding(MISSING, "not tried without a GPU", remedy)
 
 
 def check_ranks() -> Finding:
@@ -220,9 +218,8 @@ def check_ranks() -> Finding:
 
 def usable_cores() -> float:
     """Cores that affinity and the quota of a container leave to this process."""
-    cores: float = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores: float = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no cgroup, or no quota
         quota, period = (CGROUP / "cpu.max").read_text(encoding="utf-8").split()
         cores = min(cores, int(quota) / int(period))
@@ -276,17 +273,17 @@ SELF_TESTS = {"loops": try_loops, "kernels": try_kernels}
 
 
 def run_self_test(name: str) -> Finding:
-    return run_python(["-m", "evenhand.doctor", name], timeout=TEST_SECONDS)
+    words = ["-m", "evenhand.doctor", name]
+    return run_python(words, timeout=TEST_SECONDS, remedy=REMEDIES[name])
 
 
-def run_python(words: Sequence[str], *, timeout: float) -> Finding:
+def run_python(words: Sequence[str], *, timeout: float, remedy: str) -> Finding:
     """Runs Python with these arguments; survives and reports a crash or a hang there."""
     paths = [str(Path(__file__).parents[1]), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
         done = subprocess.run(
             [sys.executable, *words],
-            env=environment,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -295,13 +292,14 @@ def run_python(words: Sequence[str], *, timeout: float) -> Finding:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding(BROKEN, f"no answer in {timeout:.0f} s")
+        return Finding(BROKEN, f"no answer in {timeout:.0f} s", remedy)
     if done.returncode < 0:
-        return Finding(BROKEN, f"it died of {signal.Signals(-done.returncode).name}")
+        return Finding(BROKEN, f"it died of {signal.Signals(-done.returncode).name}", remedy)
     text = done.stderr if done.returncode else done.stdout
     last_line = text.strip().rpartition("\n")[2].strip()[:200]
-    state = BROKEN if done.returncode else OK
-    return Finding(state, last_line or f"it ended with {done.returncode}")
+    if done.returncode:
+        return Finding(BROKEN, last_line or f"it ended with {done.returncode}", remedy)
+    return Finding(OK, last_line)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from evenhand.errors import StoppedError, UserError
 
@@ -124,16 +124,15 @@ def silence(stream: object) -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
+GPU_ERROR = "OutOfMemoryError"  # torch's, which takes seconds to import
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or _is_on_gpu(error):
+    if isinstance(error, MemoryError) or type(error).__name__ == GPU_ERROR:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
-
-
-def _is_on_gpu(error: BaseException) -> bool:
-    return type(error).__name__ == "OutOfMemoryError"  # torch's, which takes seconds to import
 
 
 def format_out_of_memory(
@@ -150,7 +149,7 @@ def format_out_of_memory(
         amount = gibibytes(int(match["bytes"])) if match["bytes"] else match["size"]
         request = f": {amount} more were asked for and could not be had"
         request += f" (an array of shape {match['shape']})" if match["shape"] else ""
-    where = " on the GPU" if _is_on_gpu(error) else ""
+    where = " on the GPU" if type(error).__name__ == GPU_ERROR else ""
     return f"out of memory{where}{request}; {largest and largest + '; '}{remedy}"
 
 
@@ -162,43 +161,35 @@ def gibibytes(num_bytes: float) -> str:
     return f"{num_bytes / 2**10:,.1f} kiB"
 
 
-class Large(NamedTuple):
-    """One large allocation and the settings that shrink it."""
+def large_parts(config: "Config", dataset: "Dataset") -> list[tuple[int, str, str]]:
+    """Estimates the largest allocations of a run, the largest first.
 
-    what: str
-    rows: int
-    columns: int
-    copies: int  # 2 where the optimiser keeps a number for each
-    remedy: str
-
-    @property
-    def num_bytes(self) -> int:
-        return self.rows * self.columns * self.copies * FLOAT
-
-    def __str__(self) -> str:
-        more = ", with the optimiser's" if self.copies > 1 else ""
-        return f"{self.what} ({self.rows:,} x {self.columns:,}, {gibibytes(self.num_bytes)}{more})"
-
-
-def large_parts(config: "Config", dataset: "Dataset") -> list[Large]:
-    """Estimates the largest allocations of a run, the largest first."""
+    Returns the bytes of each, its description, and the settings that shrink it.
+    """
     from evenhand.data import Rows
+
+    parts = []
+
+    def add(what: str, rows: int, columns: int, remedy: str, *, copies: int = 1) -> None:
+        num_bytes = rows * columns * copies * FLOAT
+        more = ", with the optimiser's" if copies > 1 else ""
+        words = f"{what} ({rows:,} x {columns:,}, {gibibytes(num_bytes)}{more})"
+        parts.append((num_bytes, words, remedy))
 
     width, mining = config.model.embedding_dim, config.mining
     copies = 2 if config.training.optimizer == "row-adam" else 1  # Adagrad keeps one number per row
-    rows = {"the label vectors": dataset.num_labels}
+    add("the label vectors", dataset.num_labels, width, "model.embedding_dim", copies=copies)
     if isinstance(dataset.parts["train"].features, Rows):
-        rows["the feature vectors"] = dataset.num_features
-    parts = [Large(what, n, width, copies, "model.embedding_dim") for what, n in rows.items()]
+        rows = dataset.num_features
+        add("the feature vectors", rows, width, "model.embedding_dim", copies=copies)
     columns, remedy = dataset.num_labels, "mining.batch_size (or take a method that samples labels)"
     if mining.draws_labels:
         columns, remedy = mining.num_sampled_labels, "mining.batch_size, mining.num_sampled_labels"
-    parts.append(Large("the scores of a step", mining.batch_size, columns, 1, remedy))
+    add("the scores of a step", mining.batch_size, columns, remedy)
     if mining.draws_labels and mining.for_each_example:
         remedy += ", mining.for_each_example"
-        what = "the vectors of all samples"
-        parts.append(Large(what, mining.batch_size, columns * width, 1, remedy))
-    return sorted(parts, key=lambda part: part.num_bytes, reverse=True)
+        add("the vectors of all samples", mining.batch_size, columns * width, remedy)
+    return sorted(parts, reverse=True)
 
 
 @contextlib.contextmanager
@@ -210,11 +201,11 @@ def explain_out_of_memory(config: "Config", dataset: "Dataset") -> Iterator[None
         if not is_out_of_memory(error):
             raise
         parts = large_parts(config, dataset)[:NUM_NAMED]
-        parts = [part for part in parts if part.num_bytes > LEAST_SHARE * parts[0].num_bytes]
-        remedies = ", ".join(dict.fromkeys(part.remedy for part in parts))
+        parts = [part for part in parts if part[0] > LEAST_SHARE * parts[0][0]]
+        remedies = ", ".join(dict.fromkeys(remedy for _, _, remedy in parts))
         sentence = format_out_of_memory(
             error,
-            largest=f"the largest of this run: {', '.join(map(str, parts))}",
+            largest=f"the largest of this run: {', '.join(words for _, words, _ in parts)}",
             remedy=f"a new run with a lower {remedies} needs less; any checkpoint is kept, and "
             f"--resume continues from it where there is more",
         )

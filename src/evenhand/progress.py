@@ -10,21 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, cast
 
+from rich import progress
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.segment import Segment
 from rich.text import Text
 
@@ -33,12 +20,27 @@ from evenhand.faults import CONTROLS, insist, silence
 LINES = 10  # of progress, where the output is a file
 
 
-class SpeedColumn(ProgressColumn):
+class SpeedColumn(progress.ProgressColumn):
     """Steps per second."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
+
+
+def _bars(console: Console, *columns: progress.ProgressColumn) -> progress.Progress:
+    """Bars with these columns behind them; with none, those of counted work."""
+    columns = columns or (
+        progress.MofNCompleteColumn(),
+        SpeedColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[figures]}"),
+    )
+    title = progress.TextColumn("{task.description}", markup=False)
+    bar = progress.BarColumn(bar_width=24)
+    return progress.Progress(progress.SpinnerColumn(), title, bar, *columns, console=console)
 
 
 @contextlib.contextmanager
@@ -46,8 +48,8 @@ def step_bar(
     console: Console, title: str, *, total: int, done: int
 ) -> Iterator[Callable[[int, dict[str, float]], None]]:
     """A bar for the training loop: call it with the step and the figures to show."""
-    with _bar(console) as progress:
-        task = progress.add_task(title, total=total, completed=done, figures="")
+    with _bars(console) as bars:
+        task = bars.add_task(title, total=total, completed=done, figures="")
 
         def advance(step: int, figures: dict[str, float]) -> None:
             shown = ""
@@ -56,7 +58,7 @@ def step_bar(
                     f"loss {figures['loss']:.4f}  zero-loss {figures['zero_loss_share']:.0%}  "
                     f"k' {figures['num_hard_examples']:,.0f}"
                 )
-            progress.update(task, completed=step, figures=shown)
+            bars.update(task, completed=step, figures=shown)
             if not console.is_terminal and step % max(1, total // LINES) == 0:
                 console.print(f"{title}: step {step:,} of {total:,}  {shown}")
 
@@ -66,60 +68,37 @@ def step_bar(
 @contextlib.contextmanager
 def count_bar(console: Console, title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for counted work: call it with the number done and the number in all."""
-    with _bar(console) as progress:
-        task = progress.add_task(title, total=None, figures="")
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with _bars(console) as bars:
+        task = bars.add_task(title, total=None, figures="")
+        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager
 def file_bar(console: Console) -> Iterator[Callable[[Path, int, int], None]]:
     """A bar per file that is read: call it with the file, the rows read and the rows in all."""
-    with _bar(console) as progress:
-        tasks: dict[Path, TaskID] = {}
-
-        def advance(path: Path, done: int, total: int) -> None:
-            if path not in tasks:
-                tasks[path] = progress.add_task(f"reading {path.name}", figures="")
-            progress.update(tasks[path], completed=done, total=total)
-
-        yield advance
+    with _bars(console) as bars:
+        yield _bar_per_name(bars, lambda path: f"reading {path.name}")
 
 
 @contextlib.contextmanager
 def download_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar per file: call it with its name, the bytes received and, if known, the bytes in all."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def advance(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = progress.add_task(name, total=None)
-            progress.update(tasks[name], completed=done, total=total)
-
-        yield advance
+    sizes, speeds = progress.DownloadColumn(), progress.TransferSpeedColumn()
+    with _bars(console, sizes, speeds, progress.TimeRemainingColumn()) as bars:
+        yield _bar_per_name(bars, str)
 
 
-def _bar(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        SpeedColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-        console=console,
-    )
+def _bar_per_name(
+    bars: progress.Progress, title_fn: Callable[[Any], str]
+) -> Callable[[Any, int, int | None], None]:
+    tasks: dict[Any, progress.TaskID] = {}
+
+    def advance(name: Any, done: int, total: int | None) -> None:
+        if name not in tasks:
+            tasks[name] = bars.add_task(title_fn(name), total=None, figures="")
+        bars.update(tasks[name], completed=done, total=total)
+
+    return advance
 
 
 class PipedConsole(Console):

@@ -147,6 +147,8 @@ def _read_arguments(data: bytes) -> Exception | None:
     except typer.TyperException as error:
         require(bool(error.format_message()), "a usage error without a word")
         return UserError("usage")
+    except UserError as error:  # of a flag that is checked where it is read
+        return error
     if verb not in ("train", "tune"):
         return None
     names = {field.name for field in dataclasses.fields(SettingsFlags)}

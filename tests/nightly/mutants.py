@@ -68,7 +68,7 @@ TESTED_BY = {
     "doctor.py": "test_doctor.py",
     "theory/bounds.py": "test_theory_bounds.py",
     "theory/rademacher.py": "test_theory_rademacher.py",
-    "locking.py": "test_locking.py",
+    "files.py": "test_files.py",
     "progress.py": "test_progress.py",
 }
 
@@ -768,6 +768,6 @@ MUTANTS += [
         "poch((num_examples - 1) // 2 + 1",
         "half_of_what",
     ),
-    Mutant("locking.py", "timeout=RETRY_SECONDS", "timeout=0", "between_opening"),
+    Mutant("files.py", "timeout=RETRY_SECONDS", "timeout=0", "between_opening"),
     Mutant("progress.py", "step % max(1, total // LINES)", "step % (total // LINES)", "ten_lines"),
 ]

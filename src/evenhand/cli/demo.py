@@ -26,8 +26,7 @@ def demo(
     from evenhand.cli.console import console
     from evenhand.config import build_config, read_preset
     from evenhand.faults import explain_out_of_memory
-    from evenhand.files import write_json
-    from evenhand.locking import locked
+    from evenhand.files import locked, write_json
     from evenhand.progress import stop_requested
     from evenhand.report import write_report
     from evenhand.run_folder import load_result

@@ -1,8 +1,7 @@
 """`evenhand evaluate`."""
 
 from evenhand.cli import options
-from evenhand.cli.options import choose_device
-from evenhand.cli.ranks import join_ranks
+from evenhand.cli.options import choose_device, join_ranks
 
 
 def evaluate(

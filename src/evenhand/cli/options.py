@@ -1,8 +1,13 @@
 """Arguments and flags that several verbs take, and what they stand for."""
 
+import contextlib
 import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -12,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from evenhand.config import Config
+    from evenhand.distributed.ranks import ProcessRanks
 
 
 def flag(help: str, *names: str, **more: Any) -> Any:
@@ -35,50 +41,53 @@ MovedData = Annotated[
 Device = Annotated[
     str | None, flag("cpu, cuda, cuda:1, ...", show_default="the GPU if there is one")
 ]
+
+
+def _check_timeout(seconds: float) -> float:
+    if not seconds > 0:  # nor is what is no number
+        raise UserError(f"--rank-timeout must be above 0 seconds, got {seconds}")
+    return seconds
+
+
 RankTimeout = Annotated[
-    float, flag("Seconds that a rank waits for the others before it names the late one and ends.")
+    float,
+    flag(
+        "Seconds that a rank waits for the others before it names the late one and ends.",
+        callback=_check_timeout,
+    ),
 ]
 
 # --- settings, as `train` and `tune` take them ----------------------------------------------------
-
-ConfigFile = Annotated[
-    Path | None, argument("TOML file with settings, or a preset's name.", "[CONFIG]")
-]
-DataSet = Annotated[str | None, flag("'places', or a folder made by `evenhand data`.")]
-MethodName = Annotated[str | None, flag("Method; `evenhand --help` lists them.")]
-HardLabels = Annotated[int | None, flag("k: hardest labels kept for an example.")]
-HardExamples = Annotated[int | None, flag("k': hardest examples kept of a batch.")]
-SmallestShare = Annotated[
-    float | None, flag("k' from the share of the smallest group, such as 0.02.")
-]
-SmallestGroup = Annotated[str | None, flag("k' from the name of that group, such as script=THAI.")]
-Steps = Annotated[int | None, flag("Training steps.")]
-LearningRate = Annotated[float | None, flag("Highest learning rate.")]
-Assignments = Annotated[
-    list[str] | None,
-    flag(
-        "Any setting, such as loss.name=softmax or model.embedding_dim=512; repeatable.",
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-    ),
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingsFlags:
     """What `train` and `tune` were told about settings; None: not given."""
 
-    config: Path | None = None
-    data: str | None = None
-    method: str | None = None
-    hard_labels: int | None = None
-    hard_examples: int | None = None
-    smallest_share: float | None = None
-    smallest_group: str | None = None
-    steps: int | None = None
-    learning_rate: float | None = None
-    seed: int | None = None
-    assignments: list[str] | None = None
+    config: Annotated[
+        Path | None, argument("TOML file with settings, or a preset's name.", "[CONFIG]")
+    ] = None
+    data: Annotated[str | None, flag("'places', or a folder made by `evenhand data`.")] = None
+    method: Annotated[str | None, flag("Method; `evenhand --help` lists them.")] = None
+    hard_labels: Annotated[int | None, flag("k: hardest labels kept for an example.")] = None
+    hard_examples: Annotated[int | None, flag("k': hardest examples kept of a batch.")] = None
+    smallest_share: Annotated[
+        float | None, flag("k' from the share of the smallest group, such as 0.02.")
+    ] = None
+    smallest_group: Annotated[
+        str | None, flag("k' from the name of that group, such as script=THAI.")
+    ] = None
+    steps: Annotated[int | None, flag("Training steps.")] = None
+    learning_rate: Annotated[float | None, flag("Highest learning rate.")] = None
+    assignments: Annotated[
+        list[str] | None,
+        flag(
+            "Any setting, such as loss.name=softmax or model.embedding_dim=512; repeatable.",
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+        ),
+    ] = None
+    seed: int | None = None  # a flag of `train` alone: that of `tune` is the search's
 
     @property
     def smallest(self) -> float | str | None:
@@ -102,34 +111,51 @@ class SettingsFlags:
         return [*given, *(self.assignments or [])]
 
 
+def takes_settings(verb_fn: Callable[..., int]) -> Callable[..., int]:
+    """Puts the flags of `SettingsFlags` in place of the parameter `flags` of a verb."""
+    hints = get_type_hints(SettingsFlags, include_extras=True)
+    names = [name for name in hints if name != "seed"]
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb_fn).parameters.values():
+        new = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        if parameter.name == "flags":
+            new = [new[0].replace(name=n, default=None, annotation=hints[n]) for n in names]
+        parameters += new
+
+    @functools.wraps(verb_fn)
+    def command(**given: Any) -> int:
+        flags = SettingsFlags(**{name: given.pop(name) for name in names})
+        return verb_fn(flags=flags, **given)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
 def read_config(flags: SettingsFlags, *, default: Path | None = None) -> "Config":
     """The config of the TOML file or preset, or else of the default file, with the flags on top."""
+    from evenhand import config
     from evenhand.cli.console import console
-    from evenhand.config import (
-        build_config,
-        preset_names,
-        read_preset,
-        read_settings,
-        with_assignments,
-    )
     from evenhand.tuning.smallest_group import build_guarding_config
 
     path = flags.config or default
     settings = {}
-    if path is not None and not path.exists() and str(path) in preset_names():
-        settings = read_preset(str(path))
+    if path is not None and not path.exists() and str(path) in config.preset_names():
+        settings = config.read_preset(str(path))
     elif path is not None:
-        settings = read_settings(path)
+        settings = config.read_settings(path)
     words = flags.words()
-    settings = with_assignments(settings, words)
+    settings = config.with_assignments(settings, words)
     if flags.smallest is None:
-        return build_config(settings)
+        return config.build_config(settings)
     is_set = any(word.partition("=")[0].strip() == "mining.num_hard_examples" for word in words)
     if is_set or None not in (flags.smallest_share, flags.smallest_group):
         raise UserError(
             "--smallest-share, --smallest-group and --hard-examples all set k'; give one of them"
         )
     return build_guarding_config(settings, flags.smallest, console)
+
+
+# --- devices and ranks ----------------------------------------------------------------------------
 
 
 def choose_device(name: str | None) -> "torch.device":
@@ -146,3 +172,27 @@ def choose_device(name: str | None) -> "torch.device":
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name} cannot be used here: {error}") from error
     return device
+
+
+@contextlib.contextmanager
+def join_ranks(
+    device: "torch.device", *, timeout: float
+) -> Iterator[tuple["ProcessRanks | None", "torch.device"]]:
+    """The ranks that torchrun started and the device of this one; None: there is but one process.
+
+    Only the first rank speaks.
+    """
+    import torch
+
+    from evenhand.cli.console import console
+    from evenhand.distributed.processes import joined_ranks, launched_rank, num_launched
+
+    if num_launched() == 1:
+        yield None, device
+        return
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    console.quiet = console.quiet or launched_rank() > 0
+    with joined_ranks(device, timeout=timeout) as ranks:
+        yield ranks, device

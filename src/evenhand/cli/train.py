@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import os
 import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from evenhand.cli import options
-from evenhand.cli.options import SettingsFlags, choose_device, flag, read_config
-from evenhand.cli.ranks import check_timeout, join_ranks, launch
+from evenhand.cli.options import SettingsFlags, choose_device, flag, join_ranks, read_config
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,20 +19,13 @@ if TYPE_CHECKING:
     from evenhand.data import Dataset
 
 
+@options.takes_settings
 def train(
-    config: options.ConfigFile = None,
     run: Annotated[Path | None, flag("Run folder.", show_default="runs/DATA-METHOD-seedN")] = None,
     resume: Annotated[bool, flag("Continue the run in --run.", "--resume")] = False,
-    data: options.DataSet = None,
-    method: options.MethodName = None,
-    hard_labels: options.HardLabels = None,
-    hard_examples: options.HardExamples = None,
-    smallest_share: options.SmallestShare = None,
-    smallest_group: options.SmallestGroup = None,
-    steps: options.Steps = None,
-    learning_rate: options.LearningRate = None,
+    *,
+    flags: SettingsFlags,
     seed: Annotated[int | None, flag("Seed of everything random.")] = None,
-    assignments: options.Assignments = None,
     ranks: Annotated[
         int | None, flag("Train with this many processes, by torchrun.", min=1)
     ] = None,
@@ -48,51 +42,27 @@ def train(
     written to config.toml in the run folder.
     """
     if ranks is not None:
-        check_timeout(rank_timeout)
         launch(ranks, max_restarts=max_restarts)
     if resume and run is None:
         raise UserError("--resume needs the folder of the run: evenhand train --resume --run …")
-    flags = SettingsFlags(
-        config=config,
-        data=data,
-        method=method,
-        hard_labels=hard_labels,
-        hard_examples=hard_examples,
-        smallest_share=smallest_share,
-        smallest_group=smallest_group,
-        steps=steps,
-        learning_rate=learning_rate,
-        seed=seed,
-        assignments=assignments,
-    )
-    return _train(run, flags, is_resumed=resume, device=choose_device(device), timeout=rank_timeout)
-
-
-def _train(
-    run: Path | None,
-    flags: SettingsFlags,
-    *,
-    is_resumed: bool,
-    device: "torch.device",
-    timeout: float,
-) -> int:
+    flags = dataclasses.replace(flags, seed=seed)
     from evenhand.cli.console import console
     from evenhand.distributed.ranks import wait_for_all
     from evenhand.faults import explain_out_of_memory
-    from evenhand.locking import locked
+    from evenhand.files import locked
     from evenhand.progress import stop_requested
     from evenhand.runs import evaluate_run, is_trained, train_run
     from evenhand.tables import results_table, unseen_notes
 
-    with join_ranks(device, timeout=timeout) as (ranks, device):
-        is_first = ranks is None or ranks.rank == 0
+    with join_ranks(choose_device(device), timeout=rank_timeout) as (own_ranks, own_device):
+        is_first = own_ranks is None or own_ranks.rank == 0
         if not is_first:
-            wait_for_all(ranks)  # the first one makes the data set and the run folder
+            wait_for_all(own_ranks)  # the first one makes the data set and the run folder
         folder, config, dataset = _open_run(
-            run, flags, device=device, is_resumed=is_resumed, is_first=is_first
+            run, flags, device=own_device, is_resumed=resume, is_first=is_first
         )
         if is_first:
-            wait_for_all(ranks)
+            wait_for_all(own_ranks)
         for note in unseen_notes(dataset):
             console.print(note)
         method = config.mining.method
@@ -102,11 +72,11 @@ def _train(
                 folder,
                 config,
                 dataset,
-                device=device,
+                device=own_device,
                 console=console,
                 title=f"training {method}",
                 should_stop_fn=should_stop_fn,
-                ranks=ranks,
+                ranks=own_ranks,
             )
         if not is_complete:
             again = f"continue with: evenhand train --resume --run {shlex.quote(str(folder))}"
@@ -117,7 +87,7 @@ def _train(
         part = "test" if "test" in dataset.parts else "validation"
         if part in dataset.parts:
             scores = evaluate_run(
-                folder, dataset, part, device=device, console=console, ranks=ranks
+                folder, dataset, part, device=own_device, console=console, ranks=own_ranks
             )
             console.print(results_table([(method, scores)], part_name=part))
         console.print(f"run folder: {folder}")
@@ -153,3 +123,42 @@ def _open_run(
     else:
         begin_run(folder, config, dataset, device=device)
     return folder, config, dataset
+
+
+def launch(ranks: int, *, max_restarts: int) -> NoReturn:
+    """Becomes torchrun, which starts this command once for each rank, and again if one fails."""
+    from evenhand.distributed.processes import num_launched
+
+    if num_launched() > 1:
+        raise UserError("--ranks is for a command that torchrun has not started already")
+    words = without_flags(sys.argv[1:], ("--ranks", "--max-restarts"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, (cores or 1) // ranks)),
+        # With one store for the launcher and the ranks, ranks that start again meet leftovers.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **os.environ,
+    }
+    launcher = ["-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
+    sys.stdout.flush()
+    # The two dashes: torchrun would take `--run` for the beginning of a flag of its own.
+    command = [sys.executable, *launcher, "-m", "--", "evenhand", *words]
+    os.execve(sys.executable, command, environment)
+
+
+def without_flags(words: list[str], flags: tuple[str, ...]) -> list[str]:
+    """The words of a command without some flags and their values.
+
+    Example:
+        >>> without_flags(["train", "--ranks", "2", "--ranks=2", "--run", "a"], ("--ranks",))
+        ['train', '--run', 'a']
+    """
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        is_flag = word in flags or any(word.startswith(f"{flag}=") for flag in flags)
+        if not is_value and not is_flag:
+            kept.append(word)
+        is_value = word in flags
+    return kept

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from evenhand.tuning.search import Search
 
 
+@options.takes_settings
 def tune(
-    config: options.ConfigFile = None,
     run: Annotated[Path | None, flag("Folder to write.", show_default="runs/DATA-tune")] = None,
     resume: Annotated[bool, flag("Continue the search in --run.", "--resume")] = False,
     trials: Annotated[int | None, flag("Number of settings to try.", show_default="16")] = None,
@@ -40,15 +40,8 @@ def tune(
         ),
     ] = None,
     seed: Annotated[int | None, flag("Seed of the search.", show_default="0")] = None,
-    data: options.DataSet = None,
-    method: options.MethodName = None,
-    hard_labels: options.HardLabels = None,
-    hard_examples: options.HardExamples = None,
-    smallest_share: options.SmallestShare = None,
-    smallest_group: options.SmallestGroup = None,
-    steps: options.Steps = None,
-    learning_rate: options.LearningRate = None,
-    assignments: options.Assignments = None,
+    *,
+    flags: SettingsFlags,
     device: options.Device = None,
 ) -> int:
     """Choose k' and other settings on the validation part.
@@ -57,18 +50,6 @@ def tune(
     the average stays near its best. The first trials are SNM and the settings as given. The test
     part is never read.
     """
-    flags = SettingsFlags(
-        config=config,
-        data=data,
-        method=method,
-        hard_labels=hard_labels,
-        hard_examples=hard_examples,
-        smallest_share=smallest_share,
-        smallest_group=smallest_group,
-        steps=steps,
-        learning_rate=learning_rate,
-        assignments=assignments,
-    )
     wishes = {
         "num_trials": trials,
         "criterion": criterion,
@@ -83,7 +64,7 @@ def tune(
     else:
         folder, plan, dataset = _begin_search(run, flags, given)
     from evenhand.cli.console import console
-    from evenhand.locking import locked
+    from evenhand.files import locked
     from evenhand.progress import stop_requested
     from evenhand.tuning.results import trials_table
     from evenhand.tuning.search import conclude, describe_search, extend_search, run_trials

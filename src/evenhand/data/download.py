@@ -25,8 +25,15 @@ from typing import IO, Any, NamedTuple
 
 from evenhand.data.checksums import ProgressFn, file_digest
 from evenhand.errors import UserError
-from evenhand.files import check_is_file, open_input, read_json, sync, write_json, write_text
-from evenhand.locking import locked_file
+from evenhand.files import (
+    check_is_file,
+    locked_file,
+    open_input,
+    read_json,
+    sync,
+    write_json,
+    write_text,
+)
 from evenhand.version import __version__
 
 BLOCK_BYTES = 2**18

@@ -40,8 +40,7 @@ from evenhand.evaluation import (
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.evaluation.scores import MIN_PAIRS
 from evenhand.faults import explain_out_of_memory
-from evenhand.files import atomic_folder, read_json, write_json, write_text
-from evenhand.locking import locked
+from evenhand.files import atomic_folder, locked, read_json, write_json, write_text
 from evenhand.report.rendering import format_duration
 from evenhand.run_folder import load_result, read_about
 from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run

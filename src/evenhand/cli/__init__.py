@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from evenhand.cli import compare, data, demo, doctor, evaluate, export, search, train, tune
+from evenhand.cli import data, demo, doctor, evaluate, export, search, train, tune
 from evenhand.errors import UserError
 from evenhand.faults import guard
 from evenhand.methods import METHODS
@@ -92,7 +92,7 @@ app = _typer(help="Train retrieval models that work for every part of the data."
 data_app = _typer(help="Prepare a data set, or look at one.")
 VERBS = {
     "Train a model": (train.train, tune.tune, demo.demo),
-    "See who it serves": (evaluate.evaluate, compare.compare, compare.slices, compare.report),
+    "See who it serves": (evaluate.evaluate, evaluate.compare, evaluate.slices, evaluate.report),
     "Use it": (search.search, export.export, export.average),
     "Check this machine": (doctor.doctor,),
 }

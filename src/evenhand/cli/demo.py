@@ -1,17 +1,15 @@
 """`evenhand demo`: SNM and S2M on `places`, side by side, in a few minutes on two cores."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from evenhand.cli import options
 from evenhand.cli.options import choose_device, flag
 from evenhand.errors import StoppedError
 
-if TYPE_CHECKING:
-    from evenhand.evaluation import Score
-
 PRESETS = {"snm": "demo-snm", "s2m": "demo-s2m"}  # by the name of the run
 GROUPS = ("all", "head", "torso", "tail", "worst tenth of countries", "worst 3 scripts")
+METRICS = ("recall@1", "recall@10", "recall@50")
 
 
 def demo(
@@ -31,7 +29,7 @@ def demo(
     from evenhand.report import write_report
     from evenhand.run_folder import load_result
     from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
-    from evenhand.tables import results_table
+    from evenhand.tables import main_rows, results_table, row_title
 
     own_device = choose_device(device)
     with locked(run), stop_requested() as should_stop_fn:
@@ -42,7 +40,7 @@ def demo(
             f"{dataset.num_labels:,} cities to find, {len(dataset.parts['test']):,} names to test "
             f"with"
         )
-        results: dict[str, list[Score]] = {}
+        results = {}
         for name, config in configs.items():
             folder = run / name
             if (folder / "config.toml").is_file():
@@ -71,9 +69,17 @@ def demo(
             )
         console.print(results_table(list(results.items())))
         rows = [
-            row
+            {
+                "method": name,
+                "seed": configs[name].training.seed,
+                "group": row_title(score),
+                "metric": score.metric,
+                "value": score.value,
+                "count": score.count,
+            }
             for name, scores in results.items()
-            for row in _summarize(name, configs[name].training.seed, scores)
+            for score in main_rows(scores)
+            if row_title(score) in GROUPS and score.metric in METRICS
         ]
         write_json(run / "summary.json", rows)
         runs = [load_result(run / name) for name in PRESETS]
@@ -81,22 +87,3 @@ def demo(
     console.print(dataset.attribution)
     console.print(f"figures: {run / 'summary.json'}")
     console.print(f"report:  {run / 'report.html'}")
-
-
-def _summarize(method: str, seed: int, scores: list["Score"]) -> list[dict[str, Any]]:
-    """The rows of summary.json about one run."""
-    from evenhand.tables import main_rows, row_title
-
-    rows = [(row_title(score), score) for score in main_rows(scores)]
-    return [
-        {
-            "method": method,
-            "seed": seed,
-            "group": title,
-            "metric": score.metric,
-            "value": score.value,
-            "count": score.count,
-        }
-        for title, score in rows
-        if title in GROUPS and score.metric in ("recall@1", "recall@10", "recall@50")
-    ]

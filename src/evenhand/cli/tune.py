@@ -2,15 +2,11 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from evenhand.cli import options
 from evenhand.cli.options import SettingsFlags, choose_device, flag, read_config
 from evenhand.errors import UserError
-
-if TYPE_CHECKING:
-    from evenhand.data import Dataset
-    from evenhand.tuning.search import Search
 
 
 @options.takes_settings
@@ -50,7 +46,14 @@ def tune(
     the average stays near its best. The first trials are SNM and the settings as given. The test
     part is never read.
     """
-    wishes = {
+    from evenhand.cli.console import console
+    from evenhand.files import locked
+    from evenhand.progress import stop_requested
+    from evenhand.runs import open_data
+    from evenhand.tuning import search as searching
+    from evenhand.tuning.results import trials_table
+
+    wishes: dict[str, Any] = {
         "num_trials": trials,
         "criterion": criterion,
         "average": average,
@@ -59,72 +62,42 @@ def tune(
         "seed": seed,
     }
     given = {name: wish for name, wish in wishes.items() if wish is not None}
-    if resume:
-        folder, plan, dataset = _resume_search(run, flags, given)
+    if not resume:
+        config = read_config(flags)
+        advised = None if flags.smallest is None else config.mining.num_hard_examples
+        dataset = searching.without_test(open_data(config.data, console))
+        folder = run or Path(f"runs/{dataset.name}-tune")
+        plan = searching.plan_search(config, dataset, advised=advised, **given)
+        searching.begin_search(folder, plan)
+    elif run is None:
+        raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
     else:
-        folder, plan, dataset = _begin_search(run, flags, given)
-    from evenhand.cli.console import console
-    from evenhand.files import locked
-    from evenhand.progress import stop_requested
-    from evenhand.tuning.results import trials_table
-    from evenhand.tuning.search import conclude, describe_search, extend_search, run_trials
-
+        names = {"words": "search", "assignments": "set"}  # where the flag has another
+        for name, value in (vars(flags) | given).items():
+            if value is not None and name not in ("data", "num_trials"):
+                raise UserError(
+                    f"a search goes on with its own settings, so --resume takes no "
+                    f"{names.get(name, name).replace('_', '-')}; leave it out, or begin another "
+                    f"search in another --run folder"
+                )
+        folder, (plan, _) = run, searching.open_search(run)
+        place = None if flags.data is None else Path(flags.data)
+        dataset = searching.open_search_data(run, plan, console, place=place)
     with locked(folder), stop_requested() as should_stop_fn:
         if resume and trials is not None:
-            plan = extend_search(folder, trials)
-        for line in describe_search(plan, num_asked=trials):
+            plan = searching.extend_search(folder, trials)
+        for line in searching.describe_search(plan, num_asked=trials):
             console.print(line)
-        results = run_trials(
-            folder,
-            dataset,
-            device=choose_device(device),
-            console=console,
-            should_stop_fn=should_stop_fn,
+        own_device = choose_device(device)
+        results = searching.run_trials(
+            folder, dataset, device=own_device, console=console, should_stop_fn=should_stop_fn
         )
     if results is None:
         again = shlex.quote(str(folder))
         console.print(f"stopped; continue with: evenhand tune --resume --run {again}")
         return 130
-    lines = conclude(folder, plan, results)
+    lines = searching.conclude(folder, plan, results)
     console.print(trials_table(results, plan.rule))
     for line in lines:
         console.print(line)
     return 0
-
-
-def _begin_search(
-    run: Path | None, flags: SettingsFlags, given: dict[str, Any]
-) -> tuple[Path, "Search", "Dataset"]:
-    from evenhand.cli.console import console
-    from evenhand.runs import open_data
-    from evenhand.tuning.search import begin_search, plan_search, without_test
-
-    config = read_config(flags)
-    if flags.smallest is not None:
-        given = {**given, "advised": config.mining.num_hard_examples}
-    dataset = without_test(open_data(config.data, console))
-    folder = run or Path(f"runs/{dataset.name}-tune")
-    plan = plan_search(config, dataset, **given)
-    begin_search(folder, plan)
-    return folder, plan, dataset
-
-
-def _resume_search(
-    run: Path | None, flags: SettingsFlags, given: dict[str, Any]
-) -> tuple[Path, "Search", "Dataset"]:
-    from evenhand.cli.console import console
-    from evenhand.tuning.search import open_search, open_search_data
-
-    if run is None:
-        raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
-    names = {"words": "search", "assignments": "set"}  # where the flag has another
-    for name, value in (vars(flags) | given).items():
-        if value is not None and name not in ("data", "num_trials"):
-            flag = names.get(name, name).replace("_", "-")
-            raise UserError(
-                f"a search goes on with its own settings, so --resume takes no {flag}; leave it "
-                f"out, or begin another search in another --run folder"
-            )
-    plan, _ = open_search(run)
-    place = None if flags.data is None else Path(flags.data)
-    return run, plan, open_search_data(run, plan, console, place=place)

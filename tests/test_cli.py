@@ -69,25 +69,15 @@ def user(home, monkeypatch, capsys):
 # --- train ----------------------------------------------------------------------------------------
 
 
-CHECKPOINT_FILES = [
-    "rank-0-file-0.safetensors",
-    "manifest.json",
-]
-
-
 def test_a_run_folder_holds_all_that_was_promised(home):
     files = set(small.bytes_of(home / "runs/first"))
+    stores = ["model/weights", "checkpoints/step-00000015", "checkpoints/step-00000020"]
     assert files == {
-        "config.toml",
-        "run.json",
-        "metrics.jsonl",
-        "model/query_data.safetensors",
-        "model/weights/manifest.json",
-        "model/weights/rank-0-file-0.safetensors",
-        *(f"checkpoints/step-{step:08d}/{name}" for step in (15, 20) for name in CHECKPOINT_FILES),
-        "evaluation/test/outcome.npz",
-        "evaluation/test/scores.json",
-    }
+        "config.toml", "run.json", "metrics.jsonl", "model/query_data.safetensors",
+        *(f"{store}/manifest.json" for store in stores),
+        *(f"{store}/rank-0-file-0.safetensors" for store in stores),
+        "evaluation/test/outcome.npz", "evaluation/test/scores.json",
+    }  # fmt: skip
 
 
 def test_training_shows_the_bar_the_table_and_where_the_run_is(home):
@@ -102,10 +92,8 @@ def test_training_shows_the_bar_the_table_and_where_the_run_is(home):
 
 def test_the_run_says_what_was_run_on_what_and_where(home):
     about = json.loads((home / "runs/second/run.json").read_text("utf-8"))
-    assert about["name"] == "second"
-    assert (about["method"], about["seed"]) == ("snm", 3)
-    assert about["is_complete"] is True
-    assert about["num_steps"] == 20
+    expected = {"name": "second", "method": "snm", "seed": 3, "is_complete": True, "num_steps": 20}
+    assert {key: about[key] for key in expected} == expected
     assert about["best_step"] in (10, 20)
     assert about["versions"]["evenhand"] == __version__
     assert set(about["versions"]) == {"evenhand", "python", "torch", "numpy"}
@@ -316,20 +304,9 @@ def test_compare_works_where_no_group_is_large_enough_to_judge(user, tmp_path):
     assert "worst 3" not in out
 
 
-def test_compare_of_a_run_with_itself_shows_no_difference(user):
-    out = user("compare", "runs/first", "runs/first")
-    rows = out.split("minus first")[1]
-    assert "+0.0000" in rows
-    assert "-0." not in rows
-
-
-def test_the_report_names_its_runs_and_goes_into_the_first_unless_told(user, home, tmp_path):
+def test_the_report_goes_into_the_first_run_unless_told(user, home, tmp_path):
     out = user("report", "runs/first", "runs/second", "--out", tmp_path / "page.html")
     assert str(tmp_path / "page.html") in out
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert page.lower().startswith("<!doctype html>")
-    for word in ("first", "second", "s2m-annealed"):
-        assert word in page
     assert "report: runs/second/report.html" in user("report", "runs/second")
     (home / "runs/second/report.html").unlink()
 
@@ -397,21 +374,6 @@ def test_data_extreme_makes_a_data_set_to_train_on(user, home, tmp_path):
     out = user("train", *words, *sets, "--set", "evaluation.num_resamples=10")
     (row,) = [line for line in out.splitlines() if line.startswith("│ all ")]
     assert "1.0000" in row  # every document holds its own label as a feature
-
-
-def test_data_table_makes_a_data_set_to_search(user, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = [f"{colour} {thing} {n},{thing},{colour}" for n in range(12) for thing in ("cup", "hat")
-            for colour in ("red", "blue")]  # fmt: skip
-    (tmp_path / "pairs.csv").write_text("\n".join(["query,label,colour", *rows]) + "\n")
-    out = user("data", "table", "pairs.csv", "--group", "colour")
-    assert "written to datasets/pairs" in out
-    assert "colour (2)" in user("data", "show", "datasets/pairs")
-    sizes = ["batch_size=8", "num_sampled_labels=2", "num_hard_labels=1", "num_hard_examples=4"]
-    sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
-    more = ("--set", "model.embedding_dim=8", "--set", "evaluation.num_resamples=10")
-    user("train", "--data", "datasets/pairs", "--steps", 20, "--run", "run", *sets, *more)
-    assert "hat" in user("search", "run", "green hat 5", "--results", 1)
 
 
 def test_data_show_counts_parts_pairs_labels_and_groups(user):

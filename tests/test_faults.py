@@ -31,8 +31,6 @@ from evenhand.faults import (
 )
 from evenhand.progress import PipedConsole, stop_requested
 
-COMMAND = [sys.executable, "-m", "evenhand"]
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
@@ -291,15 +289,6 @@ def test_nobody_reads_what_a_command_prints_or_the_disk_it_goes_to_is_full(home,
         else:
             assert "output" in answer.sentence
             assert "No space left" in answer.sentence
-
-
-def test_head_of_a_real_pipe(home):
-    words = " ".join([*COMMAND, "data", "show", "data"])
-    answer = subprocess.run(
-        ["bash", "-c", f"{words} | true; echo ${{PIPESTATUS[0]}}"],
-        cwd=home, env=small.ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    assert (answer.stdout, answer.stderr) == ("141\n", "")
 
 
 # --- disks ----------------------------------------------------------------------------------------

@@ -100,10 +100,3 @@ def test_the_first_signal_asks_and_the_second_insists(number):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
-
-
-def test_the_old_handlers_come_back_after_an_error():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RuntimeError, match="a bug"), stop_requested():
-        raise RuntimeError("a bug")
-    assert signal.getsignal(signal.SIGTERM) is before

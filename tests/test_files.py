@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import platform
-import signal
 import stat
 import subprocess
 import sys
@@ -35,23 +34,8 @@ def test_nothing_is_at_the_place_before_all_is_written(tmp_path):
     assert names(path.parent) == ["c.txt"]
 
 
-def test_an_error_in_between_leaves_the_old_one(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-
-    def write_half():
-        with atomic_path(path) as staging:
-            staging.write_text("half")
-            raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"):
-        write_half()
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["a.txt"]
-
-
 @pytest.mark.parametrize(("place", "name"), [(os, "replace"), (os, "fsync"), (files, "sync")])
-def test_a_disk_error_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch, place, name):
+def test_an_error_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch, place, name):
     path = tmp_path / "a.txt"
     path.write_text("old")
 
@@ -62,23 +46,6 @@ def test_a_disk_error_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatc
     with pytest.raises(UserError, match=r"a\.txt could not be written \(No space left.*untouched"):
         write_text(path, "new")
     assert path.read_text() == "old"
-    assert names(tmp_path) == ["a.txt"]
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_of_the_user(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"inside\.txt could not be written"):
-        write_text(tmp_path / "file/inside.txt", "x")
-
-
-def test_what_a_killed_process_left_is_overwritten(tmp_path):
-    path = tmp_path / "a.txt"
-    with atomic_path(path) as staging:
-        staging_name = staging.name
-        staging.write_text("x")
-    (tmp_path / staging_name).write_text("half of a longer text")
-    write_text(path, "new")
-    assert path.read_text() == "new"
     assert names(tmp_path) == ["a.txt"]
 
 
@@ -158,10 +125,12 @@ def test_what_a_killed_maker_left_goes_and_what_a_running_one_has_stays(tmp_path
     for pid in (2**31 - 1, running):
         (tmp_path / f".a.{pid}.partial").mkdir()
     (tmp_path / f".ab.{2**31 - 1}.partial").touch()
+    (tmp_path / f".b.{os.getpid()}.partial").write_text("of an earlier process of this number")
     with atomic_folder(tmp_path / "a"):
         pass
+    write_text(tmp_path / "b", "x")
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"a", f".a.{running}.partial", f".ab.{2**31 - 1}.partial"}
+    assert left == {"a", "b", f".a.{running}.partial", f".ab.{2**31 - 1}.partial"}
 
 
 # --- locks ----------------------------------------------------------------------------------------
@@ -249,68 +218,36 @@ def test_a_holder_that_has_not_signed_yet_and_a_folder_that_cannot_be_made(tmp_p
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file could not be made"), locked(tmp_path / "file"):
         pass
+    with pytest.raises(UserError, match=r"inside\.txt could not be written"):
+        write_text(tmp_path / "file/inside.txt", "x")
 
 
 # --- commands -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("locking")
-    save_dataset(small.text_dataset(), folder / "data")
-    long = {"training__num_steps": 10**6, "training__evaluate_every": 0}
-    small.settings_file(folder / "long.toml", "data", **long, training__checkpoint_every=20)
-    small.settings_file(folder / "quick.toml", "data", training__num_steps=20)
-    return folder
-
-
-def test_a_second_train_in_the_same_folder_is_refused_and_the_first_goes_on(home):
-    process = small.start(home, "train", "long.toml", "--run", "runs/one")
-    try:
-        small.wait_for(lambda: small.last_step(home / "runs/one") > 40)
-        answer = small.run(home, "train", "--resume", "--run", "runs/one")
-        assert f"runs/one is in use by process {process.pid} on" in answer.sentence
-        again = small.run(home, "train", "long.toml", "--run", "runs/one")
-        assert "runs/one exists already" in again.sentence
-        step = small.last_step(home / "runs/one")
-        small.wait_for(lambda: small.last_step(home / "runs/one") > step + 40)
-    finally:
-        process.kill(signal.SIGKILL)
-        process.wait()
-    step = small.last_step(home / "runs/one")
-    again = small.start(home, "train", "--resume", "--run", "runs/one")
-    small.wait_for(lambda: small.last_step(home / "runs/one") > step + 20)
-    again.kill(signal.SIGTERM)
-    assert again.wait().code == 130
-
-
-def test_a_run_that_trains_can_be_read(home):
-    assert small.run(home, "train", "quick.toml", "--run", "runs/read").code == 0
-    with locked(home / "runs/read"):
-        for words in (
-            ["search", "runs/read", "wel"],
-            ["report", "runs/read"],
-            ["evaluate", "runs/read"],
-            ["compare", "runs/read", "runs/read"],
-        ):
-            answer = small.run(home, *words)
-            assert answer.code == 0, answer.err
-
-
-def test_other_writers_are_refused_in_a_folder_in_use(home, tmp_path):
-    assert small.run(home, "tune", "quick.toml", "--run", "runs/tune", "--trials", "2").code == 0
+def test_a_folder_in_use_is_refused_to_writers_and_open_to_readers(tmp_path):
+    save_dataset(small.text_dataset(), tmp_path / "data")
+    small.settings_file(tmp_path / "a.toml", "data", training__num_steps=20)
     (tmp_path / "x.csv").write_text(
         "query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50))
     )
-    before = small.bytes_of(home / "runs/tune")
+    for words in (["train", "a.toml", "--run", "run"], ["tune", "a.toml", "--run", "tune"]):
+        more = ["--trials", "2"] if words[0] == "tune" else []
+        assert small.run(tmp_path, *words, *more).code == 0
+    before = small.bytes_of(tmp_path)
     for folder, words in (
-        ("runs/tune", ["tune", "--resume", "--run", "runs/tune", "--trials", "3"]),
-        ("runs/kept", ["demo", "--run", "runs/kept"]),
+        ("run", ["train", "--resume", "--run", "run"]),
+        ("tune", ["tune", "--resume", "--run", "tune", "--trials", "3"]),
+        ("kept", ["demo", "--run", "kept"]),
     ):
-        with locked(home / folder):
-            answer = small.run(home, *words)
-        assert f"{folder} is in use by process {os.getpid()}" in answer.sentence
-    assert small.bytes_of(home / "runs/tune") == before
-    with atomic_folder(home / "made"):
-        answer = small.run(home, "data", "table", tmp_path / "x.csv", "--out", "made")
+        with locked(tmp_path / folder):
+            answer = small.run(tmp_path, *words)
+        assert f"{folder} is in use by process {os.getpid()} on" in answer.sentence
+    with atomic_folder(tmp_path / "made"):
+        answer = small.run(tmp_path, "data", "table", "x.csv", "--out", "made")
     assert f"made is in use by process {os.getpid()}" in answer.sentence
+    assert small.bytes_of(tmp_path) == before
+    with locked(tmp_path / "run"):
+        for words in (["search", "run", "wel"], ["report", "run"], ["evaluate", "run"]):
+            answer = small.run(tmp_path, *words)
+            assert answer.code == 0, answer.err

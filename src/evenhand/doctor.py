@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -54,54 +55,47 @@ class Finding(NamedTuple):
 
 
 def print_findings(folder: Path, *, console: Console, as_json: bool) -> bool:
-    """Runs every check and prints what it found; False if anything is broken."""
+    """Runs every check and prints what it found; False if anything is broken.
+
+    A check that raises has found something broken. The self-tests start at once, beside each other
+    and the other checks.
+    """
     screen = Console(stderr=True, quiet=not console.is_terminal) if as_json else console
-    findings = examine(folder, console=screen)
-    counts = {state: sum(f.state == state for _, f in findings) for state in COLOURS}
+    findings: dict[str, Finding] = {}
+    with ThreadPoolExecutor() as pool, count_bar(screen, "checking") as advance:
+        loops, kernels = pool.submit(run_self_test, "loops"), pool.submit(run_self_test, "kernels")
+        checks: dict[str, Callable[[], Finding]] = {
+            "evenhand": check_evenhand,
+            "python": lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}"),
+            **{name: partial(check_package, name) for name in NEEDED},
+            "memory": check_memory,
+            "disk": partial(check_disk, folder),
+            "gpu": check_gpu,
+            "compiled code": check_compile_cache,
+            "compiled loops": loops.result,
+            "GPU kernels": lambda: check_kernels(kernels.result()),
+            "ranks": check_ranks,
+            "threads": check_threads,
+        }
+        for name, check_fn in checks.items():
+            advance(len(findings), len(checks))
+            try:
+                findings[name] = check_fn()
+            except Exception as error:
+                sentence = f"the check failed: {type(error).__name__}: {error}"
+                findings[name] = Finding(BROKEN, sentence, "report this")
+        advance(len(checks), len(checks))
+    counts = Counter(finding.state for finding in findings.values())
     if as_json:
-        rows = [{"check": name, **finding._asdict()} for name, finding in findings]
+        rows = [{"check": name, **finding._asdict()} for name, finding in findings.items()]
         print(json.dumps({"is_sound": not counts[BROKEN], "findings": rows}, indent=1))
     else:
         table = Table("", "state", "found", "remedy")
-        for name, finding in findings:
-            state = Text(finding.state, style=COLOURS[finding.state])
-            table.add_row(name, state, Text(finding.found), Text(finding.remedy))
+        for name, (state, found, remedy) in findings.items():
+            table.add_row(name, Text(state, style=COLOURS[state]), Text(found), Text(remedy))
         console.print(table)
-        console.print(", ".join(f"{count} {state}" for state, count in counts.items() if count))
+        console.print(", ".join(f"{counts[state]} {state}" for state in COLOURS if counts[state]))
     return not counts[BROKEN]
-
-
-def examine(folder: Path, *, console: Console) -> list[tuple[str, Finding]]:
-    """Runs every check; one that raises has found something broken.
-
-    The self-tests start at once, beside each other and the other checks.
-    """
-    findings: list[tuple[str, Finding]] = []
-    with ThreadPoolExecutor() as pool, count_bar(console, "checking") as advance:
-        loops, kernels = pool.submit(run_self_test, "loops"), pool.submit(run_self_test, "kernels")
-        checks: list[tuple[str, Callable[[], Finding]]] = [
-            ("evenhand", check_evenhand),
-            ("python", lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}")),
-            *((name, partial(check_package, name)) for name in NEEDED),
-            ("memory", check_memory),
-            ("disk", partial(check_disk, folder)),
-            ("gpu", check_gpu),
-            ("compiled code", check_compile_cache),
-            ("compiled loops", loops.result),
-            ("GPU kernels", lambda: check_kernels(kernels.result())),
-            ("ranks", check_ranks),
-            ("threads", check_threads),
-        ]
-        for number, (name, check_fn) in enumerate(checks):
-            advance(number, len(checks))
-            try:
-                finding = check_fn()
-            except Exception as error:
-                sentence = f"the check failed: {type(error).__name__}: {error}"
-                finding = Finding(BROKEN, sentence, "report this")
-            findings.append((name, finding))
-        advance(len(checks), len(checks))
-    return findings
 
 
 # --- what is installed ----------------------------------------------------------------------------

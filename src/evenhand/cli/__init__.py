@@ -77,19 +77,15 @@ class Verb(TyperCommand):
         return super().invoke(ctx)
 
 
-def _typer(**options: Any) -> typer.Typer:
-    # Plain help: it is read in pipes and narrow windows too, and printed at once.
-    return typer.Typer(
-        cls=GroupedVerbs,
-        rich_markup_mode=None,
-        add_completion=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        **options,
-    )
-
-
-app = _typer(help="Train retrieval models that work for every part of the data.", epilog=EPILOG)
-data_app = _typer(help="Prepare a data set, or look at one.")
+PLAIN: dict[str, Any] = {  # help is read in pipes and narrow windows too, and printed at once
+    "cls": GroupedVerbs,
+    "rich_markup_mode": None,
+    "add_completion": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+PURPOSE = "Train retrieval models that work for every part of the data."
+app = typer.Typer(help=PURPOSE, epilog=EPILOG, **PLAIN)
+data_app = typer.Typer(help="Prepare a data set, or look at one.", **PLAIN)
 VERBS = {
     "Train a model": (train.train, tune.tune, demo.demo),
     "See who it serves": (evaluate.evaluate, evaluate.compare, evaluate.slices, evaluate.report),

@@ -114,19 +114,18 @@ SCORES = Target(
     JSON_WORDS,
 )
 
+SEARCHED = {"loss.margin": 0.1, "training.learning_rate": 0.02}
+SNM = {"mining.method": "snm", "mining.num_hard_examples": 2048} | SEARCHED
+S2M = {"mining.method": "s2m", "mining.num_hard_examples": 64} | SEARCHED
 TUNING = {
     "command": "evenhand tune", "criterion": "recall@10 on tail", "average": "recall@10",
     "max_drop": 0.005, "seed": 0, "fingerprint": "f" * 64,
     "space": {"loss.margin": "0.1,0.2", "training.learning_rate": "0.01..0.04"},
-    "planned": [
-        {"role": "SNM", "settings": {"mining.method": "snm", "mining.num_hard_examples": 2048}},
-        {"role": "", "settings": {"mining.method": "s2m", "mining.num_hard_examples": 64}},
-    ],
+    "planned": [{"role": "SNM", "settings": SNM}, {"role": "", "settings": S2M}],
     "is_complete": False, "chosen": None, "front": [1],
     "trials": [{
         "number": 1, "role": "SNM", "average": 0.5, "criterion": 0.25, "low": None, "high": None,
-        "settings": {"mining.method": "snm", "mining.num_hard_examples": 2048},
-        "figures": {"tail": 0.25}, "seconds": 3.0, "failure": "",
+        "settings": SNM, "figures": {"tail": 0.25}, "seconds": 3.0, "failure": "",
     }],
 }  # fmt: skip
 

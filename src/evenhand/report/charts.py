@@ -72,7 +72,7 @@ class Label(NamedTuple):
 class Plot:
     """A chart with two axes; all places are those of the drawing."""
 
-    title: str  # over the chart; may be empty
+    title: str = ""  # over the chart
     description: str  # the same in words, for who cannot see it
     frame: Frame
     x_axis: Axis

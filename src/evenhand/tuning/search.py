@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,14 +28,7 @@ from evenhand.config import Config, build_config, read_settings, to_toml, to_typ
 from evenhand.data import Dataset
 from evenhand.data.dataset import memberships
 from evenhand.errors import UserError
-from evenhand.evaluation import (
-    GroupColumn,
-    Score,
-    check_selector,
-    group_columns,
-    selected_score,
-    selected_value,
-)
+from evenhand.evaluation import GroupColumn, Score, check_selector, group_columns, selected_score
 from evenhand.evaluation.scores import MIN_PAIRS
 from evenhand.evaluation.statistics import BUILT_IN
 from evenhand.faults import explain_out_of_memory
@@ -49,9 +41,7 @@ from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
 from evenhand.training_run import begin_run, resumable_config, train_run
 from evenhand.tuning.results import (
-    NAN,
     Rule,
-    Trial,
     choose_trial,
     describe_choice,
     pareto_front,
@@ -61,8 +51,8 @@ from evenhand.tuning.space import (
     METHOD,
     NUM_HARD_EXAMPLES,
     TAIL_FRACTION,
-    PlannedTrial,
     Space,
+    Trial,
     default_space,
     parse_space,
     plan_trials,
@@ -71,9 +61,11 @@ from evenhand.tuning.space import (
 
 PART = "validation"
 NUM_TRIALS, MAX_DROP = 16, 0.005  # unless told otherwise
-SAVED = {  # fields of a search that tuning.json holds as they are
-    "command": str, "criterion": str, "average": str, "max_drop": float, "seed": int,
-    "fingerprint": str, "data_folder": str,
+RULE = {"criterion": str, "average": str, "max_drop": float}  # in tuning.json, as the next ones
+SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}
+FIGURES = {  # of a trial; null is NaN
+    "average": float, "criterion": float, "low": float, "high": float,
+    "figures": dict[str, float], "seconds": float, "failure": str,
 }  # fmt: skip
 
 
@@ -81,18 +73,12 @@ SAVED = {  # fields of a search that tuning.json holds as they are
 class Search:
     config: Config
     space: Space
-    planned: tuple[PlannedTrial, ...]
+    planned: tuple[Trial, ...]
+    rule: Rule
     command: str
-    criterion: str
-    average: str
-    max_drop: float
     seed: int
     fingerprint: str  # of the data
     data_folder: str  # where the data lay when the search began
-
-    @property
-    def rule(self) -> Rule:
-        return Rule(self.criterion, self.average, self.max_drop)
 
 
 def open_search_data(
@@ -172,10 +158,8 @@ def plan_search(
         config=config,
         space=space,
         planned=tuple(planned),
+        rule=Rule(criterion, average, max_drop),
         command=shlex.join(["evenhand", *sys.argv[1:]]),
-        criterion=criterion,
-        average=average,
-        max_drop=max_drop,
         seed=seed,
         fingerprint=dataset.fingerprint,
         data_folder=str(config.data.folder.absolute()),
@@ -234,10 +218,10 @@ def record(folder: Path, search: Search, trials: Sequence[Trial]) -> None:
     """Writes down the search and the trials that are finished, which are its first ones."""
     chosen = choose_trial(trials, max_drop=search.rule.max_drop)
     is_complete = len(trials) == len(search.planned)
-    values = {name: getattr(search, name) for name in SAVED}
+    values = {name: getattr(search, name) for name in SAVED} | search.rule._asdict()
     values |= {
         "space": {name: str(axis) for name, axis in search.space.items()},
-        "planned": [trial._asdict() for trial in search.planned],
+        "planned": [{"role": trial.role, "settings": trial.settings} for trial in search.planned],
         "is_complete": is_complete,
         "chosen": chosen.number if chosen and is_complete else None,
         "front": [trial.number for trial in pareto_front(trials)],
@@ -253,43 +237,32 @@ def open_search(folder: Path) -> tuple[Search, list[Trial]]:
         raise UserError(f"{folder} cannot be resumed: it holds no tuning.json")
     config, saved = build_config(read_settings(folder / "base.toml")), read_json(path)
     try:
-        saved.setdefault("data_folder", "")  # which earlier searches did not note
+        saved = {"data_folder": ""} | saved  # which earlier searches did not note
+        space = parse_space([f"{name}={axis}" for name, axis in saved["space"].items()], config)
+        planned, trials = [], []
+        for number, row in enumerate(saved["planned"], start=1):
+            settings, role = dict(row["settings"]), to_type("role", row["role"], str)
+            with_settings(config, settings)
+            if settings.keys() != {METHOD, NUM_HARD_EXAMPLES, *space}:
+                raise ValueError(f"trial {number} has other settings than those searched")
+            planned.append(Trial(number=number, role=role, settings=settings))
+        for number, row in enumerate(saved["trials"], start=1):
+            trial = planned[number - 1]
+            if (row["number"], row["settings"]) != (number, trial.settings):
+                raise ValueError(f"trial {number} is not the one that was planned")
+            known = {n: kind for n, kind in FIGURES.items() if row[n] is not None}
+            figures = {name: to_type(name, row[name], kind) for name, kind in known.items()}
+            trials.append(dataclasses.replace(trial, **figures))
         search = Search(
             config=config,
-            space=parse_space([f"{n}={axis}" for n, axis in saved["space"].items()], config),
-            planned=tuple(_check_trial(PlannedTrial(**t), config) for t in saved["planned"]),
+            space=space,
+            planned=tuple(planned),
+            rule=Rule(*(to_type(name, saved[name], kind) for name, kind in RULE.items())),
             **{name: to_type(name, saved[name], kind) for name, kind in SAVED.items()},
         )
-        trials = []
-        for row in saved["trials"]:
-            values: dict[str, Any] = {k: NAN if v is None else v for k, v in row.items()}
-            trial = _check_trial(Trial(**values), config)
-            figures = (trial.average, trial.criterion, trial.low, trial.high)
-            for number in (trial.number, trial.seconds, *figures, *trial.figures.values()):
-                if isinstance(number, bool) or not isinstance(number, int | float):
-                    raise ValueError(f"{str(number)[:40]!r} is no number")
-            trials.append(trial)
-        if len(trials) > len(search.planned):
-            raise ValueError(f"{len(trials)} trials, but only {len(search.planned)} were planned")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # not what `record` wrote
+    except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return search, trials
-
-
-T = TypeVar("T", PlannedTrial, Trial)
-
-
-def _check_trial(trial: T, config: Config) -> T:
-    """The trial, if its settings are those of a trial."""
-    if not isinstance(trial.role, str):
-        raise ValueError("the role of a trial is no text")
-    mining = with_settings(config, trial.settings).mining
-    if (trial.settings[METHOD], trial.settings[NUM_HARD_EXAMPLES]) != (
-        mining.method,
-        mining.num_hard_examples,
-    ):
-        raise ValueError("a trial without its method and k'")
-    return trial
 
 
 def extend_search(folder: Path, num_trials: int) -> Search:
@@ -327,14 +300,13 @@ def run_trials(
     num_trials, rule = len(search.planned), search.rule
     if trials:
         console.print(f"{len(trials)} of {num_trials} trials finished already")
+    # A line a trial is enough for a file.
+    of_trial = console if console.is_terminal else Console(quiet=True)
     began, num_finished = time.monotonic(), len(trials)
-    for number in range(len(trials) + 1, num_trials + 1):
-        trial = None
-        if not should_stop_fn():
-            trial = _run_trial(
-                folder, search, number, dataset,
-                device=device, console=console, should_stop_fn=should_stop_fn,
-            )  # fmt: skip
+    for planned in search.planned[num_finished:]:
+        if should_stop_fn():
+            return None
+        trial = _run_trial(folder, search, planned, dataset, device, of_trial, should_stop_fn)
         if trial is None:
             return None
         trials.append(trial)
@@ -348,7 +320,7 @@ def run_trials(
         )
         role = f" ({trial.role})" if trial.role else ""
         console.print(
-            f"trial {number} of {num_trials}{role}: {figures}; "
+            f"trial {trial.number} of {num_trials}{role}: {figures}; "
             f"{format_duration(trial.seconds)}, about {left} left"
         )
     return trials
@@ -357,20 +329,16 @@ def run_trials(
 def _run_trial(
     folder: Path,
     search: Search,
-    number: int,
+    trial: Trial,
     dataset: Dataset,
-    *,
     device: torch.device,
     console: Console,
     should_stop_fn: Callable[[], bool],
 ) -> Trial | None:
     """Trains and evaluates one trial, or goes on with it; None: it was asked to stop."""
-    planned, run = search.planned[number - 1], folder / "trials" / f"{number:03d}"
-    trial = Trial(number=number, role=planned.role, settings=planned.settings)
-    config = with_settings(search.config, planned.settings)
-    title = f"trial {number} of {len(search.planned)}, k' {trial.num_hard_examples:,}"
-    if not console.is_terminal:  # a line a trial is enough for a file
-        console = Console(quiet=True)
+    run = folder / "trials" / f"{trial.number:03d}"
+    config = with_settings(search.config, trial.settings)
+    title = f"trial {trial.number} of {len(search.planned)}, k' {trial.num_hard_examples:,}"
     began = time.monotonic()
     if not (run / "evaluation" / PART / "scores.json").is_file():
         if run.exists():
@@ -392,9 +360,8 @@ def _run_trial(
         if not is_complete:
             return None
         began = time.monotonic()
-        evaluate_run(
-            run, dataset, PART, device=device, console=console, title=f"{title}, evaluating"
-        )
+        title = f"{title}, evaluating"
+        evaluate_run(run, dataset, PART, device=device, console=console, title=title)
     about = read_about(run)
     seconds = sum(about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
     seconds += time.monotonic() - began
@@ -413,7 +380,7 @@ def with_figures(trial: Trial, scores: Sequence[Score], rule: Rule) -> Trial:
     criterion = selected_score(scores, rule.criterion)
     return dataclasses.replace(
         trial,
-        average=selected_value(scores, rule.average),
+        average=selected_score(scores, rule.average).value,
         criterion=criterion.value,
         low=criterion.low,  # NaN where nothing is resampled
         high=criterion.high,
@@ -445,18 +412,13 @@ def conclude(folder: Path, search: Search, trials: Sequence[Trial]) -> list[str]
         f"# trial {chosen.number} of {folder.name}: the highest {search.rule.criterion} on the "
         f"{PART} part\n{to_toml(with_settings(search.config, chosen.settings))}",
     )
-    write_search_page(
-        trials,
-        folder / "tradeoff.html",
-        title=f"What {folder.resolve().name} found",
-        rule=search.rule,
-        next_command=command,
-    )
+    path, title = folder / "tradeoff.html", f"What {folder.resolve().name} found"
+    write_search_page(trials, path, title=title, rule=search.rule, next_command=command)
     return [
         *describe_choice(trials, search.rule),
         f"its figures flatter it, because it was chosen by them; honest ones, on the test part: "
         f"{command}",
         f"settings: {folder / 'best.toml'}",
         f"figures:  {folder / 'tuning.json'}",
-        f"picture:  {folder / 'tradeoff.html'}",
+        f"picture:  {path}",
     ]

@@ -418,13 +418,8 @@ def _warm_up():
     from evenhand.cli import main
     from evenhand.data import save_dataset
 
-    for name in (
-        "averaging",
-        "cli.public_data",
-        "exporting",
-        "report",
-        "tuning.search",
-    ):  # what verbs load
+    # What verbs load.
+    for name in ("averaging", "exporting", "data.public_data", "report", "tuning.search"):
         importlib.import_module(f"evenhand.{name}")
     torch.set_num_threads(1)
     torch.optim.Adam([torch.zeros(1)])  # imports half of torch

@@ -14,7 +14,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, certify, score_table
 from evenhand.report import rendering, write_report
 from evenhand.report.bounds import describe_bound, known_groups
-from evenhand.report.charts import Series, line_plot
+from evenhand.report.charts import line_plot
 from evenhand.report.curves import recall_curve
 from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.facts import format_fact
@@ -487,7 +487,7 @@ def test_the_curve_of_recall_counts_what_is_among_the_first_r_and_no_miss(datase
 @pytest.mark.parametrize("ys", [[0.0, 0.0], [5.0, 5.0], [1e-9, 3e-9], [-2.0, 1e6]])
 @pytest.mark.parametrize("is_log", [False, True])
 def test_a_line_chart_stays_inside_its_frame(ys, is_log):
-    plot = line_plot("t", [Series(0, [1, 1], ys)], x_title="x", is_log=is_log)
+    plot = line_plot("t", [(0, [1, 1], ys)], "x", is_log=is_log, is_share=False)
     for x, y in [(mark.x, mark.y) for mark in plot.marks]:
         assert plot.frame.left <= x <= plot.frame.right
         assert plot.frame.top <= y <= plot.frame.bottom

@@ -48,25 +48,22 @@ def telling_titles(groups: dict[str, GroupList]) -> dict[str, GroupList]:
 
 
 def main_rows(scores: Sequence[Score]) -> list[Score]:
-    """All, head, torso, tail, and the worst groups of every column.
+    """All, head, torso, tail, and for every column what tells the most about its worst groups.
 
-    Where three groups or fewer can be judged, the worst 3 would be all of them: the worst one
-    stands for the column.
+    The worst 3 of three groups would be all of them, and a tenth of 39 groups is their worst 3: a
+    row is shown only where it says what those before it do not.
     """
-    judged = Counter(
-        (s.metric, s.column) for s in scores if s.is_judged and s.group not in SUMMARIES
+    num_judged = Counter(
+        (score.metric, score.column)
+        for score in scores
+        if score.is_judged and not math.isnan(score.value) and score.group not in SUMMARIES
     )
 
     def is_main(score: Score) -> bool:
-        if score.column in ("all", "frequency"):
-            return score.group not in SUMMARIES
-        num_judged = judged[score.metric, score.column]
-        is_telling = {
-            "worst": 1 < num_judged <= 3,
-            "worst 3": num_judged > 3,
-            "worst tenth": len(score.members) > 1,
-        }
-        return is_telling.get(score.group, False) and score.column != "frequency over pairs"
+        if score.column in ("all", "frequency", "frequency over pairs"):
+            return score.group not in SUMMARIES and score.column != "frequency over pairs"
+        fewest = {"worst": 2, "worst 3": 4, "worst tenth": 40}
+        return num_judged[score.metric, score.column] >= fewest.get(score.group, math.inf)
 
     return [score for score in scores if is_main(score)]
 

@@ -174,7 +174,8 @@ def write_search_page(
         chosen=chosen,
         rivals=name_rivals(feasible),
         next_command=next_command,
-        levels=_describe_levels(trials),
+        levels=size_levels(trials),
+        baseline=baseline,
         plots=[_plot(trials, shown, chosen, rule, verdict) for shown in (near, scored)],
         num_far=len(scored) - len(near),
         rows=[
@@ -199,15 +200,6 @@ def size_levels(trials: Sequence[Trial]) -> list[tuple[int, int]]:
     width = math.ceil(len(sizes) / len(MARKS))
     pieces = [sizes[start : start + width] for start in range(0, len(sizes), width)]
     return [(piece[0], piece[-1]) for piece in pieces]
-
-
-def _describe_levels(trials: Sequence[Trial]) -> list[str]:
-    words, baseline = [], trials[0]
-    for low, high in size_levels(trials):
-        is_baseline = low == high == baseline.num_hard_examples and baseline.role
-        sizes = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        words.append(f"k' = {sizes}" + (f" (all: {baseline.role})" if is_baseline else ""))
-    return words
 
 
 def nearby_trials(trials: Sequence[Trial], chosen: Trial, max_drop: float) -> list[Trial]:

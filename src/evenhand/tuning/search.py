@@ -16,6 +16,7 @@ import shlex
 import shutil
 import sys
 import time
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from evenhand.config import Config, build_config, read_settings, to_toml, to_typ
 from evenhand.data import Dataset
 from evenhand.data.dataset import memberships
 from evenhand.errors import UserError
-from evenhand.evaluation import GroupColumn, Score, check_selector, group_columns, selected_score
+from evenhand.evaluation import Score, check_selector, group_columns, selected_score
 from evenhand.evaluation.scores import MIN_PAIRS
 from evenhand.evaluation.statistics import BUILT_IN
 from evenhand.faults import explain_out_of_memory
@@ -48,7 +49,6 @@ from evenhand.tuning.results import (
     write_search_page,
 )
 from evenhand.tuning.space import (
-    METHOD,
     NUM_HARD_EXAMPLES,
     TAIL_FRACTION,
     Space,
@@ -61,12 +61,7 @@ from evenhand.tuning.space import (
 
 PART = "validation"
 NUM_TRIALS, MAX_DROP = 16, 0.005  # unless told otherwise
-RULE = {"criterion": str, "average": str, "max_drop": float}  # in tuning.json, as the next ones
-SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}
-FIGURES = {  # of a trial; null is NaN
-    "average": float, "criterion": float, "low": float, "high": float,
-    "figures": dict[str, float], "seconds": float, "failure": str,
-}  # fmt: skip
+SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}  # in tuning.json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,12 +131,13 @@ def plan_search(
         words: what is varied, as `parse_space` reads it; if none, `default_space`.
         advised: the k' of a smallest group, which the default space then holds.
     """
-    if num_trials < 2:
-        raise UserError(f"--trials must be at least 2, got {num_trials}")
-    if not 0 <= max_drop < math.inf:
-        raise UserError(f"--max-drop must be at least 0, such as 0.005, got {max_drop}")
-    if seed < 0:
-        raise UserError(f"--seed must be at least 0, got {seed}")
+    for flag, value, least in (
+        ("trials", num_trials, 2),
+        ("max-drop", max_drop, 0),
+        ("seed", seed, 0),
+    ):
+        if not least <= value < math.inf:
+            raise UserError(f"--{flag} must be at least {least}, got {value}")
     if config.mining.tail_fraction:  # k' is searched as a number, not as a share of the batch
         k_prime = config.mining.num_counting
         config = with_settings(config, {NUM_HARD_EXAMPLES: k_prime, TAIL_FRACTION: 0.0})
@@ -181,17 +177,15 @@ def describe_search(search: Search, *, num_asked: int | None = None) -> list[str
 
 def default_criterion(config: Config, dataset: Dataset) -> str:
     """The worst tenth of the column of the data with the most judged groups, or else the tail."""
-
-    def num_judged(column: GroupColumn) -> int:
-        counts = np.bincount(memberships(column.groups)[1], minlength=len(column.group_names))
-        needed = config.evaluation.min_pairs.get(column.name, MIN_PAIRS)
-        return int((counts >= needed).sum())
-
-    columns = [c for c in group_columns(dataset, PART) if c.name not in BUILT_IN]
-    column = max(columns, key=num_judged, default=None)
-    if column is None or not num_judged(column):
-        return f"{_main_metric(config)} on tail"
-    return f"{_main_metric(config)} on worst tenth of {column.name}"
+    num_judged = {}
+    for column in group_columns(dataset, PART):
+        if column.name not in BUILT_IN:
+            counts = np.bincount(memberships(column.groups)[1])
+            fewest = config.evaluation.min_pairs.get(column.name, MIN_PAIRS)
+            num_judged[column.name] = int((counts >= fewest).sum())
+    name = max(num_judged, key=lambda name: num_judged[name], default="")
+    where = f"worst tenth of {name}" if num_judged.get(name) else "tail"
+    return f"{_main_metric(config)} on {where}"
 
 
 def _main_metric(config: Config) -> str:
@@ -239,42 +233,34 @@ def open_search(folder: Path) -> tuple[Search, list[Trial]]:
     try:
         saved = {"data_folder": ""} | saved  # which earlier searches did not note
         space = parse_space([f"{name}={axis}" for name, axis in saved["space"].items()], config)
-        planned, trials = [], []
-        for number, row in enumerate(saved["planned"], start=1):
-            settings, role = dict(row["settings"]), to_type("role", row["role"], str)
-            with_settings(config, settings)
-            if settings.keys() != {METHOD, NUM_HARD_EXAMPLES, *space}:
-                raise ValueError(f"trial {number} has other settings than those searched")
-            planned.append(Trial(number=number, role=role, settings=settings))
-        for number, row in enumerate(saved["trials"], start=1):
-            trial = planned[number - 1]
-            if (row["number"], row["settings"]) != (number, trial.settings):
-                raise ValueError(f"trial {number} is not the one that was planned")
-            known = {n: kind for n, kind in FIGURES.items() if row[n] is not None}
-            figures = {name: to_type(name, row[name], kind) for name, kind in known.items()}
+        known = {name: to_type(name, saved[name], kind) for name, kind in SAVED.items()}
+        rule = [to_type(n, saved[n], kind) for n, kind in typing.get_type_hints(Rule).items()]
+        num_planned = len(saved["planned"])
+        planned = plan_trials(config, space, num_trials=num_planned, seed=known["seed"])
+        if [trial.settings for trial in planned] != [row["settings"] for row in saved["planned"]]:
+            raise ValueError("its trials are not those that this version of Evenhand plans")
+        kinds, trials = typing.get_type_hints(Trial), []
+        for number, row in enumerate(saved["trials"]):
+            trial = planned[number]
+            if (row.pop("number"), row.pop("settings")) != (trial.number, trial.settings):
+                raise ValueError(f"trial {trial.number} is not the one that was planned")
+            figures = {n: to_type(n, v, kinds[n]) for n, v in row.items() if v is not None}
             trials.append(dataclasses.replace(trial, **figures))
-        search = Search(
-            config=config,
-            space=space,
-            planned=tuple(planned),
-            rule=Rule(*(to_type(name, saved[name], kind) for name, kind in RULE.items())),
-            **{name: to_type(name, saved[name], kind) for name, kind in SAVED.items()},
-        )
     except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
+    search = Search(config=config, space=space, planned=tuple(planned), rule=Rule(*rule), **known)
     return search, trials
 
 
 def extend_search(folder: Path, num_trials: int) -> Search:
     """Plans more trials for a search; those it has stay as they are."""
     search, trials = open_search(folder)
-    planned = plan_trials(search.config, search.space, num_trials=num_trials, seed=search.seed)
-    num_before = len(search.planned)
-    if num_trials < num_before or tuple(planned[:num_before]) != search.planned:
+    if num_trials < len(search.planned):
         raise UserError(
-            f"--trials must be at least {num_before} (those of {folder}), with the "
-            f"version of Evenhand it was begun with, got {num_trials}"
+            f"--trials must be at least {len(search.planned)}, as many as {folder} has, got "
+            f"{num_trials}"
         )
+    planned = plan_trials(search.config, search.space, num_trials=num_trials, seed=search.seed)
     search = dataclasses.replace(search, planned=tuple(planned))
     record(folder, search, trials)
     return search
@@ -309,6 +295,8 @@ def run_trials(
         trial = _run_trial(folder, search, planned, dataset, device, of_trial, should_stop_fn)
         if trial is None:
             return None
+        for name in ("checkpoints", "model"):
+            shutil.rmtree(folder / "trials" / f"{trial.number:03d}" / name, ignore_errors=True)
         trials.append(trial)
         record(folder, search, trials)
         seconds = (time.monotonic() - began) / (len(trials) - num_finished)
@@ -354,7 +342,6 @@ def _run_trial(
         except UserError as error:
             if NAN_REMEDY not in str(error):
                 raise
-            _remove_weights(run)
             reason, seconds = str(error).partition(";")[0], time.monotonic() - began
             return dataclasses.replace(trial, failure=reason, seconds=round(seconds, 1))
         if not is_complete:
@@ -366,13 +353,7 @@ def _run_trial(
     seconds = sum(about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
     seconds += time.monotonic() - began
     trial = with_figures(trial, load_result(run, PART).scores, search.rule)
-    _remove_weights(run)
     return dataclasses.replace(trial, seconds=round(seconds, 1))
-
-
-def _remove_weights(run: Path) -> None:
-    for name in ("checkpoints", "model"):
-        shutil.rmtree(run / name, ignore_errors=True)
 
 
 def with_figures(trial: Trial, scores: Sequence[Score], rule: Rule) -> Trial:

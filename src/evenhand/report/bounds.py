@@ -144,13 +144,6 @@ def _plot(runs: RunSet, units: str, certificates: Sequence[Certificate]) -> Plot
         words = [f"{bound} for {format_percent(fraction)}" for (bound, _), fraction in cells]
         said.append(f"{name}: {', '.join(words)}")
     cap = certificates[0].cap
-    return Plot(
-        title=PLOTS[units],
-        description=f"{PLOTS[units]}: the bound by the least share. {'; '.join(said)}",
-        frame=MEDIUM,
-        x_axis=x_axis,
-        y_axis=y_axis,
-        x_title="share of the queries" + (f", at most {cap:g} a label" if cap is not None else ""),
-        lines=lines,
-        marks=marks,
-    )
+    x_title = "share of the queries" + (f", at most {cap:g} a label" if cap is not None else "")
+    description = f"{PLOTS[units]}: the bound by the least share. {'; '.join(said)}"
+    return Plot(PLOTS[units], description, MEDIUM, x_axis, y_axis, x_title, lines, marks)

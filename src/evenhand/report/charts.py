@@ -71,19 +71,19 @@ class Label(NamedTuple):
     is_strong: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Plot:
     """A chart with two axes; all places are those of the drawing."""
 
-    title: str = ""  # over the chart
+    title: str  # over the chart; may be empty
     description: str  # the same in words, for who cannot see it
     frame: Frame
     x_axis: Axis
     y_axis: Axis
     x_title: str
+    lines: Sequence[Line]
+    marks: Sequence[Mark]
     y_title: str = ""
-    lines: Sequence[Line] = ()
-    marks: Sequence[Mark] = ()
     intervals: Sequence[tuple[float, float, float]] = ()  # x, and y from and to
     shaded_from: float | None = None  # x; up to the right edge
     ring: tuple[float, float] | None = None  # around one mark
@@ -112,16 +112,7 @@ def line_plot(
         points = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(xs, ys, strict=True)]
         lines.append(run_line(run, points))
         marks += [Mark(run, x, y) for x, y in points[0 if len(points) <= MAX_MARKS else -1 :]]
-    return Plot(
-        title=title,
-        description=title,
-        frame=frame,
-        x_axis=x_axis,
-        y_axis=y_axis,
-        x_title=x_title,
-        lines=lines,
-        marks=marks,
-    )
+    return Plot(title, title, frame, x_axis, y_axis, x_title, lines, marks)
 
 
 def run_line(run: int, points: Iterable[tuple[float, float]], kind: str = "") -> Line:

@@ -161,35 +161,26 @@ def write_search_page(
         )
     settings = format_settings([trial.settings for trial in trials])
     names = list(dict.fromkeys(name for t in trials for name in t.figures if name != "all"))
-    front, near = pareto_front(trials), nearby_trials(trials, chosen, rule.max_drop)
     scored = [trial for trial in trials if trial.is_scored]
+    near = nearby_trials(trials, chosen, rule.max_drop)
     page = render(
         "search.html",
         title=title,
         verdict=verdict,
         rule=rule,
-        num_trials=len(trials),
-        num_feasible=len(feasible),
-        best_average=max(trial.average for trial in feasible),
+        trials=sort_by_criterion(trials),
+        feasible=feasible,
+        front=pareto_front(trials),
         chosen=chosen,
+        baseline=baseline,
         rivals=name_rivals(feasible),
         next_command=next_command,
         levels=size_levels(trials),
-        baseline=baseline,
         plots=[_plot(trials, shown, chosen, rule, verdict) for shown in (near, scored)],
         num_far=len(scored) - len(near),
-        rows=[
-            {
-                "trial": trial,
-                "remarks": describe_trial(trial, feasible),
-                "settings": settings[trial.number - 1].values(),
-                "is_feasible": trial in feasible,
-                "is_unbeaten": trial in front,
-            }
-            for trial in sort_by_criterion(trials)
-        ],
-        setting_names=list(settings[0]),
+        settings=settings,
         figure_names=names,
+        describe_trial=describe_trial,
     )
     write_text(path, page)
 
@@ -257,16 +248,20 @@ def _plot(
         for trial in pareto_front(shown)
     ]
     steps = "".join(f"V{y:.1f}H{x:.1f}" for x, y in front[1:])
+    description = (
+        f"{len(shown)} trials: {rule.average} to the right, {rule.criterion} upwards. {verdict} "
+        f"The figures are in the table below."
+    )
     return Plot(
-        description=f"{len(shown)} trials: {rule.average} to the right, {rule.criterion} upwards. "
-        f"{verdict} The figures are in the table below.",
-        frame=LARGE,
-        x_axis=x_axis,
-        y_axis=y_axis,
-        x_title=f"{rule.average}, all",
+        "",
+        description,
+        LARGE,
+        x_axis,
+        y_axis,
+        f"{rule.average}, all",
+        [Line(f"M{front[0][0]:.1f} {front[0][1]:.1f}{steps}", "front", "5 4")],
+        marks,
         y_title=rule.criterion,
-        lines=[Line(f"M{front[0][0]:.1f} {front[0][1]:.1f}{steps}", "front", "5 4")],
-        marks=marks,
         intervals=intervals,
         shaded_from=x_axis.place(start),
         ring=(x_axis.place(chosen.average), y_axis.place(chosen.criterion)),

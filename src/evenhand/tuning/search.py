@@ -37,7 +37,7 @@ from evenhand.files import atomic_folder, read_json, write_json, write_text
 from evenhand.locking import locked
 from evenhand.pipeline import evaluate_run, open_data
 from evenhand.report.rendering import format_duration
-from evenhand.runs import load_result, read_about
+from evenhand.runs import load_result
 from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
 from evenhand.training_run import begin_run, resumable_config, train_run
@@ -49,8 +49,6 @@ from evenhand.tuning.results import (
     write_search_page,
 )
 from evenhand.tuning.space import (
-    NUM_HARD_EXAMPLES,
-    TAIL_FRACTION,
     Space,
     Trial,
     default_space,
@@ -138,9 +136,6 @@ def plan_search(
     ):
         if not least <= value < math.inf:
             raise UserError(f"--{flag} must be at least {least}, got {value}")
-    if config.mining.tail_fraction:  # k' is searched as a number, not as a share of the batch
-        k_prime = config.mining.num_counting
-        config = with_settings(config, {NUM_HARD_EXAMPLES: k_prime, TAIL_FRACTION: 0.0})
     space = parse_space(words, config) if words else default_space(config, advised=advised)
     planned = plan_trials(config, space, num_trials=num_trials, seed=seed)
     for trial in planned:
@@ -349,11 +344,10 @@ def _run_trial(
         began = time.monotonic()
         title = f"{title}, evaluating"
         evaluate_run(run, dataset, PART, device=device, console=console, title=title)
-    about = read_about(run)
-    seconds = sum(about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
-    seconds += time.monotonic() - began
-    trial = with_figures(trial, load_result(run, PART).scores, search.rule)
-    return dataclasses.replace(trial, seconds=round(seconds, 1))
+    result = load_result(run, PART)
+    seconds = sum(result.about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
+    seconds = round(seconds + time.monotonic() - began, 1)
+    return dataclasses.replace(with_figures(trial, result.scores, search.rule), seconds=seconds)
 
 
 def with_figures(trial: Trial, scores: Sequence[Score], rule: Rule) -> Trial:

@@ -12,7 +12,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation import group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.pipeline import open_data
-from evenhand.tuning.space import NUM_HARD_EXAMPLES, TAIL_FRACTION, with_settings
+from evenhand.tuning.space import NUM_HARD_EXAMPLES, with_settings
 
 
 def num_hard_examples_for(share: float, *, batch_size: int) -> int:
@@ -63,4 +63,4 @@ def build_guarding_config(
         f"k' = {num_hard_examples:,}, what a share of {smallest:.2%} is expected to fill of a "
         f"batch of {mining.batch_size:,}"
     )
-    return with_settings(config, {NUM_HARD_EXAMPLES: num_hard_examples, TAIL_FRACTION: 0.0})
+    return with_settings(config, {NUM_HARD_EXAMPLES: num_hard_examples})

@@ -185,8 +185,13 @@ def _parse_value(name: str, text: str, config: Config) -> Value:
 
 
 def with_settings(config: Config, settings: Mapping[str, Value]) -> Config:
-    """The config with some settings changed, checked as a whole."""
+    """The config with some settings changed, checked as a whole.
+
+    A number of hard examples takes the place of a share of the batch, if the config has one.
+    """
     sections = dataclasses.asdict(config)
+    if NUM_HARD_EXAMPLES in settings:
+        sections["mining"]["tail_fraction"] = 0.0
     for name, value in settings.items():
         section, _, key = name.partition(".")
         sections[section][key] = value

@@ -32,9 +32,9 @@ class Rule(NamedTuple):
 
 
 def sort_by_criterion(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials, the best criterion first, of equals the better average; unfinished ones last."""
+    """The trials, the best criterion first, then the average, then the first; unscored last."""
     scored = [trial for trial in trials if trial.is_scored]
-    scored.sort(key=lambda t: (-t.criterion, -t.average, t.number))
+    scored.sort(key=lambda t: (-t.criterion, -t.average))
     return [*scored, *(trial for trial in trials if not trial.is_scored)]
 
 
@@ -75,7 +75,7 @@ def pareto_front(trials: Sequence[Trial]) -> list[Trial]:
     """
     front: list[Trial] = []
     scored = [trial for trial in trials if trial.is_scored]
-    for trial in sorted(scored, key=lambda t: (-t.average, -t.criterion, t.number)):
+    for trial in sorted(scored, key=lambda t: (-t.average, -t.criterion)):
         if not front or trial.criterion > front[-1].criterion:
             front.append(trial)
     return front[::-1]

@@ -31,16 +31,8 @@ SCRIPTS = ("LATIN", "THAI", "GREEK", f"S {EVIL}", "LAO", "NOBODY")
 REGIONS = ("N", "E", f"R {EVIL}", "W")
 ATTRIBUTION = "Place names: GeoNames (geonames.org), licensed under CC BY 4.0."
 SECTIONS = [
-    "summary",
-    "groups",
-    "slices",
-    "certificate",
-    "map",
-    "cutoffs",
-    "training",
-    "examples",
-    "making",
-]
+    "summary", "groups", "slices", "certificate", "map", "cutoffs", "training", "examples", "making",
+]  # fmt: skip
 
 
 def part_of(lists, groups=None, texts=None):

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from evenhand.data.dataset import Dataset, IntArray, Part
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, Score, group_columns
-from evenhand.evaluation.statistics import check_belongs
-from evenhand.runs import RunResult
+from evenhand.evaluation.groups import check_belongs
+from evenhand.run_folder import RunResult
 from evenhand.tables import main_rows
 
 MAIN_CUTOFF = 10

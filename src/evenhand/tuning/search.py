@@ -277,20 +277,21 @@ def run_trials(
         All trials, or None: it was asked to stop, and can be resumed.
     """
     search, trials = open_search(folder)
-    num_trials, rule = len(search.planned), search.rule
+    num_trials, num_finished, rule = len(search.planned), len(trials), search.rule
     if trials:
         console.print(f"{len(trials)} of {num_trials} trials finished already")
     # A line a trial is enough for a file.
     of_trial = console if console.is_terminal else Console(quiet=True)
-    began, num_finished = time.monotonic(), len(trials)
+    began = time.monotonic()
     for planned in search.planned[num_finished:]:
-        if should_stop_fn():
-            return None
-        trial = _run_trial(folder, search, planned, dataset, device, of_trial, should_stop_fn)
+        run = folder / "trials" / f"{planned.number:03d}"
+        trial = None
+        if not should_stop_fn():
+            trial = _run_trial(run, search, planned, dataset, device, of_trial, should_stop_fn)
         if trial is None:
             return None
         for name in ("checkpoints", "model"):
-            shutil.rmtree(folder / "trials" / f"{trial.number:03d}" / name, ignore_errors=True)
+            shutil.rmtree(run / name, ignore_errors=True)
         trials.append(trial)
         record(folder, search, trials)
         seconds = (time.monotonic() - began) / (len(trials) - num_finished)
@@ -309,7 +310,7 @@ def run_trials(
 
 
 def _run_trial(
-    folder: Path,
+    run: Path,
     search: Search,
     trial: Trial,
     dataset: Dataset,
@@ -318,7 +319,6 @@ def _run_trial(
     should_stop_fn: Callable[[], bool],
 ) -> Trial | None:
     """Trains and evaluates one trial, or goes on with it; None: it was asked to stop."""
-    run = folder / "trials" / f"{trial.number:03d}"
     config = with_settings(search.config, trial.settings)
     title = f"trial {trial.number} of {len(search.planned)}, k' {trial.num_hard_examples:,}"
     began = time.monotonic()

@@ -146,18 +146,12 @@ def parse_space(words: Sequence[str], config: Config) -> Space:
         items = (low, high) if is_span else text.split(",")
         values = [_parse_value(name, item.strip(), config) for item in items]
         numbers = [value for value in values if not isinstance(value, str)]
-        if not is_span:
-            space[name] = Choices(tuple(dict.fromkeys(values)))
-        elif len(numbers) == 2 and numbers[0] < numbers[1]:
-            space[name] = Span(*numbers)
-        else:
+        if is_span and (len(numbers) != 2 or numbers[0] >= numbers[1]):
             raise UserError(f"--search {name} needs two numbers, the lower one first, got {text!r}")
+        space[name] = Span(*numbers) if is_span else Choices(tuple(dict.fromkeys(values)))
     mining = config.mining
-    is_used = {
-        NUM_HARD_EXAMPLES: mining.mines_examples,
-        NUM_HARD_LABELS: mining.draws_labels,
-        ANNEAL_FRACTION: mining.is_annealed,
-    }
+    is_used = {NUM_HARD_EXAMPLES: mining.mines_examples, NUM_HARD_LABELS: mining.draws_labels}
+    is_used[ANNEAL_FRACTION] = mining.is_annealed
     for name in space:
         if METHOD not in space and not is_used.get(name, True):
             raise UserError(
@@ -236,7 +230,14 @@ def plan_trials(config: Config, space: Space, *, num_trials: int, seed: int) -> 
     trials: list[Trial] = []
 
     def add(role: str, settings: Settings) -> None:
-        settings = _canonical(config, settings)
+        """Adds a trial unless one means the same: k' = the batch is the baseline method."""
+        mining = with_settings(config, settings).mining  # refused here, if it is impossible
+        method, num_hard_examples = mining.method, mining.num_counting
+        if num_hard_examples == mining.batch_size:
+            method = METHODS[method].at_whole_batch or method
+        settings = settings | {METHOD: method, NUM_HARD_EXAMPLES: num_hard_examples}
+        if ANNEAL_FRACTION in settings and not METHODS[method].is_annealed:
+            settings[ANNEAL_FRACTION] = config.mining.anneal_fraction
         if all(settings != trial.settings for trial in trials):
             trials.append(Trial(number=len(trials) + 1, role=role, settings=settings))
 
@@ -252,18 +253,6 @@ def plan_trials(config: Config, space: Space, *, num_trials: int, seed: int) -> 
             drawn.append(chosen)
             add("", as_given | chosen)
     return trials
-
-
-def _canonical(config: Config, settings: Settings) -> Settings:
-    """Settings that mean the same become the same: k' = the batch is the baseline method."""
-    mining = with_settings(config, settings).mining  # refused here, if it is impossible
-    method = mining.method
-    if mining.num_counting == mining.batch_size:
-        method = METHODS[method].at_whole_batch or method
-    changes: Settings = {METHOD: method, NUM_HARD_EXAMPLES: mining.num_counting}
-    if ANNEAL_FRACTION in settings and not METHODS[method].is_annealed:
-        changes[ANNEAL_FRACTION] = config.mining.anneal_fraction
-    return settings | changes
 
 
 def _even_points(num_dimensions: int, *, seed: int, num_points: int) -> Iterator[list[float]]:

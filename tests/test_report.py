@@ -18,12 +18,13 @@ from evenhand.report.charts import line_plot
 from evenhand.report.curves import recall_curve
 from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.facts import format_fact
-from evenhand.report.groups import mark_best, name_members
+from evenhand.report.groups import main_table, mark_best, name_members
 from evenhand.report.maps import change_classes, dot_path, draw_dots, recall_classes
 from evenhand.report.rendering import interval, join_words, percent, shorten
 from evenhand.report.run_set import make_run_set
 from evenhand.report.verdict import compare, reach_verdict
 from evenhand.run_folder import RunResult
+from evenhand.tables import main_rows, row_title
 
 NUM_LABELS = 60
 EVIL = '<script>alert("x")</script>'
@@ -406,6 +407,13 @@ def test_numbers_are_written_for_people():
 def test_the_best_is_the_highest_as_shown_and_none_where_all_look_alike(values, best):
     marked = mark_best([score(value, value, value) for value in values])
     assert [n for n, (_, is_best) in enumerate(marked) if is_best] == best
+
+
+def test_the_page_lists_the_worst_groups_that_the_terminal_does(dataset):
+    run = result_of(dataset)
+    titles = [title.lower() for title, *_ in main_table(make_run_set([run], dataset))["rows"]]
+    rows = [row for row in main_rows(run.scores) if row.metric == "recall@10"]
+    assert sorted(t for t in titles if "worst" in t) == sorted(map(row_title, rows[4:]))
 
 
 def test_the_members_of_worst_rows_are_named_beside_few_runs_and_below_many():

@@ -53,6 +53,7 @@ TESTED_BY = {
     "evaluation/groups.py": "test_evaluation.py",
     "search/neighbours.py": "test_hybrid.py",
     "report/maps.py": "test_report.py",
+    "tables.py": "test_tables.py",
     "report/verdict.py": "test_report.py",
     "report/curves.py": "test_report.py",
     "config.py": "test_config.py",
@@ -699,6 +700,7 @@ MUTANTS += [
         "is_shown, latitudes - SOUTH, 0",
         "north",
     ),
+    Mutant("tables.py", '"worst tenth": 40', '"worst tenth": 39', "main_rows"),
     Mutant("report/verdict.py", "for run in order[1:])", "for run in order[1:2])", "clearly"),
     Mutant("report/curves.py", "+ 1)[1:].cumsum()", "+ 1).cumsum()[1:]", "no_miss"),
     Mutant(

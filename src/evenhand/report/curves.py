@@ -21,24 +21,21 @@ TRAINING_PLOTS = {
 
 def recall_plots(runs: RunSet) -> list[Plot]:
     """recall@r for every r, for all pairs and for the worst groups of each column."""
-    panels: list[tuple[str, str, list[tuple[str, ...]]]]  # title, column, members for each run
-    panels = [("All pairs", "all", [("all",)] * len(runs.results))]
+    titles = {("all", "all"): "All pairs"}
     for column in runs.own_columns:
         if summary := runs.headline(column):
-            title = summary_title(summary, column).replace("worst", "Worst", 1)
-            panels.append((title, column, [score.members for score in runs.row(column, summary)]))
+            titles[column, summary] = summary_title(summary, column).replace("worst", "Worst", 1)
     plots = []
-    for title, column, by_run in panels:
-        curves = [recall_curve(runs, run, column, names) for run, names in enumerate(by_run)]
-        series: list[Series] = [
-            (run, range(1, len(curve) + 1), curve.tolist())
-            for run, curve in enumerate(curves)
-            if np.isfinite(curve).all()
-        ]
+    for (column, group), title in titles.items():
+        series: list[Series] = []
+        for run, score in enumerate(runs.row(column, group)):
+            members = score.members if column != "all" else ("all",)
+            curve = recall_curve(runs, run, column, members)
+            if np.isfinite(curve).all():
+                series.append((run, range(1, len(curve) + 1), curve.tolist()))
         if series:
-            plots.append(
-                line_plot(title, series, "r, results looked at", is_log=True, is_share=True)
-            )
+            x_title = "r, results looked at"
+            plots.append(line_plot(title, series, x_title, is_log=True, is_share=True))
     return plots
 
 

@@ -119,15 +119,12 @@ def find_slices(runs: RunSet) -> dict[str, Any]:
         all_found += [checked_slices(found, o, *where, metric=runs.metric) for o in others]
     rows = []
     for in_runs in zip(*(findings.slices for findings in all_found), strict=True):
-        first, title = in_runs[0], " and ".join(in_runs[0].conditions)
-        scores = [
-            Score(runs.metric, "slice", title, s.value, s.low, s.high, s.num_pairs, True)
-            for s in in_runs
-        ]
+        first = in_runs[0]
         rows.append(
             {
-                "title": title,
-                "scores": scores,
+                "title": " and ".join(first.conditions),
+                "scores": in_runs,
+                "num_pairs": first.num_pairs,
                 "excess": round(first.excess),
                 "chance": math.ceil(100 * first.p_value - 1e-9),  # in 100, never rounded down
                 "examples": [describe_pair(runs, outcome, pair) for pair in first.examples],

@@ -25,7 +25,7 @@ from evenhand.progress import step_bar
 from evenhand.ranking import fitted_ranker, ranker_path, save_ranker
 from evenhand.runs import about_run, check_trained_on, read_about
 from evenhand.saved_models import has_model, load_model, save_model
-from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
+from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.training.loop import train
 from evenhand.training.metrics_file import last_logged_step, rewind_metrics
 from evenhand.training.state import Training
@@ -140,12 +140,12 @@ def _train_model(
     console.print(f"{title}: {chosen.describe()}", markup=False)
     has_validation = "validation" in dataset.parts and built.plan.evaluate_every > 0
     began, began_at = time.monotonic(), training.step
-    keeper = Keeper(
+    keeper = CheckpointManager(
         folder / "checkpoints",
         keep_last=config.training.keep_last,
         keep_best=config.training.keep_best,
         is_async=config.training.async_checkpoints,
-        group=ranks,
+        ranks=ranks,
     )
 
     def validate() -> tuple[float, dict[str, float]]:
@@ -190,7 +190,7 @@ def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | Non
     checkpoint = load_latest_checkpoint(
         folder / "checkpoints",
         training.checkpoint(),
-        group=ranks,
+        ranks=ranks,
         check_fn=training.check_belongs,
         warn_fn=warnings.append,
     )

@@ -631,8 +631,8 @@ MUTANTS += [
     ),
     Mutant(
         "saved_models.py",
-        "for own in counts[:rank])",
-        "for own in counts[: rank + 1])",
+        "sum(counts[:rank])",
+        "sum(counts[: rank + 1])",
         "any_number",
     ),
     Mutant("evaluation/outcome.py", "tuple(sorted(set(cutoffs)))", "tuple(cutoffs)", "any_order"),

@@ -16,13 +16,13 @@ from evenhand.build import check_all_ids
 from evenhand.config import build_config, read_settings, with_assignments
 from evenhand.data.dataset import open_dataset
 from evenhand.data.extreme import _read_groups
-from evenhand.data.public_data import _list_members
+from evenhand.data.public_data import check_archive
 from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalize
 from evenhand.errors import UserError
 from evenhand.evaluation import load_outcome
 from evenhand.files import parse_json, read_json
-from evenhand.ranking import load_ranker
-from evenhand.runs import _read_scores, read_about, read_metrics
+from evenhand.run_folder import _read_scores, read_about, read_metrics
+from evenhand.search.ranker import load_ranker
 from evenhand.tuning.space import parse_space
 from fuzz import array_targets, network_targets
 from fuzz.inputs import corpus_of, inputs_of
@@ -173,7 +173,7 @@ def test_a_zip_archive_that_zipfile_cannot_read_is_refused(tmp_path, change):
     data = TARGETS["zip"].seeds[2]
     assert change[0] in data
     with pytest.raises(UserError, match="not a whole"):
-        _list_members(written(tmp_path, "a.zip", data.replace(*change)))
+        check_archive(written(tmp_path, "a.zip", data.replace(*change)))
 
 
 def test_a_file_that_is_an_array_alone_is_no_evaluation(tmp_path):
@@ -199,7 +199,7 @@ def test_a_ranker_that_compiled_code_would_read_beyond_is_refused(tmp_path, chan
     data = safetensors.numpy.save(array_targets.RANKER | change)
     written(tmp_path, "model/ranker.safetensors", data)
     with pytest.raises(UserError, match="damaged"):
-        load_ranker(tmp_path, array_targets.TINY, array_targets.small_dataset())
+        load_ranker(tmp_path / "model/ranker.safetensors", num_features=5, num_labels=4)
 
 
 def changed_dataset(tmp_path, name, array):

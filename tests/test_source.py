@@ -143,11 +143,11 @@ MAY_READ = {
     "config.py": "files of the package",
     "data/npy.py": "after open_input of the same file",
     "data/text_files.py": "after check_is_file",
-    "data/public_data.py": "archives that are files",
     "data/download.py": "the network",
     "data/stream.py": "from what open_input opened",
     "data/vector_files.py": "what was just written",
-    "ranking.py": "after check_is_file",
+    "search/query_data.py": "after check_is_file",
+    "search/ranker.py": "after check_is_file",
     "saved_models.py": "after check_is_file",
     "store.py": "files that agree with the manifest",
 }

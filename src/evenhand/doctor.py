@@ -35,7 +35,7 @@ OK, SLOW, MISSING, BROKEN = "ok", "slow", "missing", "broken"
 COLOURS = {OK: "green", SLOW: "yellow", MISSING: "dim", BROKEN: "bold red"}
 NEEDED = {  # as in pyproject.toml
     "torch": "2.11", "numba": "0.60", "numpy": "1.26", "rich": "13", "safetensors": "0.4",
-    "scipy": "1.11", "filelock": "3.30", "typer": "0.20",
+    "scipy": "1.11", "filelock": "3.30", "typer": "0.20", "jinja2": "3.1",
 }  # fmt: skip
 CGROUP, SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")
 TEST_SECONDS = 40.0  # importing torch alone may take several
@@ -193,7 +193,9 @@ def check_compile_cache() -> Finding:
 
 def check_kernels(trial: Finding) -> Finding:
     if not torch.cuda.is_available():
-        return Finding(MISSING, "not tried without a GPU", "nothing: the CPU has its own")
+        return Finding(
+            MISSING, "not tried without a GPU", "nothing: on the CPU, training takes the eager step"
+        )
     return with_remedy(trial, "pip install the triton that fits torch, and a C compiler (gcc)")
 
 
@@ -267,7 +269,7 @@ def try_kernels() -> str:
     expected = torch.stack([table[:3].mean(0), torch.zeros(3).to(device), table[[3, 1]].mean(0)])
     if not torch.allclose(vectors, expected):
         raise SystemExit(f"a kernel answers {vectors.tolist()}, not {expected.tolist()}")
-    return "they compile and agree with their oracle"
+    return "they compile and agree with their oracle: training takes a CUDA graph"
 
 
 SELF_TESTS = {"loops": try_loops, "kernels": try_kernels}

@@ -7,6 +7,7 @@ fuzzing/<target>/; figures are in fuzzing.json.
 import argparse
 import hashlib
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -21,7 +22,7 @@ from typing import Any
 from evenhand.files import write_json
 
 from .registry import TARGETS
-from .target import forget_scratch
+from .target import FOLDER_BASE, forget_scratch
 
 ROOT = Path(__file__).parents[2]
 EXECUTED = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
@@ -30,12 +31,12 @@ GRACE_SECONDS = 300  # to start, and for the last input
 
 def run_target(name: str, seconds: int, seed: int, findings: Path) -> dict[str, Any]:
     """The figures of one target; what ended its process is put into the folder of findings."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=FOLDER_BASE) as folder:
         command = [sys.executable, "-m", "tests.fuzz.child", name, str(seconds), str(seed), folder]
         try:
             ended = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, errors="replace",
-                timeout=seconds + GRACE_SECONDS,
+                timeout=seconds + GRACE_SECONDS, env={**os.environ, "EVENHAND_FUZZ_FOLDER": folder},
             )  # fmt: skip
             status, log = ended.returncode, ended.stderr
         except subprocess.TimeoutExpired as error:

@@ -3,7 +3,7 @@
 import io
 import zipfile
 
-from evenhand.data.public_data import _check_archive, _find_in
+from evenhand.data.public_data import _find_in, check_archive
 from evenhand.data.text_files import read_lines
 
 from .target import Target, answer, require, written
@@ -23,7 +23,7 @@ NAMES = ("train.txt", "test.txt")
 def _read_zip(data: bytes) -> Exception | None:
     path = written("a.zip", data)
     files, refusal = answer(lambda: _find_in(path, NAMES))
-    _, damage = answer(lambda: _check_archive(path))
+    _, damage = answer(lambda: check_archive(path))
     if files is not None:
         for file in files:
             lines, unread = answer(lambda place=file: list(read_lines(place)))

@@ -62,7 +62,10 @@ def agree(found: Any, expected: Any, refusal: Exception | None) -> None:
 
 
 MEMORY = Path("/dev/shm")
-FOLDER_BASE = MEMORY if os.access(MEMORY, os.W_OK) else None
+# A campaign gives each of its processes a folder, and removes it whatever became of the process.
+FOLDER_BASE = os.environ.get("EVENHAND_FUZZ_FOLDER") or (
+    MEMORY if os.access(MEMORY, os.W_OK) else None
+)
 _folders: list[Path] = []  # the one of this process, or none yet
 
 
@@ -72,13 +75,6 @@ def scratch() -> Path:
         prefix = f"evenhand-fuzz-{os.getpid()}-"
         _folders.append(Path(tempfile.mkdtemp(prefix=prefix, dir=FOLDER_BASE)))
     return _folders[0]
-
-
-def own_scratch() -> None:
-    """After a fork: a copy of the parent's folder."""
-    before = scratch()
-    _folders.clear()
-    shutil.copytree(before, scratch(), dirs_exist_ok=True)
 
 
 def forget_scratch() -> None:

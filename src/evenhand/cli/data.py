@@ -193,7 +193,7 @@ def check(folder: Folder, device: options.Device = None) -> None:
 def list_(folder: Downloads = Path("downloads"), device: options.Device = None) -> None:
     """The public data sets that are known, and which are here."""
     from evenhand.cli.console import console
-    from evenhand.public import list_public
+    from evenhand.cli.public_data import list_public
 
     list_public(folder, console)
 
@@ -205,7 +205,7 @@ def fetch(
 ) -> None:
     """Public data sets over the network, continued and checked."""
     from evenhand.cli.console import console
-    from evenhand.public import fetch_public
+    from evenhand.cli.public_data import fetch_public
 
     fetch_public(names, folder, console)
 
@@ -217,7 +217,7 @@ def verify(
 ) -> None:
     """Check the files of public data sets in a folder."""
     from evenhand.cli.console import console
-    from evenhand.public import verify_public
+    from evenhand.cli.public_data import verify_public
 
     verify_public(name, folder, console)
 

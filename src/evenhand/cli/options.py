@@ -80,6 +80,11 @@ class SettingsFlags:
     seed: int | None = None
     assignments: list[str] | None = None
 
+    @property
+    def smallest(self) -> float | str | None:
+        """The share of the smallest group, or its name."""
+        return self.smallest_share if self.smallest_group is None else self.smallest_group
+
     def words(self) -> list[str]:
         """The flags as assignments; those of --set have the last word."""
         from evenhand.config import toml_value
@@ -117,15 +122,14 @@ def read_config(flags: SettingsFlags, *, default: Path | None = None) -> "Config
         settings = read_settings(path)
     words = flags.words()
     settings = with_assignments(settings, words)
-    share, group = flags.smallest_share, flags.smallest_group
-    if share is None and group is None:
+    if flags.smallest is None:
         return build_config(settings)
     is_set = any(word.partition("=")[0].strip() == "mining.num_hard_examples" for word in words)
-    if is_set or (share is not None and group is not None):
+    if is_set or None not in (flags.smallest_share, flags.smallest_group):
         raise UserError(
             "--smallest-share, --smallest-group and --hard-examples all set k'; give one of them"
         )
-    return build_guarding_config(settings, share=share, group=group, console=console)
+    return build_guarding_config(settings, flags.smallest, console)
 
 
 def choose_device(name: str | None) -> "torch.device":

@@ -115,11 +115,11 @@ def _begin_search(
     run: Path | None, flags: SettingsFlags, given: dict[str, Any]
 ) -> tuple[Path, "Search", "Dataset"]:
     from evenhand.cli.console import console
-    from evenhand.pipeline import open_data
+    from evenhand.runs import open_data
     from evenhand.tuning.search import begin_search, plan_search, without_test
 
     config = read_config(flags)
-    if flags.smallest_share is not None or flags.smallest_group is not None:
+    if flags.smallest is not None:
         given = {**given, "advised": config.mining.num_hard_examples}
     dataset = without_test(open_data(config.data, console))
     folder = run or Path(f"runs/{dataset.name}-tune")

@@ -9,7 +9,6 @@ come in. Nothing is fetched, and nothing is unpacked: a member of an archive is 
 
 import dataclasses
 import difflib
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from evenhand.data.dataset import Dataset
 from evenhand.data.download import RemoteFile, check_file
 from evenhand.data.extreme import ProgressFn as RowsFn
 from evenhand.data.extreme import load_extreme, load_extreme_split, read_header
-from evenhand.data.text_files import OPENERS
+from evenhand.data.text_files import OPENERS, open_archive
 from evenhand.errors import UserError
 
 REPOSITORY = "http://manikvarma.org/downloads/XC/XMLRepository.html"
@@ -140,7 +139,7 @@ def verify_files(
     for path in stored_files(data, folder):
         held_to = check_file(path, None, progress_fn=progress_fn)
         if path.suffix == ".zip":
-            _check_archive(path)
+            check_archive(path)
             held_to += ", every member is whole"
         sentences.append(f"{path}: {held_to}")
     files = find_files(data, folder)
@@ -158,6 +157,13 @@ def verify_files(
             f"this is another version"
         )
     return [*sentences, f"{data.title}: {verdict}"]
+
+
+def check_archive(path: Path) -> None:
+    """Reads every member to its end, which also compares its checksum."""
+    with open_archive(path) as archive:
+        if damaged := archive.testzip():
+            raise UserError(f"{path}: the member {damaged} is damaged; fetch or copy it again")
 
 
 # --- finding --------------------------------------------------------------------------------------
@@ -218,7 +224,9 @@ def _find_in(place: Path, names: Sequence[str]) -> list[Path]:
             spellings = [place / f"{name}{ending}" for ending in ("", *OPENERS)]
             found.update((name, path) for path in spellings[::-1] if path.is_file())
     else:
-        for member in _list_members(place):
+        with open_archive(place) as archive:
+            members = archive.namelist()
+        for member in members:
             *folders, name = member.split("/")
             is_odd = not all(folders) or "__MACOSX" in folders  # absolute, or a Mac's remarks
             if name in names and not is_odd:
@@ -229,24 +237,3 @@ def _find_in(place: Path, names: Sequence[str]) -> list[Path]:
                     )
                 found[name] = place / member
     return [found[name] for name in names] if len(found) == len(names) else []
-
-
-def _list_members(archive: Path) -> list[str]:
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            return opened.namelist()
-    except Exception as error:  # Python's reader of a damaged archive raises a dozen kinds
-        raise UserError(
-            f"{archive} is not a whole .zip archive ({error}); fetch or copy it again"
-        ) from error
-
-
-def _check_archive(archive: Path) -> None:
-    """Reads every member to its end, which also compares its checksum."""
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            damaged = opened.testzip()
-    except Exception as error:  # encrypted, not implemented, damaged: a dozen kinds
-        raise UserError(f"{archive} cannot be read ({error}); fetch or copy it again") from error
-    if damaged is not None:
-        raise UserError(f"{archive}: the member {damaged} is damaged; fetch or copy it again")

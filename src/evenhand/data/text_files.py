@@ -6,6 +6,7 @@ Whatever can be wrong with a file is a `UserError` that names it: absent, cut sh
 """
 
 import bz2
+import contextlib
 import gzip
 import lzma
 import zipfile
@@ -113,13 +114,25 @@ def _open_stored(path: Path) -> IO[bytes]:
 
 def _open_member(archive: Path, name: str) -> IO[bytes]:
     check_is_file(archive)
-    try:
-        with zipfile.ZipFile(archive) as opened:
+    with open_archive(archive) as opened:
+        try:
             return opened.open(name)  # which keeps the file open for itself
-    except KeyError as error:
-        raise UserError(f"{archive} has no member {quote_value(name)}") from error
-    except Exception as error:  # Python's reader of a damaged archive raises a dozen kinds
-        raise UserError(f"{archive}: {name} cannot be read ({error})") from error
+        except KeyError as error:
+            raise UserError(f"{archive} has no member {quote_value(name)}") from error
+
+
+@contextlib.contextmanager
+def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A .zip archive for the block, in which whatever its reader raises becomes a `UserError`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except UserError:
+        raise
+    except Exception as error:  # damaged, encrypted, not implemented: a dozen kinds
+        raise UserError(
+            f"{path} is not a whole .zip archive ({error}); fetch or copy it again"
+        ) from error
 
 
 def _open_text(stored: IO[bytes], path: Path) -> IO[bytes]:

@@ -11,7 +11,7 @@ from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import group_columns
 from evenhand.evaluation.scores import check_known
-from evenhand.pipeline import open_data
+from evenhand.runs import open_data
 from evenhand.tuning.space import NUM_HARD_EXAMPLES, TAIL_FRACTION, with_settings
 
 
@@ -54,21 +54,18 @@ def group_share(dataset: Dataset, name: str) -> GroupShare:
 
 
 def build_guarding_config(
-    settings: Mapping[str, Mapping[str, Any]],
-    *,
-    share: float | None,
-    group: str | None,
-    console: Console,
+    settings: Mapping[str, Mapping[str, Any]], smallest: float | str, console: Console
 ) -> Config:
-    """The config of these settings, with the k' of a share or of a group; one of them is given."""
+    """The config of these settings, with the k' of the smallest group: its share, or its name."""
     # Whatever k' the settings have, it may not fit the batch, and it does not count.
     config = build_config(with_assignments(settings, [f"{NUM_HARD_EXAMPLES}=1"]))
     mining = config.mining
-    if group is not None:
-        found = group_share(open_data(config.data, console), group)
+    if isinstance(smallest, str):
+        found = group_share(open_data(config.data, console), smallest)
         share = found.share
-        console.print(f"{group}: {found.num_members:,} of {found.num_pairs:,} training pairs")
-    assert share is not None
+        console.print(f"{smallest}: {found.num_members:,} of {found.num_pairs:,} training pairs")
+    else:
+        share = smallest
     if not mining.mines_examples:
         raise UserError(
             f"a smallest group sets k', which mining.method = {mining.method!r} has no use for; "

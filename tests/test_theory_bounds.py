@@ -134,46 +134,6 @@ def test_without_the_range_the_deviation_is_too_small(alpha, delta):
     assert one_function_failure(single, 1000, alpha, 100.0) < delta
 
 
-def test_a_class_with_memory_needs_the_factor_two():
-    """All ways to be right on two of eight points, by enumeration: the gap is twice Rad / alpha.
-
-    Two distinct points are drawn. The loss is 0 on the scorer's set, 1 elsewhere.
-    """
-    sets = list(itertools.combinations(range(8), 2))
-    sample = (1, 6)
-    functions = [[0.0 if point in chosen else 1.0 for point in range(8)] for chosen in sets]
-    alpha = 0.75
-    gap = max(
-        oracles.cvar_of_sample(row, alpha)
-        - oracles.cvar_of_sample([row[point] for point in sample], alpha)
-        for row in functions
-    )
-    rademacher = oracles.rademacher([[row[point] for point in sample] for row in functions])
-    assert gap == 1.0
-    assert rademacher == 1 / 2
-    # With N points out of many more nothing changes but the terms that vanish.
-    n = 10_000
-    assert gap > paper_bound(rademacher, **settings(n, alpha, 0.05)).total
-    assert gap < corrected_bound(rademacher, **settings(n, alpha, 0.05)).total
-
-
-def test_a_class_of_vectors_needs_root_two():
-    """Scores plus or minus (1, 1)/sqrt 8, losses 1 and 0 along them: Rad of scores is 1/sqrt 8."""
-    height = 1 / math.sqrt(8)
-    patterns = list(itertools.product([-1, 1], repeat=2))
-    scores = [[sign * height for sign in row for _ in range(2)] for row in patterns]
-    of_scores = 2 * oracles.rademacher(scores)
-    assert of_scores == pytest.approx(height)
-    assert oracles.rademacher([[(1 + sign) / 2 for sign in row] for row in patterns]) == 1 / 2
-    kwargs = settings(10_000, 0.75, 0.05)
-    printed = paper_bound(of_scores, **kwargs)
-    assert printed.total + printed.complexity < 1.0  # even with the 2: the gap of 1 is above
-    scalar = corrected_bound(1 / 2, **kwargs)
-    vector = corrected_bound(of_scores, contraction=math.sqrt(2), **kwargs)
-    assert vector.total == pytest.approx(scalar.total)
-    assert vector.complexity == pytest.approx(1 / 0.75)
-
-
 def test_groups_are_bounded_with_a_share_of_delta_each():
     bounds = known_membership_bound(
         [0.1, 0.2], [100, 25], loss_bound=2.0, failure_probability=0.1, contraction=3.0

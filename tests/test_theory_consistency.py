@@ -83,23 +83,6 @@ def problems(draw, max_queries=3, max_labels=6, sparse=True):
     return probabilities, weights, draw(st.integers(1, 20)) / 20
 
 
-def test_half_of_a_staircase_by_hand():
-    # alpha = 0.9 leaves min(p, w) with 0.4 + 0.3 + 0.2 = 0.9, so w = 0.4 and tau = 0.9 / 0.4.
-    best = top_minimiser([0.5, 0.3, 0.2], tail_fraction=0.9)
-    np.testing.assert_allclose(best.predictions, [4 / 9, 3 / 9, 2 / 9], rtol=1e-12)
-    assert math.exp(best.threshold) == pytest.approx(9 / 4, rel=1e-12)
-    assert (best.level, int(best.num_collapsed)) == (2, 1)
-    assert best.value == pytest.approx(entropy([4 / 9, 3 / 9, 2 / 9]), rel=1e-12)
-
-
-def test_all_examples_give_the_true_probabilities_and_top_one():
-    probabilities = [0.1, 0.2, 0.3, 0.4]
-    best = top_minimiser(probabilities, tail_fraction=1.0)
-    np.testing.assert_allclose(best.predictions, probabilities, rtol=1e-12)
-    assert (best.level, best.threshold, int(best.num_collapsed)) == (1, 0.0, 0)
-    assert best.value == pytest.approx(entropy(probabilities))
-
-
 @given(problems(max_queries=2, max_labels=4, sparse=False))
 def test_a_generic_convex_solver_finds_the_same_minimum(problem):
     probabilities, weights, alpha = problem

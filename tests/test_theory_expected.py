@@ -227,20 +227,6 @@ def test_lemma_1_is_strict_for_two_examples_and_two_labels():
     assert right == pytest.approx(1)
 
 
-def test_with_shared_labels_it_is_strict_too():
-    # One of three labels is drawn. The last is hard for the first example and the positive of the
-    # second, the middle one the other way round: the larger loss is 4 in two cases of three.
-    label_losses = [[0, -math.inf, 4], [0, 4, -math.inf]]
-    counts = by_name((2, 1, 1, 1))
-    left = expected_shared_s2m_loss([0, 0], label_losses, **counts)
-    expected = expected_shared_snm_loss(
-        [0, 0], label_losses, num_sampled_labels=1, num_hard_labels=1
-    )
-    assert left == pytest.approx((0 + 4 + 4) / 3)
-    assert expected == pytest.approx([4 / 3, 4 / 3])
-    assert lemma_1_right_side(expected, batch_size=2, num_hard_examples=1) == pytest.approx(4 / 3)
-
-
 # Where it is an equality.
 
 

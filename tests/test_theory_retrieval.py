@@ -1,6 +1,5 @@
 """The retrieval loss against sorting, and the bounds of it: where they hold, where they fail."""
 
-import itertools
 import math
 
 import numpy as np
@@ -130,25 +129,6 @@ def test_bowl_bounds_the_retrieval_loss_for_every_number_of_hard_labels(margin_l
     for kept in range(1, scores.shape[1]):
         bound = bowl_bound(scores, labels, num_hard_labels=kept, margin_loss=margin_loss, **how)
         assert (bound >= missed - SLACK).all()
-
-
-@every_margin_loss
-@given(problem=problems(), data=st.data())
-def test_up_to_r_hard_labels_the_bound_is_the_loss_over_one_constant_and_falls(
-    margin_loss, problem, data
-):
-    scores, labels = problem
-    num_results = data.draw(st.integers(1, scores.shape[1] - 1))
-    how = {"num_results": num_results, "margin_loss": margin_loss}
-    bounds = [
-        bowl_bound(scores, labels, num_hard_labels=kept, **how)
-        for kept in range(1, num_results + 1)
-    ]
-    weights = top_weights(scores.shape[1] - 1, num_results)
-    losses = order_weighted_losses(scores, labels, weights=weights, margin_loss=margin_loss)
-    assert bounds[-1] == pytest.approx(losses / (2 * phi(margin_loss)(0.0)), rel=1e-12)
-    for fewer, more in itertools.pairwise(bounds):
-        assert (more <= fewer + SLACK * fewer).all()
 
 
 @every_margin_loss

@@ -27,12 +27,6 @@ def order_weighted_average(values, weights):
 # Random draws.
 
 
-def expected_top_of_draw(values, num_drawn, num_kept):
-    """The average of the largest `num_kept` of a random draw, over all draws."""
-    draws = list(itertools.combinations(values, num_drawn))
-    return sum(average_of_top(draw, num_kept) for draw in draws) / Fraction(len(draws))
-
-
 def weight_of_rank(rank, population, num_drawn, num_kept):
     """How much of the average the value of this rank has: the owa of a one at its place.
 

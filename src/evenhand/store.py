@@ -46,15 +46,9 @@ FILE_BYTES = 2**28  # of tensors in a file, unless a single row is larger: files
 BLOCK_BYTES = 2**24  # of rows in memory at once
 MOST_THREADS = 8
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -218,11 +212,7 @@ def _write_rows(
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Writes and syncs a safetensors file from any device, a block of rows at a time.
-
-    Returns:
-        Its size and SHA-256.
-    """
+    """Writes and syncs a safetensors file, a block of rows at a time: its size and SHA-256."""
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in tensors.items():
@@ -300,11 +290,7 @@ def remove_store(folder: Path) -> None:
 
 
 def open_store(folder: Path) -> "SavedTensors":
-    """Reads the manifest of a store; its files are read when rows of them are.
-
-    Raises:
-        DamagedError: the manifest is not what was written.
-    """
+    """Reads the manifest of a store, or raises `DamagedError`; rows are read when asked for."""
     place = folder if folder.is_dir() else replaced_folder(folder)  # as a crash may leave it
     try:
         manifest = parse_json(read_text(place / MANIFEST))
@@ -334,11 +320,7 @@ class SavedTensors:
     verified: set[str] = dataclasses.field(default_factory=set)  # files that have been compared
 
     def verify(self, file_names: Set[str] | None = None) -> None:
-        """Compares files, or all of them, with size and SHA-256, unless that has been done.
-
-        Raises:
-            DamagedError: one of them is not what was written.
-        """
+        """Compares files, or all, with size and SHA-256, unless done; or raises `DamagedError`."""
         names = self.files.keys() if file_names is None else self.files.keys() & file_names
         left = sorted(names - self.verified)
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
@@ -369,10 +351,8 @@ class SavedTensors:
     def read(self, name: str, target: Tensor, *, first_row: int = 0) -> None:
         """Fills `target`, of any device and type, with the rows `first_row` and after.
 
-        Files are verified before the first rows are read from them.
-
-        Raises:
-            ValueError: the tensor has too few rows, or rows of another shape.
+        Files are verified before the first rows are read from them. Too few rows, or rows of
+        another shape, are a `ValueError`.
         """
         entry = self.entries[name]
         target = target if target.dim() else target.view(1)

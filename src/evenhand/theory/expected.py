@@ -20,7 +20,7 @@ example's own positive, which is never its negative. `positive_losses` are (N,).
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -107,8 +107,7 @@ def lemma_1_right_side(
 ) -> float:
     """owa(expected losses; theta): what the paper states, and a lower bound of the expected loss.
 
-    Args:
-        expected_losses: (N,), from `expected_snm_loss` or `expected_shared_snm_loss`.
+    The (N,) losses are from `expected_snm_loss` or `expected_shared_snm_loss`.
 
     Example:
         >>> lemma_1_right_side([1.0, 2.0, 6.0], batch_size=3, num_hard_examples=2)
@@ -288,18 +287,8 @@ def simulated_s2m_loss(
     It draws as Algorithm 1 does and uses none of the weights: a check of all that is exact here,
     and the way for data too large for it.
     """
-    positive_losses, negative_losses = _checked(positive_losses, negative_losses)
-    num_negatives = negative_losses.shape[1]
-    check_label_counts(num_sampled_labels, num_hard_labels, num_negatives, "negative labels")
-
-    def losses_fn(batch: IntArray) -> DoubleArray:
-        keys = generator.random((len(batch), num_negatives))
-        drawn = np.argpartition(keys, num_sampled_labels - 1, axis=1)[:, :num_sampled_labels]
-        sampled = negative_losses[batch[:, None], drawn]  # (n, M)
-        return positive_losses[batch] + _mean_of_top(sampled, num_hard_labels)
-
-    sizes = len(positive_losses), batch_size, num_hard_examples
-    return _simulate(losses_fn, *sizes, num_draws=num_draws, generator=generator)
+    counts = batch_size, num_hard_examples, num_sampled_labels, num_hard_labels
+    return _simulate(positive_losses, negative_losses, counts, num_draws, generator)
 
 
 def simulated_shared_s2m_loss(
@@ -314,35 +303,35 @@ def simulated_shared_s2m_loss(
     generator: np.random.Generator,
 ) -> Estimate:
     """The same with labels drawn once for each batch."""
-    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=True)
-    num_labels = label_losses.shape[1]
-    check_label_counts(num_sampled_labels, num_hard_labels, num_labels, "labels")
-
-    def losses_fn(batch: IntArray) -> DoubleArray:
-        drawn = generator.choice(num_labels, num_sampled_labels, replace=False)
-        sampled = label_losses[np.ix_(batch, drawn)]  # (n, M)
-        return positive_losses[batch] + _mean_of_top(sampled, num_hard_labels)
-
-    sizes = len(positive_losses), batch_size, num_hard_examples
-    return _simulate(losses_fn, *sizes, num_draws=num_draws, generator=generator)
+    counts = batch_size, num_hard_examples, num_sampled_labels, num_hard_labels
+    return _simulate(positive_losses, label_losses, counts, num_draws, generator, is_shared=True)
 
 
 def _simulate(
-    losses_fn: Callable[[IntArray], DoubleArray],
-    num_examples: int,
-    batch_size: int,
-    num_hard_examples: int,
-    *,
+    positive_losses: ArrayLike,
+    label_losses: ArrayLike,
+    counts: tuple[int, int, int, int],
     num_draws: int,
     generator: np.random.Generator,
+    is_shared: bool = False,
 ) -> Estimate:
+    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=is_shared)
+    batch_size, num_hard_examples, num_sampled, num_hard_labels = counts
+    num_examples, num_labels = label_losses.shape
+    of_what = "labels" if is_shared else "negative labels"
+    check_label_counts(num_sampled, num_hard_labels, num_labels, of_what)
     check_count("batch_size", batch_size, num_examples, "examples")
     check_count("num_hard_examples", num_hard_examples, batch_size, "examples of the batch")
     check_at_least("num_draws", num_draws, 2, " (for a standard error)")
-    batches = (generator.choice(num_examples, batch_size, replace=False) for _ in range(num_draws))
-    losses = np.stack([losses_fn(batch) for batch in batches])  # (draws, n)
-    risks = np.sort(losses, axis=1)[:, -num_hard_examples:].mean(axis=1)  # (draws,)
-    return Estimate(float(risks.mean()), float(risks.std(ddof=1)) / math.sqrt(len(risks)))
+    risks = []
+    for _ in range(num_draws):
+        batch = generator.choice(num_examples, batch_size, replace=False)  # (n,)
+        keys = generator.random((1 if is_shared else batch_size, num_labels))
+        drawn = np.argpartition(keys, num_sampled - 1, axis=1)[:, :num_sampled]  # (1 or n, M)
+        sampled = label_losses[batch[:, None], drawn]  # (n, M)
+        losses = positive_losses[batch] + _mean_of_top(sampled, num_hard_labels)
+        risks.append(np.sort(losses)[-num_hard_examples:].mean())
+    return Estimate(float(np.mean(risks)), float(np.std(risks, ddof=1)) / math.sqrt(num_draws))
 
 
 # --- parts ----------------------------------------------------------------------------------------

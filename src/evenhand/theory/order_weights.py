@@ -69,13 +69,7 @@ def label_weights(
     num_hard_labels: int,
     ranks: ArrayLike | None = None,
 ) -> DoubleArray:
-    """varphi: the same for labels drawn for each example from its K - 1 negatives (Lemma 1).
-
-    Args:
-        num_negatives: K - 1: every label but the positive.
-        num_sampled_labels: M, drawn without replacement.
-        num_hard_labels: k, how many of them are averaged.
-        ranks: (R,) ranks to answer for; all K - 1 where it is None.
+    """varphi: the same for M labels drawn for each example from its K - 1 negatives (Lemma 1).
 
     Example:
         >>> label_weights(3, num_sampled_labels=3, num_hard_labels=2).tolist()

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,15 +109,7 @@ def test_one_that_was_being_replaced_is_still_there(tmp_path):
 # --- loading --------------------------------------------------------------------------------------
 
 
-def test_tables_are_filled_in_place(tmp_path):
-    save_all(tmp_path, 3)
-    into = made(0)
-    loaded = load_latest_checkpoint(tmp_path, into)
-    assert_holds(loaded, 3)
-    assert all(loaded.tables[name].rows is table.rows for name, table in into.tables.items())
-
-
-def test_what_does_not_fit_is_refused_and_a_state_before_a_table_is_touched(tmp_path):
+def test_tables_are_filled_in_place_and_what_does_not_fit_is_refused_before(tmp_path):
     save_all(tmp_path, 1)
     for changes, words in (
         ({"rows": torch.zeros(5, 3)}, r"rows is \(5, 2\).*\(5, 3\)"),
@@ -135,6 +128,9 @@ def test_what_does_not_fit_is_refused_and_a_state_before_a_table_is_touched(tmp_
     with pytest.raises(UserError, match="not step 1"):
         load_latest_checkpoint(tmp_path, into, check_fn=refuse)
     assert into.tables["rows"].rows.eq(7).all()
+    loaded = load_latest_checkpoint(tmp_path, into)
+    assert_holds(loaded, 1)
+    assert all(loaded.tables[name].rows is table.rows for name, table in into.tables.items())
 
 
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path):
@@ -199,13 +195,10 @@ def test_memory_is_used_again_and_sizes_may_change(tmp_path):
     assert_holds(load_latest_checkpoint(tmp_path), 2)
 
 
-def test_a_copy_that_finds_no_memory_names_the_setting_and_without_a_background_there_is_none(
+def test_a_copy_that_finds_no_memory_names_the_setting_and_else_there_is_none(
     tmp_path, monkeypatch
 ):
-    def refuse(*arguments, **options):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(torch, "empty", refuse)
+    monkeypatch.setattr(torch, "empty", Mock(side_effect=RuntimeError("can't allocate memory")))
     with pytest.raises(UserError, match=r"no memory .*training\.async_checkpoints = false"):
         save_all(tmp_path, 1, is_async=True)
     save_all(tmp_path, 1)

@@ -44,9 +44,9 @@ TABLES = ("table", "wide", "flat", "deep", "one row", "no rows")  # split over r
 
 def save_whole(folder, seed=0, ranks=None, **options):
     tensors, tables = whole(seed), {}
+    rank, num_ranks = (0, 1) if ranks is None else (ranks.rank, ranks.num_ranks)
     for name in TABLES:
         rows = tensors.pop(name)
-        rank, num_ranks = (0, 1) if ranks is None else (ranks.rank, ranks.num_ranks)
         own = Shards(len(rows), num_ranks).rows_of(rank)
         tables[name] = Table(rows[slice(*own)], own.first, len(rows))
     save_tensors(folder, tensors, tables, ranks=ranks, **options)
@@ -60,18 +60,14 @@ def save_by(num_ranks, folder, seed=0):
         run_ranks(num_ranks, lambda ranks: save_whole(folder, seed, ranks))
 
 
-def same_bits(ours, theirs):
-    ours, theirs = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (ours, theirs))
-    return ours.equal(theirs)
-
-
 def assert_holds(folder, seed=0):
     saved, expected = open_store(folder), whole(seed)
     assert saved.entries.keys() == expected.keys()
     for name, tensor in expected.items():
         found = saved.load(name)
         assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype), name
-        assert same_bits(found, tensor), name
+        bits = [each.contiguous().view(-1).view(torch.uint8) for each in (found, tensor)]
+        assert bits[0].equal(bits[1]), name
 
 
 # --- what is saved is loaded ----------------------------------------------------------------------
@@ -187,17 +183,16 @@ def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [(os, "replace"), (os, "fsync"), (os, "mkdir"), (store, "sync"), (store, "write_file")],
-)
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, place, name):
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     save_whole(tmp_path / "a", seed=0)
-    before = bytes_of(tmp_path)
-    monkeypatch.setattr(place, name, full)
-    with pytest.raises(UserError, match=r"a could not be written \(No space left on device\); "):
-        save_whole(tmp_path / "a", seed=1)
-    assert bytes_of(tmp_path) == before
+    before, words = bytes_of(tmp_path), r"a could not be written \(No space left on device\); "
+    points = ((os, "replace"), (os, "fsync"), (os, "mkdir"), (store, "sync"), (store, "write_file"))
+    for place, name in points:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(place, name, full)
+            with pytest.raises(UserError, match=words):
+                save_whole(tmp_path / "a", seed=1)
+        assert bytes_of(tmp_path) == before
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

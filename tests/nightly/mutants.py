@@ -390,11 +390,11 @@ MUTANTS = [
     Mutant("theory/subpopulation_bounds.py", "(1 - ANCHOR_SHARE) * delta", "delta", "one_delta"),
     Mutant("theory/subpopulation_bounds.py", "* delta / len(ANCHORS)", "* delta", "one_delta"),
     Mutant("theory/subpopulation_bounds.py", "delta / len(CLUSTER_ANCHORS)", "delta", "cap_of_one"),
-    Mutant("theory/subpopulation_bounds.py", "[ranks - 1]", "[ranks % len(losses)]", "one_delta"),
+    Mutant("theory/subpopulation_bounds.py", "[ranks - 1]", "[ranks % len(values)]", "one_delta"),
     Mutant(
         "theory/subpopulation_bounds.py",
-        "np.ceil(losses / RES",
-        "np.floor(losses / RES",
+        "np.ceil(values / RES",
+        "np.floor(values / RES",
         "rounded_up",
     ),
     Mutant(

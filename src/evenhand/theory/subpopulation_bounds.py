@@ -102,7 +102,15 @@ def certificate(
         raise ValueError(f"losses must be one or more numbers between 0 and 1, got {values}")
     if cluster_ids is None:
         weights, num_units = np.ones(len(values)), len(values)
-        thresholds, excesses = _excesses(values, delta)
+        ranks, masses = tail_masses(len(values), (1 - ANCHOR_SHARE) * delta)
+        rounded = np.ceil(values / RESOLUTION) * RESOLUTION
+        distinct, counts = np.unique(rounded, return_counts=True)
+        share = ANCHOR_SHARE * delta / len(ANCHORS)
+        anchor_excesses = [anchor_excess(distinct, counts, anchor, share) for anchor in ANCHORS]
+        largest = -np.sort(-values)[ranks - 1]
+        thresholds, excesses = excess_curve(
+            largest, masses, np.array(ANCHORS), np.array(anchor_excesses)
+        )
     else:
         if np.shape(cluster_ids) != values.shape:
             raise ValueError(
@@ -150,15 +158,6 @@ def weighted_cvar(
 
 
 # --- independent losses: a band and anchors -------------------------------------------------------
-
-
-def _excesses(losses: DoubleArray, delta: float) -> tuple[DoubleArray, DoubleArray]:
-    ranks, masses = tail_masses(len(losses), (1 - ANCHOR_SHARE) * delta)
-    distinct, counts = np.unique(np.ceil(losses / RESOLUTION) * RESOLUTION, return_counts=True)
-    share = ANCHOR_SHARE * delta / len(ANCHORS)
-    anchor_excesses = [anchor_excess(distinct, counts, anchor, share) for anchor in ANCHORS]
-    largest = -np.sort(-losses)[ranks - 1]
-    return excess_curve(largest, masses, np.array(ANCHORS), np.array(anchor_excesses))
 
 
 def anchor_excess(losses: DoubleArray, counts: IntArray, anchor: float, delta: float) -> float:

@@ -159,38 +159,6 @@ def test_a_wrong_line_is_named_and_nothing_is_made(here, tmp_path, capsys, suffi
     assert sorted(tmp_path.iterdir()) == sorted([bad, good, table])
 
 
-def test_an_archive_cut_short_an_empty_and_an_absent_file_are_named(here, tmp_path, capsys):
-    good = extreme_file(tmp_path / "good.txt", GOOD_LINES)
-    cut = extreme_file(tmp_path / "cut.txt.gz", GOOD_LINES)
-    cut.write_bytes(cut.read_bytes()[:-12])
-    empty = tmp_path / "empty.txt"
-    empty.touch()
-    words = ("data", "extreme", "--out", tmp_path / "out", "--test", good, "--train")
-    assert_says(refused(capsys, *words, cut), cut, "cut short", "again")
-    assert_says(refused(capsys, *words, empty), empty, "is empty")
-    assert_says(refused(capsys, *words, tmp_path / "no.txt"), "no.txt", "does not exist")
-    assert_says(refused(capsys, *words, tmp_path), tmp_path, "is a folder")
-    assert not (tmp_path / "out").exists()
-
-
-def test_labels_never_seen_in_training_are_counted_and_not_fatal(here, tmp_path, capsys):
-    train = extreme_file(tmp_path / "train.txt", ["3 4 3", "0 0:1", "1 1:1", "0 2:1"])
-    test = extreme_file(tmp_path / "test.txt", ["3 4 3", "2 0:1", "2,1 1:1", "0 2:1"])
-    out = tmp_path / "out"
-    words = ("--validation-fraction", 0, "--out", out)
-    made = run_main(capsys, "data", "extreme", "--train", train, "--test", test, *words)
-    note = "note: 2 of the 4 test pairs have a label that is never seen in training"
-    assert made.code == 0
-    assert note in made.out
-    sizes = ["batch_size=2", "num_sampled_labels=3", "num_hard_labels=1", "num_hard_examples=2"]
-    sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
-    trained = run_main(
-        capsys, "train", "--data", out, "--steps", 3, *sets, "--run", tmp_path / "run"
-    )
-    assert trained.code == 0
-    assert note in trained.out
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_feature_that_is_not_finite_is_refused_by_the_number_of_its_query(
     here, tmp_path, capsys, value
@@ -251,18 +219,19 @@ def test_a_folder_that_is_no_run_is_named(here, tmp_path, capsys, command):
         assert_says(sentence, folder, "it holds no")
 
 
-@pytest.mark.parametrize("command", ["compare", "compare first", "report"])
-def test_a_run_that_was_not_evaluated_is_named_with_the_command_for_it(copy, capsys, command):
-    shutil.rmtree(copy / "evaluation")
-    sentence = refused(capsys, *on(command, copy))
-    assert_says(sentence, copy, "not been evaluated on the test", f"evenhand evaluate {copy}")
-
-
-@pytest.mark.parametrize("command", ["evaluate", "search"])
-def test_a_run_without_a_model_is_named_with_the_command_for_it(copy, capsys, command):
-    shutil.rmtree(copy / "model")
-    sentence = refused(capsys, *on(command, copy))
-    assert_says(sentence, copy, "no trained model", f"evenhand train --resume --run {copy}")
+@pytest.mark.parametrize(
+    ("gone", "commands", "says"),
+    [
+        ("evaluation", ["compare", "compare first", "report"],
+         ["not been evaluated on the test", "evenhand evaluate {}"]),
+        ("model", ["evaluate", "search"], ["no trained model", "evenhand train --resume --run {}"]),
+    ],
+)  # fmt: skip
+def test_what_a_run_lacks_is_named_with_the_command_for_it(copy, capsys, gone, commands, says):
+    shutil.rmtree(copy / gone)
+    for command in commands:
+        fragments = [fragment.format(copy) for fragment in says]
+        assert_says(refused(capsys, *on(command, copy)), copy, *fragments)
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "search"])
@@ -278,26 +247,24 @@ def test_a_data_set_other_than_the_one_trained_on_is_refused(
     assert_says(sentence, "was trained on another data set", "fingerprint", "restore")
 
 
-def shorten(path):
-    path.write_bytes(path.read_bytes()[:-20])
+def shorten(data):
+    return data[:-20]
 
 
-def lengthen(path):
-    path.write_bytes(path.read_bytes() + b"\xff\xfe")
+def lengthen(data):
+    return data + b"\xff\xfe"
 
 
-def empty(path):
-    path.write_bytes(b"")
+def empty(data):
+    return b""
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+def flip(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
-def list_instead(path):
-    path.write_text("[3]\n")
+def list_instead(data):
+    return b"[3]\n"
 
 
 DAMAGES = [  # file, damage, command, what the sentence must hold beside the file's name
@@ -326,7 +293,7 @@ DAMAGES = [  # file, damage, command, what the sentence must hold beside the fil
 
 @pytest.mark.parametrize(("name", "damage", "command", "problem"), DAMAGES)
 def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, problem):
-    damage(copy / name)
+    (copy / name).write_bytes(damage((copy / name).read_bytes()))
     if name.startswith("checkpoints"):
         shutil.rmtree(copy / "checkpoints/step-00000015")  # it would be used instead
     sentence = refused(capsys, *on(command, copy))

@@ -347,13 +347,9 @@ def test_labels_and_queries_are_printed_as_they_are(user, tmp_path, home):
 
 
 def test_data_extreme_makes_a_data_set_to_train_on(user, home, tmp_path):
-    generator = np.random.default_rng(0)
+    lines = [f"{n % 5} {n % 5}:1 {5 + n * n % 20}:0.5\n" for n in range(60)]
     for name in ("train", "test"):
-        lines = [
-            f"{y} {y}:1 {5 + generator.integers(20)}:0.5" for y in generator.integers(5, size=60)
-        ]
-        text = "\n".join(["60 25 5", *lines]) + "\n"
-        (tmp_path / f"{name}.txt").write_text(text)
+        (tmp_path / f"{name}.txt").write_text("".join(["60 25 5\n", *lines]))
         groups = "".join(f"{row}\t{'even' if row % 2 else 'odd'}\n" for row in range(60))
         (tmp_path / f"{name}.tsv").write_text(groups)
     (tmp_path / "names.txt").write_text("\n".join("abcde") + "\n")

@@ -6,7 +6,6 @@ import types
 import pytest
 import torch
 
-from evenhand.cli.train import without_flags
 from evenhand.distributed.exchange import RowExchange, places_among, sorted_distinct_ids
 from evenhand.distributed.processes import Pulse, late_message, num_launched, num_restarts
 from evenhand.distributed.shards import Shards, share_of, share_sizes
@@ -142,9 +141,3 @@ def test_what_torchrun_tells(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert (num_launched(), num_restarts()) == (8, 3)
-
-
-def test_flags_of_the_launcher_are_not_passed_on():
-    words = ["train", "--ranks", "2", "a.toml", "--max-restarts=3", "--run", "--ranks-of-old"]
-    kept = ["train", "a.toml", "--run", "--ranks-of-old"]
-    assert without_flags(words, ("--ranks", "--max-restarts")) == kept

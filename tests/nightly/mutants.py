@@ -587,7 +587,7 @@ MUTANTS += [
     ),
     Mutant("build.py", "Distinct(FrequencySampler(", "(FrequencySampler(", "twice"),
     Mutant("build.py", "Distinct(LogUniformSampler(", "(LogUniformSampler(", "different"),
-    Mutant("cli/options.py", "torch.cuda.set_device(device)", "pass", "current_one"),
+    Mutant("cli/options.py", "set_device(device)  # where", "current_device()  #", "current_one"),
     Mutant("kernels/gpu/bags.py", ".minimum(num_pairs)", "", "longest_batch"),
     Mutant("kernels/gpu/bags.py", "num_pairs = num_pairs[order]", "pass", "longest_batch"),
     Mutant("kernels/gpu/bags.py", "num_entries > capacity", "num_entries < 0", "no_place"),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from evenhand.config import Config
     from evenhand.data import Dataset
 
+LAUNCHED = "EVENHAND_LAUNCHED"  # set for the ranks that `launch` starts with its own words
+
 
 @options.takes_settings
 def train(
@@ -41,7 +43,7 @@ def train(
     TOML file, then from the flags; every one that is not given has a default, and all of them are
     written to config.toml in the run folder.
     """
-    if ranks is not None:
+    if ranks is not None and LAUNCHED not in os.environ:
         launch(ranks, max_restarts=max_restarts)
     if resume and run is None:
         raise UserError("--resume needs the folder of the run: evenhand train --resume --run …")
@@ -131,34 +133,17 @@ def launch(ranks: int, *, max_restarts: int) -> NoReturn:
 
     if num_launched() > 1:
         raise UserError("--ranks is for a command that torchrun has not started already")
-    words = without_flags(sys.argv[1:], ("--ranks", "--max-restarts"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment = {
         "OMP_NUM_THREADS": str(max(1, (cores or 1) // ranks)),
         # With one store for the launcher and the ranks, ranks that start again meet leftovers.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        LAUNCHED: "1",
         **os.environ,
     }
     launcher = ["-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
     sys.stdout.flush()
     # The two dashes: torchrun would take `--run` for the beginning of a flag of its own.
-    command = [sys.executable, *launcher, "-m", "--", "evenhand", *words]
+    command = [sys.executable, *launcher, "-m", "--", "evenhand", *sys.argv[1:]]
     os.execve(sys.executable, command, environment)
-
-
-def without_flags(words: list[str], flags: tuple[str, ...]) -> list[str]:
-    """The words of a command without some flags and their values.
-
-    Example:
-        >>> without_flags(["train", "--ranks", "2", "--ranks=2", "--run", "a"], ("--ranks",))
-        ['train', '--run', 'a']
-    """
-    kept: list[str] = []
-    is_value = False
-    for word in words:
-        is_flag = word in flags or any(word.startswith(f"{flag}=") for flag in flags)
-        if not is_value and not is_flag:
-            kept.append(word)
-        is_value = word in flags
-    return kept

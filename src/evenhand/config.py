@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from evenhand import losses
+import evenhand.losses as losses
 from evenhand.data.weighting import WEIGHTINGS
 from evenhand.errors import UserError
 from evenhand.files import read_text

@@ -133,7 +133,7 @@ def takes_settings(verb_fn: Callable[..., int]) -> Callable[..., int]:
 
 def read_config(flags: SettingsFlags, *, default: Path | None = None) -> "Config":
     """The config of the TOML file or preset, or else of the default file, with the flags on top."""
-    from evenhand import config
+    import evenhand.config as config
     from evenhand.cli.console import console
     from evenhand.tuning.smallest_group import build_guarding_config
 

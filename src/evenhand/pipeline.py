@@ -8,9 +8,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from evenhand.build import check_all_ids, check_neighbours, table_dtype
+from evenhand.build import check_neighbours, table_dtype
 from evenhand.config import Config, DataConfig
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
+from evenhand.data.checks import check_all_ids
 from evenhand.data.dataset import IntArray, take_rows
 from evenhand.data.weighting import weight_features
 from evenhand.distributed.evaluation import evaluate_split

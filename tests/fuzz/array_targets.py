@@ -11,9 +11,10 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from evenhand.build import build_model, check_all_ids
+from evenhand.build import build_model
 from evenhand.config import build_config
 from evenhand.data import dataset as dataset_module
+from evenhand.data.checks import check_all_ids
 from evenhand.data.dataset import (
     Dataset,
     Groups,

@@ -569,7 +569,7 @@ MUTANTS += [
 
 # Chosen from the source alone, before any of them was tried.
 MUTANTS += [
-    Mutant("data/extreme.py", "base = 0 if first == 0 else 1", "base = first", "count_from_1"),
+    Mutant("data/extreme.py", "base = 0 if 0 in seen else 1", "base = min(seen)", "count_from_1"),
     Mutant(
         "data/weighting.py",
         "row_sums(rows, values**2)",

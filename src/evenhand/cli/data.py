@@ -168,8 +168,8 @@ def table(
 
 def show(folder: Folder, device: options.Device = None) -> None:
     """What a prepared data set holds."""
-    from evenhand.build import check_all_ids
     from evenhand.data import open_dataset
+    from evenhand.data.checks import check_all_ids
 
     dataset = open_dataset(folder)
     check_all_ids(dataset)

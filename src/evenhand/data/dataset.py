@@ -17,14 +17,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.checks import (
-    MAX_IDS,
-    check_ids,
-    check_length,
-    check_promise,
-    check_rows,
-    check_spans,
-)
+from evenhand.data.checks import check_lengths
 from evenhand.data.csr import (
     FloatArray,
     IntArray,
@@ -136,12 +129,7 @@ class Dataset:
         """How many training pairs each label has: (L,)."""
         if self.train_counts is not None:
             return np.array(self.train_counts)
-        ids = self.parts["train"].positives.ids
-        try:
-            check_ids("labels of the train part", ids, self.num_labels)
-        except ValueError as error:
-            raise UserError(f"{self.name} is damaged ({error}); make the data set again") from error
-        return count_ids(ids, self.num_labels)
+        return count_ids(self.parts["train"].positives.ids, self.num_labels)
 
     @property
     def is_sparse(self) -> bool:
@@ -178,7 +166,7 @@ def save_dataset(dataset: Dataset, folder: Path) -> Dataset:
     if folder.exists():
         raise UserError(f"{folder} exists already; choose another folder or remove it first")
     try:
-        _check_dataset(dataset)  # what is refused when opened is not written
+        check_lengths(dataset)  # what is refused when opened is not written
     except ValueError as error:
         raise UserError(f"{dataset.name} cannot be saved: {error}") from error
     with atomic_folder(folder) as staging:
@@ -299,13 +287,8 @@ def open_dataset(folder: Path) -> Dataset:
                 f"{FORMAT_VERSION} to {GROUP_SETS_VERSION}; make the data set again"
             )
         dataset = _read_dataset(folder, about)
-        _check_dataset(dataset)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # not JSON, or not as we write
+        check_lengths(dataset)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # not as we write it
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise UserError(f"{path} is damaged ({kind}{error}); make the data set again") from error
     return dataset
@@ -334,34 +317,31 @@ def _read_dataset(folder: Path, about: dict[str, Any]) -> Dataset:
         for column, names in about["group_names"][holder].items():
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ValueError(f"the group names of {column!r} must be a list of texts")
-            sets = f"{holder}.group_sets.{column}"
-            found[column] = Groups(
-                arrays[f"{holder}.groups.{column}"],
-                tuple(names),
-                rows(sets) if f"{sets}.offsets" in arrays else None,
-            )
+            ids, sets = arrays[f"{holder}.groups.{column}"], f"{holder}.group_sets.{column}"
+            has_sets = f"{sets}.offsets" in arrays
+            found[column] = Groups(ids, tuple(names), rows(sets) if has_sets else None)
         return found
 
-    def part(name: str) -> Part:
-        dense = arrays.get(f"{name}.features.dense")
+    parts = {}
+    for name in about["parts"]:
         block_pairs = streamed.get("block_pairs", {}).get(name, 0)
         if type(block_pairs) is not int or block_pairs < 0:
             raise ValueError(
                 f"block_pairs of {name} must be a whole number from 0, got {block_pairs!r}"
             )
-        return Part(
-            features=rows(f"{name}.features") if dense is None else dense,
-            positives=rows(f"{name}.positives"),
-            groups=groups(name),
-            texts=strings(f"{name}.texts"),
-            block_pairs=block_pairs,
+        dense = arrays.get(f"{name}.features.dense")
+        parts[name] = Part(
+            rows(f"{name}.features") if dense is None else dense,
+            rows(f"{name}.positives"),
+            groups(name),
+            strings(f"{name}.texts"),
+            block_pairs,
         )
-
     return Dataset(
         name=about["name"],
         num_features=about["num_features"],
         num_labels=about["num_labels"],
-        parts={name: part(name) for name in about["parts"]},
+        parts=parts,
         label_names=strings("labels.names"),
         label_groups=groups("labels"),
         label_coordinates=arrays.get("labels.coordinates"),
@@ -387,66 +367,3 @@ def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
             f"of shape {shape}; make the data set again"
         )
     return array
-
-
-def _check_dataset(dataset: Dataset) -> None:
-    """Refuses, by a `ValueError`, arrays that are not of the same queries, labels and features."""
-    num_labels, num_features = dataset.num_labels, dataset.num_features
-    for name, count in (("num_labels", num_labels), ("num_features", num_features)):
-        if type(count) is not int or not 1 <= count <= MAX_IDS:
-            raise ValueError(f"{name} must be between 1 and {MAX_IDS}, got {count!r}")
-    if "train" not in dataset.parts:
-        raise ValueError(f"there is no train part, only {str(list(dataset.parts))[:100]}")
-    num_pairs = num_values = 0
-    for name, part in dataset.parts.items():
-        check_rows(f"{name}.positives", part.positives)
-        if isinstance(part.features, Rows):
-            check_rows(f"{name}.features", part.features)
-            check_length(f"{name}.features", len(part.features), len(part))
-            num_values += len(part.features.ids)
-        elif part.features.shape != (len(part), num_features):
-            raise ValueError(
-                f"{name}.features.dense must be of shape {(len(part), num_features)}, got "
-                f"{part.features.shape}"
-            )
-        _check_strings(f"{name}.texts", part.texts, len(part))
-        _check_groups(name, part.groups, len(part), num_with_sets=len(part.positives.ids))
-        num_pairs += len(part.positives.ids)
-    if dataset.train_counts is not None:
-        check_length("labels.train_counts", len(dataset.train_counts), num_labels)
-    else:
-        check_promise("num_labels", num_labels, num_pairs)
-    if isinstance(dataset.parts["train"].features, Rows):
-        check_promise("num_features", num_features, num_values)
-    _check_strings("labels.names", dataset.label_names, num_labels)
-    _check_groups("labels", dataset.label_groups, num_labels, num_with_sets=num_labels)
-    coordinates = dataset.label_coordinates
-    if coordinates is not None and coordinates.shape != (num_labels, 2):
-        raise ValueError(
-            f"labels.coordinates must be of shape {(num_labels, 2)}, got {coordinates.shape}"
-        )
-
-
-def _check_strings(name: str, strings: Strings | None, num_rows: int) -> None:
-    if strings is not None:
-        check_spans(name, strings.offsets, strings.utf8)
-        check_length(name, len(strings), num_rows)
-
-
-def _check_groups(
-    holder: str, groups: Mapping[str, Groups], num_rows: int, *, num_with_sets: int
-) -> None:
-    """A column holds an id for each of `num_rows`, or, if it has sets, of `num_with_sets`."""
-    for column, (ids, names, sets) in groups.items():
-        length = num_rows if sets is None else num_with_sets
-        if ids.shape != (length,):
-            raise ValueError(f"{holder}.groups.{column} must hold {length} numbers")
-        if sets is None:
-            continue
-        name = f"{holder}.group_sets.{column}"
-        check_rows(name, sets)
-        check_ids(f"{holder}.groups.{column}", ids, len(sets), first=-1)
-        check_ids(f"{name}.ids", sets.ids, len(names))
-        offsets, is_rising = np.asarray(sets.offsets), np.diff(sets.ids) > 0
-        if (np.diff(offsets) < 1).any() or np.delete(~is_rising, offsets[1:-1] - 1).any():
-            raise ValueError(f"every row of {name} must hold groups, each once and in order")

@@ -146,7 +146,7 @@ def _read_with_progress(
 
 
 def _take(block: Block, row_ids: NDArray[np.intp]) -> Block:
-    return Block(take_rows(block.positives, row_ids), take_rows(block.features, row_ids), 0)
+    return Block(take_rows(block.positives, row_ids), take_rows(block.features, row_ids))
 
 
 # --- the order of training rows -------------------------------------------------------------------
@@ -232,7 +232,7 @@ class _Shards:
             keys = np.concatenate([segment[0] for segment in segments])
             positives = concatenate_rows([Rows(*segment[1:3]) for segment in segments])
             features = concatenate_rows([Rows(*segment[3:]) for segment in segments])
-            yield _take(Block(positives, features, 0), np.argsort(keys, kind="stable"))
+            yield _take(Block(positives, features), np.argsort(keys, kind="stable"))
             done += size
             progress_fn("shuffling", done, total)
         shutil.rmtree(self.folder)

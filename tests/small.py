@@ -418,7 +418,7 @@ def _warm_up():
     from evenhand.cli import main
     from evenhand.data import save_dataset
 
-    for name in ("averaging", "exporting", "public", "report", "tuning.search"):  # what verbs load
+    for name in ("averaging", "exporting", "report", "tuning.search"):  # what verbs load
         importlib.import_module(f"evenhand.{name}")
     torch.set_num_threads(1)
     torch.optim.Adam([torch.zeros(1)])  # imports half of torch

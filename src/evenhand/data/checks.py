@@ -121,26 +121,25 @@ def check_all_ids(dataset: "Dataset") -> None:
 
     Whoever reads rows, compiled code too, relies on both.
     """
-    strings, rows = {"labels.names": dataset.label_names}, {}
-    for name, part in dataset.parts.items():
-        strings[f"{name}.texts"] = part.texts
-        # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
-        if not dataset.is_read_in_blocks:
-            rows[f"{name}.positives"] = part.positives, dataset.num_labels
-            if isinstance(part.features, Rows):
-                rows[f"{name}.features"] = part.features, dataset.num_features
+    # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
+    are_rows_read = not dataset.is_read_in_blocks
     groups = {"labels": dataset.label_groups, **{n: p.groups for n, p in dataset.parts.items()}}
     try:
-        for name, texts in strings.items():
-            if texts is not None:
-                _check_offsets(name, texts.offsets)
-        for name, (some_rows, limit) in rows.items():
-            _check_offsets(name, some_rows.offsets)
-            check_ids(f"{name}.ids", some_rows.ids, limit)
+        if dataset.label_names is not None:
+            check_offsets("labels.names", dataset.label_names.offsets)
+        for name, part in dataset.parts.items():
+            if are_rows_read:
+                check_offsets(f"{name}.positives", part.positives.offsets)
+                check_ids(f"labels of the {name} part", part.positives.ids, dataset.num_labels)
+            if are_rows_read and isinstance(part.features, Rows):
+                check_offsets(f"{name}.features", part.features.offsets)
+                check_ids(f"features of the {name} part", part.features.ids, dataset.num_features)
+            if part.texts is not None:
+                check_offsets(f"{name}.texts", part.texts.offsets)
         for holder, columns in groups.items():
             for column, group in columns.items():
                 num_ids = len(group.names if group.sets is None else group.sets)
-                check_ids(f"{holder}.groups.{column}", group.ids, num_ids, first=-1)
+                check_ids(f"{column} of {holder}", group.ids, num_ids, first=-1)
     except ValueError as error:
         raise UserError(f"{dataset.name} is damaged ({error}); make it again") from error
 
@@ -165,7 +164,7 @@ def check_finite(dataset: "Dataset") -> None:
                 )
 
 
-def _check_offsets(name: str, offsets: IntArray) -> None:
+def check_offsets(name: str, offsets: IntArray) -> None:
     """Refuses offsets that decrease."""
     for start, piece in iterate_pieces(offsets[1:]):
         is_lower = piece < offsets[start : start + len(piece)]

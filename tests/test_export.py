@@ -217,7 +217,7 @@ def test_without_a_model_the_part_pyarrow_or_room_nothing_is_written(tmp_path, m
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evenhand.data.vector_files._sha256", full)
+    monkeypatch.setattr("evenhand.data.vector_files.file_digest", full)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="No space left"):
         export_run(run, out, dataset, device=CPU)

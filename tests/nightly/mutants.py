@@ -610,8 +610,8 @@ MUTANTS += [
     Mutant("data/extreme.py", "base = 0 if 0 in seen else 1", "base = min(seen)", "count_from_1"),
     Mutant(
         "data/weighting.py",
-        "row_sums(rows, values**2)",
-        "row_sums(rows, rows.values.astype(np.float64) ** 2)",
+        "reduceat(values**2,",
+        "reduceat(rows.values.astype(np.float64) ** 2,",
         "rare_features",
     ),
     Mutant(

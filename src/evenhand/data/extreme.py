@@ -187,7 +187,7 @@ def read_header(path: Path) -> Header:
     first = next(read_blocks(path, block_bytes=HEADER_BYTES), None)
     if first is None:
         raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
-    line = first.text.partition(b"\n")[0]
+    line = first[1].partition(b"\n")[0]
     match = HEADER.fullmatch(line.removeprefix(codecs.BOM_UTF8))
     if match is None:
         raise UserError(

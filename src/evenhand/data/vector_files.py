@@ -5,21 +5,19 @@ number.
 """
 
 import contextlib
-import hashlib
 import importlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.data.checksums import file_digest
 from evenhand.data.csr import FloatArray
 from evenhand.data.npy import NpyWriter
 from evenhand.errors import UserError
-
-FORMATS = ("npy", "parquet")
 
 
 class Block(NamedTuple):
@@ -47,7 +45,7 @@ def write_blocks(
     """Writes blocks to files that begin with `stem`; `shape` is that of all vectors together."""
     write_fn = {"npy": _write_npy, "parquet": _write_parquet}[file_format]
     return [
-        Written(path.name, holds, shape[0], path.stat().st_size, _sha256(path))
+        Written(path.name, holds, shape[0], path.stat().st_size, file_digest(path, "sha256"))
         for holds, path in write_fn(folder, stem, blocks, shape).items()
     ]
 
@@ -62,31 +60,25 @@ def _write_npy(
     folder: Path, stem: str, blocks: Iterable[Block], shape: tuple[int, int]
 ) -> dict[str, Path]:
     """One array a file, and the names as JSON, a string a line."""
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {
-        "vectors": ("<f4", shape[1:]),
-        "ids": ("<i8", ()),
-        "biases": ("<f4", ()),
-    }
+    dtypes = {"vectors": "<f4", "ids": "<i8", "biases": "<f4"}
     paths: dict[str, Path] = {}
     with contextlib.ExitStack() as stack:
         arrays: dict[str, NpyWriter] = {}
-        names: BinaryIO | None = None
         for block in blocks:
-            for holds, kind in kinds.items():
+            for holds, dtype in dtypes.items():
                 rows = getattr(block, holds)
                 if rows is None:
                     continue
                 if holds not in arrays:
                     paths[holds] = folder / f"{stem}.{holds}.npy"
-                    arrays[holds] = NpyWriter(paths[holds], *kind)
+                    arrays[holds] = NpyWriter(paths[holds], dtype, rows.shape[1:])
                     stack.enter_context(contextlib.closing(arrays[holds]))
                 arrays[holds].append(rows)
             if block.names is not None:
-                if names is None:
-                    paths["names"] = folder / f"{stem}.names.jsonl"
-                    names = stack.enter_context(open(paths["names"], "wb"))
-                for name in block.names:
-                    names.write((json.dumps(name, ensure_ascii=False) + "\n").encode())
+                paths["names"] = folder / f"{stem}.names.jsonl"
+                with open(paths["names"], "ab") as names:
+                    for name in block.names:
+                        names.write((json.dumps(name, ensure_ascii=False) + "\n").encode())
     return paths
 
 
@@ -129,8 +121,3 @@ def _pyarrow() -> Any:
             "Parquet needs pyarrow, which is not installed; install it with: "
             "pip install 'evenhand[parquet]', or choose --format npy"
         ) from error
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

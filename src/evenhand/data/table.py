@@ -163,28 +163,6 @@ def _describe(num_of: Counter[Record], group_columns: Sequence[str]) -> Iterator
 
 def read_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     """The lines of a table: `columns` names those of the query, the label and the groups."""
-    rows = _read_rows(path)
-    line_number, header = next(rows, (0, []))
-    if not header:
-        raise UserError(f"{path} is empty; its first line must name the columns")
-    places = [_find_column(column, header, f"{path}, line {line_number}") for column in columns]
-    for line_number, cells in rows:
-        where = f"{path}, line {line_number}"
-        if len(cells) != len(header):
-            raise UserError(
-                f"{where}: has {len(cells)} cells, the first line has {len(header)}; "
-                f"a cell that holds the separator must be quoted"
-            )
-        query, label, *groups = (" ".join(cells[place].split()) for place in places)
-        query = normalize(query)
-        for column, text in zip(columns, (query, label), strict=False):
-            if not text:
-                raise UserError(f"{where}: column {column!r} is empty; fill it or remove the line")
-        yield Record(query, label, tuple(groups))
-
-
-def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, each with the number of its last line."""
     delimiter = DELIMITERS.get(plain_suffix(path))
     if delimiter is None:
         raise UserError(
@@ -193,19 +171,40 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         )
     lines = (line + "\n" for line in read_lines(path))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    header: list[str] = []
+    places: list[int] = []
     try:
         for cells in reader:
-            if any(cell.strip() for cell in cells):
-                yield reader.line_num, cells
+            where = f"{path}, line {reader.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not header:
+                header = [name.strip() for name in cells]
+                places = [_find_column(column, header, where) for column in columns]
+                continue
+            if len(cells) != len(header):
+                raise UserError(
+                    f"{where}: has {len(cells)} cells, the first line has {len(header)}; "
+                    f"a cell that holds the separator must be quoted"
+                )
+            query, label, *groups = (" ".join(cells[place].split()) for place in places)
+            query = normalize(query)
+            for column, text in zip(columns, (query, label), strict=False):
+                if not text:
+                    raise UserError(
+                        f"{where}: column {column!r} is empty; fill it or remove the line"
+                    )
+            yield Record(query, label, tuple(groups))
     except csv.Error as error:
         raise UserError(
             f"{path}, line {reader.line_num}: {error}; quote the cell and double each quote in it"
         ) from error
+    if not header:
+        raise UserError(f"{path} is empty; its first line must name the columns")
 
 
-def _find_column(column: str, header: list[str], where: str) -> int:
+def _find_column(column: str, names: list[str], where: str) -> int:
     """Where a column stands in the header."""
-    names = [name.strip() for name in header]
     if names.count(column) == 1:
         return names.index(column)
     if column in names:

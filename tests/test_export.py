@@ -148,7 +148,7 @@ def test_names_of_every_kind_survive(tmp_path):
     names = ['say "a"', "two\nlines", "\u2028", "ウィーン", "\\n", ""]
     block = Block(np.arange(6), np.zeros((6, 2), np.float32), None, names)
     written = write_blocks(tmp_path, "labels", [block], file_format="npy", shape=(6, 2))
-    assert [file.holds for file in written] == ["vectors", "ids", "names"]
+    assert [file["holds"] for file in written] == ["vectors", "ids", "names"]
     lines = (tmp_path / "labels.names.jsonl").read_bytes().decode().split("\n")
     assert [json.loads(line) for line in lines[:-1]] == names
     assert list(Strings.pack(names)) == names

@@ -95,7 +95,7 @@ def export_run(
                     file_format=file_format,
                     shape=(last - first, dim),
                 )
-                files += [{"of": name, "first_row": first, **file._asdict()} for file in written]
+                files += [{"of": name, "first_row": first, **file} for file in written]
             done += num_rows
         has_biases = model.label_bias is not None or bool(config.search.frequency_discount)
         manifest = {

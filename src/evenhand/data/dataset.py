@@ -337,17 +337,13 @@ def _read_dataset(folder: Path, about: dict[str, Any]) -> Dataset:
             strings(f"{name}.texts"),
             block_pairs,
         )
+    names = ("name", "num_features", "num_labels", "featurizer", "attribution", "fingerprint")
     return Dataset(
-        name=about["name"],
-        num_features=about["num_features"],
-        num_labels=about["num_labels"],
+        **{name: about[name] for name in names},
         parts=parts,
         label_names=strings("labels.names"),
         label_groups=groups("labels"),
         label_coordinates=arrays.get("labels.coordinates"),
-        featurizer=about["featurizer"],
-        attribution=about["attribution"],
-        fingerprint=about["fingerprint"],
         train_counts=arrays.get("labels.train_counts"),
         is_finite=bool(streamed.get("is_finite")),
     )

@@ -149,69 +149,40 @@ def _parse_rows(
     feature_ids: IntArray,
     values: NDArray[np.float32],
 ) -> tuple[int, int]:
-    """Fills in the rows of whole lines: (where it stopped, rows)."""
+    """Fills in the rows up to the first line it does not know: (where that starts, rows)."""
     num_rows = num_labels = num_features = 0
     while start < len(text):
-        at, num_labels = _parse_labels(text, start, label_limit, label_ids, num_labels)
-        if at < 0:
-            break
-        at, num_features = _parse_features(
-            text, at, feature_limit, feature_ids, values, num_features
-        )
-        if at < 0 or at == start:  # an empty line is no row
+        at, first_label = start, num_labels
+        is_label = _byte(text, at) not in (SPACE, NEWLINE)
+        while is_label:
+            label, at = _parse_id(text, at, label_limit)
+            if label < 0 or num_labels - first_label == MANY_LABELS:
+                return start, num_rows
+            is_new = True
+            for place in range(first_label, num_labels):
+                is_new &= label_ids[place] != label
+            label_ids[num_labels] = label
+            num_labels += is_new
+            is_label = _byte(text, at) == COMMA
+            at += is_label
+        while _byte(text, at) == SPACE:
+            at += 1
+            if _byte(text, at) in (SPACE, NEWLINE):
+                continue
+            feature, at = _parse_id(text, at, feature_limit)
+            if feature < 0 or _byte(text, at) != COLON:
+                return start, num_rows
+            value, at = _parse_value(text, at + 1)
+            if not abs(value) <= LARGEST_FLOAT32:  # also if it is not a number
+                return start, num_rows
+            feature_ids[num_features], values[num_features] = feature, value
+            num_features += 1
+        if _byte(text, at) != NEWLINE or at == start:  # an empty line is no row
             break
         num_rows += 1
         label_offsets[num_rows], feature_offsets[num_rows] = num_labels, num_features
         start = at + 1
     return start, num_rows
-
-
-@jit
-def _parse_labels(
-    text: NDArray[np.uint8], at: int, limit: int, ids: IntArray, count: int
-) -> tuple[int, int]:
-    """Adds a line's distinct labels: (where in the line they end or -1, count)."""
-    first = count
-    if _byte(text, at) in (SPACE, NEWLINE):
-        return at, count
-    while count - first < MANY_LABELS:
-        label, at = _parse_id(text, at, limit)
-        if label < 0:
-            break
-        is_new = True
-        for place in range(first, count):
-            is_new &= ids[place] != label
-        ids[count] = label
-        count += is_new
-        if _byte(text, at) != COMMA:
-            return at, count
-        at += 1
-    return -1, count
-
-
-@jit
-def _parse_features(
-    text: NDArray[np.uint8],
-    at: int,
-    limit: int,
-    ids: IntArray,
-    values: NDArray[np.float32],
-    count: int,
-) -> tuple[int, int]:
-    """Adds a line's features: (where its newline is or -1, count)."""
-    while _byte(text, at) == SPACE:
-        at += 1
-        if _byte(text, at) in (SPACE, NEWLINE):
-            continue
-        feature, at = _parse_id(text, at, limit)
-        if feature < 0 or _byte(text, at) != COLON:
-            return -1, count
-        value, at = _parse_value(text, at + 1)
-        if not abs(value) <= LARGEST_FLOAT32:  # also if it is not a number
-            return -1, count
-        ids[count], values[count] = feature, value
-        count += 1
-    return (at if _byte(text, at) == NEWLINE else -1), count
 
 
 @jit

@@ -44,7 +44,10 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple
     Every line ends with \n, also the last one and those that ended with \r\n. Numbers are from 1.
     """
     line_number = 1
-    with _open_stored(path) as stored, _open_text(stored, path.suffix) as file:
+    with _open_stored(path) as stored, contextlib.ExitStack() as stack:
+        file = stored
+        if path.suffix in OPENERS and not isinstance(stored, zipfile.ZipExtFile):
+            file = stack.enter_context(OPENERS[path.suffix](stored, "rb"))
         while True:
             try:
                 block = file.read(block_bytes)
@@ -94,21 +97,17 @@ def _open_stored(path: Path) -> IO[bytes]:
     try:
         return open_input(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        for archive in path.parents:
-            if archive.suffix.lower() == ".zip" and archive.exists() and not archive.is_dir():
-                return _open_member(archive, path.relative_to(archive).as_posix())
-        raise UserError(f"{path} does not exist; check the path") from error
+        archives = [p for p in path.parents if p.suffix.lower() == ".zip" and p.exists()]
+        if not archives or archives[0].is_dir():
+            raise UserError(f"{path} does not exist; check the path") from error
     except OSError as error:
         raise UserError(f"{path} cannot be opened ({error.strerror or error})") from error
-
-
-def _open_member(archive: Path, name: str) -> IO[bytes]:
-    check_is_file(archive)
-    with open_archive(archive) as opened:
-        try:
-            return opened.open(name)  # which keeps the file open for itself
-        except KeyError as error:
-            raise UserError(f"{archive} has no member {quote_value(name)}") from error
+    check_is_file(archives[0])
+    name = path.relative_to(archives[0]).as_posix()
+    with open_archive(archives[0]) as archive:
+        if name not in archive.namelist():
+            raise UserError(f"{archives[0]} has no member {quote_value(name)}")
+        return archive.open(name)  # which keeps the file open for itself
 
 
 @contextlib.contextmanager
@@ -123,10 +122,3 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise UserError(
             f"{path} is not a whole .zip archive ({error}); fetch or copy it again"
         ) from error
-
-
-def _open_text(stored: IO[bytes], suffix: str) -> IO[bytes]:
-    """The text of a compressed file; anything else, as a member of an archive, as it is."""
-    if suffix not in OPENERS or isinstance(stored, zipfile.ZipExtFile):
-        return stored
-    return OPENERS[suffix](stored, "rb")  # type: ignore[no-any-return]

@@ -29,24 +29,24 @@ class Block(NamedTuple):
     names: list[str] | None = None
 
 
-class Written(NamedTuple):
-    """A file, as the manifest has it."""
-
-    name: str
-    holds: str  # 'vectors', 'ids', 'biases', 'names', or 'all' as columns of one table
-    num_rows: int
-    num_bytes: int
-    sha256: str
-
-
 def write_blocks(
     folder: Path, stem: str, blocks: Iterable[Block], *, file_format: str, shape: tuple[int, int]
-) -> list[Written]:
-    """Writes blocks to files that begin with `stem`; `shape` is that of all vectors together."""
-    write_fn = {"npy": _write_npy, "parquet": _write_parquet}[file_format]
+) -> list[dict[str, Any]]:
+    """Writes blocks to files that begin with `stem`; `shape` is that of all vectors together.
+
+    Returns what the manifest says of each file; it holds 'vectors', 'ids', 'biases', 'names', or
+    'all' as columns of one table.
+    """
+    write_fn = _write_npy if file_format == "npy" else _write_parquet
     return [
-        Written(path.name, holds, shape[0], path.stat().st_size, file_digest(path, "sha256"))
-        for holds, path in write_fn(folder, stem, blocks, shape).items()
+        {
+            "name": path.name,
+            "holds": holds,
+            "num_rows": shape[0],
+            "num_bytes": path.stat().st_size,
+            "sha256": file_digest(path, "sha256"),
+        }
+        for holds, path in write_fn(folder, stem, blocks, shape[1]).items()
     ]
 
 
@@ -56,9 +56,7 @@ def check_format(file_format: str) -> None:
         _pyarrow()
 
 
-def _write_npy(
-    folder: Path, stem: str, blocks: Iterable[Block], shape: tuple[int, int]
-) -> dict[str, Path]:
+def _write_npy(folder: Path, stem: str, blocks: Iterable[Block], dim: int) -> dict[str, Path]:
     """One array a file, and the names as JSON, a string a line."""
     dtypes = {"vectors": "<f4", "ids": "<i8", "biases": "<f4"}
     paths: dict[str, Path] = {}
@@ -71,7 +69,9 @@ def _write_npy(
                     continue
                 if holds not in arrays:
                     paths[holds] = folder / f"{stem}.{holds}.npy"
-                    arrays[holds] = NpyWriter(paths[holds], dtype, rows.shape[1:])
+                    arrays[holds] = NpyWriter(
+                        paths[holds], dtype, (dim,) if holds == "vectors" else ()
+                    )
                     stack.enter_context(contextlib.closing(arrays[holds]))
                 arrays[holds].append(rows)
             if block.names is not None:
@@ -82,9 +82,7 @@ def _write_npy(
     return paths
 
 
-def _write_parquet(
-    folder: Path, stem: str, blocks: Iterable[Block], shape: tuple[int, int]
-) -> dict[str, Path]:
+def _write_parquet(folder: Path, stem: str, blocks: Iterable[Block], dim: int) -> dict[str, Path]:
     """A table with the columns id, vector and, where there are any, bias and name."""
     arrow = _pyarrow()
     path = folder / f"{stem}.parquet"
@@ -94,7 +92,7 @@ def _write_parquet(
             values = arrow.array(np.ascontiguousarray(block.vectors, np.float32).ravel())
             columns = {
                 "id": arrow.array(block.ids),
-                "vector": arrow.FixedSizeListArray.from_arrays(values, shape[1]),
+                "vector": arrow.FixedSizeListArray.from_arrays(values, dim),
             }
             if block.biases is not None:
                 columns["bias"] = arrow.array(block.biases)

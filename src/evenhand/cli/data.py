@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from evenhand.cli import options
 from evenhand.cli.options import argument, flag
@@ -64,40 +64,35 @@ def extreme(
     from evenhand.data import load_extreme, load_public_extreme
     from evenhand.progress import file_bar
 
-    if public is not None:
-        if any((train, test, label_names, train_groups, test_groups)):
-            raise UserError(
-                f"{public} is opened by its name, so the files are known; give the name alone, or "
-                f"files alone"
-            )
-        with file_bar(console) as advance:
-            dataset = load_public_extreme(
-                public,
-                folder,
-                validation_fraction=validation_fraction,
-                validation_block=validation_block,
+    if public is not None and any((train, test, label_names, train_groups, test_groups)):
+        raise UserError(
+            f"{public} is opened by its name, so the files are known; give the name alone, or "
+            f"files alone"
+        )
+    shares: dict[str, Any] = {
+        "validation_fraction": validation_fraction,
+        "validation_block": validation_block,
+    }
+    with file_bar(console) as advance:
+        if public is not None:
+            dataset = load_public_extreme(public, folder, **shares, progress_fn=advance)
+        elif train is not None and test is not None:
+            dataset = load_extreme(
+                train,
+                test,
+                name=_name_of_folder(train),
+                label_names_path=label_names,
+                train_groups_path=train_groups,
+                test_groups_path=test_groups,
+                **shares,
                 progress_fn=advance,
             )
-        _save(dataclasses.replace(dataset, name=name) if name else dataset, out)
-        return
-    if train is None or test is None:
-        raise UserError(
-            "evenhand data extreme needs the name of a public data set (see: evenhand data list), "
-            "or --train and --test"
-        )
-    with file_bar(console) as advance:
-        dataset = load_extreme(
-            train,
-            test,
-            name=name or _name_of_folder(train),
-            label_names_path=label_names,
-            train_groups_path=train_groups,
-            test_groups_path=test_groups,
-            validation_fraction=validation_fraction,
-            validation_block=validation_block,
-            progress_fn=advance,
-        )
-    _save(dataset, out)
+        else:
+            raise UserError(
+                "evenhand data extreme needs the name of a public data set (see: evenhand data "
+                "list), or --train and --test"
+            )
+    _save(dataclasses.replace(dataset, name=name) if name else dataset, out)
 
 
 def stream(
@@ -132,8 +127,7 @@ def stream(
             memory_bytes=memory * 2**20,
             progress_fn=advance,
         )
-    _show(dataset)
-    console.print(f"written to {folder}; train on it with: evenhand train --data {folder}")
+    _show(dataset, folder)
 
 
 def table(
@@ -297,15 +291,13 @@ def _name_of_folder(path: Path) -> str:
 
 
 def _save(dataset: "Dataset", out: Path | None) -> None:
-    from evenhand.cli.console import console
     from evenhand.data import save_dataset
 
     folder = out or Path("datasets") / dataset.name
-    _show(save_dataset(dataset, folder))
-    console.print(f"written to {folder}; train on it with: evenhand train --data {folder}")
+    _show(save_dataset(dataset, folder), folder)
 
 
-def _show(dataset: "Dataset") -> None:
+def _show(dataset: "Dataset", written_to: Path | None = None) -> None:
     from evenhand.cli.console import console
     from evenhand.tables import group_notes, parts_table, unseen_notes
 
@@ -319,3 +311,7 @@ def _show(dataset: "Dataset") -> None:
         console.print(note)
     if dataset.attribution:
         console.print(dataset.attribution)
+    if written_to is not None:
+        console.print(
+            f"written to {written_to}; train on it with: evenhand train --data {written_to}"
+        )

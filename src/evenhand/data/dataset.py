@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -182,21 +182,35 @@ def write_dataset(dataset: Dataset, folder: Path) -> list[Path]:
         if not path.exists():
             with open(path, "wb") as file:
                 np.save(file, arrays[name], allow_pickle=False)
+    columns = group_holders(dataset)
+    meaning = {  # everything that matters and is no array
+        "num_features": dataset.num_features,
+        "num_labels": dataset.num_labels,
+        "parts": list(dataset.parts),
+        "group_names": {
+            holder: {column: list(group.names) for column, group in groups.items()}
+            for holder, groups in columns.items()
+        },
+        "featurizer": dataset.featurizer,
+    }
+    digest = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode())
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.asarray(array).data if array.size else b"")
     about = {
         "format": "evenhand data set",
         "version": FORMAT_VERSION,
         "name": dataset.name,
-        **_meaning(dataset),
+        **meaning,
         "attribution": dataset.attribution,
-        "fingerprint": _fingerprint(dataset, arrays),
+        "fingerprint": digest.hexdigest(),  # the same wherever, and under whatever name
         "arrays": {name: list(array.shape) for name, array in arrays.items()},
     }
     if dataset.is_read_in_blocks:
         block_pairs = {name: part.block_pairs for name, part in dataset.parts.items()}
         streamed = {"block_pairs": block_pairs, "is_finite": dataset.is_finite}
         about |= {"version": STREAMED_VERSION, "streamed": streamed}
-    columns = [group for groups in group_holders(dataset).values() for group in groups.values()]
-    if any(group.sets is not None for group in columns):
+    if any(g.sets is not None for groups in columns.values() for g in groups.values()):
         about["version"] = GROUP_SETS_VERSION
     with open(folder / "dataset.json", "w", encoding="utf-8") as file:
         json.dump(about, file, ensure_ascii=False, indent=1)
@@ -244,29 +258,6 @@ def _dtype_of(name: str) -> np.dtype[Any]:
     if kind is not None and kind[1] == "groups":
         return np.dtype("<i4")
     return np.dtype(DTYPES.get(name.rsplit(".", 1)[-1], "<f4"))
-
-
-def _meaning(dataset: Dataset) -> dict[str, Any]:
-    """What the arrays mean: everything that matters and is no array."""
-    return {
-        "num_features": dataset.num_features,
-        "num_labels": dataset.num_labels,
-        "parts": list(dataset.parts),
-        "group_names": {
-            holder: {column: list(group.names) for column, group in groups.items()}
-            for holder, groups in group_holders(dataset).items()
-        },
-        "featurizer": dataset.featurizer,
-    }
-
-
-def _fingerprint(dataset: Dataset, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """A digest of the content; the same wherever, and under whatever name, it is written."""
-    digest = hashlib.sha256(json.dumps(_meaning(dataset), sort_keys=True).encode())
-    for name, array in arrays.items():
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(np.asarray(array).data if array.size else b"")
-    return digest.hexdigest()
 
 
 # --- opening --------------------------------------------------------------------------------------

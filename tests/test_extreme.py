@@ -408,12 +408,6 @@ def test_without_a_fraction_there_is_no_validation_part(tmp_path):
         load_extreme(*numbered(tmp_path), name="a", validation_block=0)
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_a_fraction_out_of_range_is_refused(tmp_path, fraction):
-    with pytest.raises(UserError, match=f"validation_fraction must be .* got {fraction}"):
-        load_extreme(*numbered(tmp_path), name="a", validation_fraction=fraction)
-
-
 def test_headers_that_disagree_are_refused(tmp_path):
     train, test = numbered(tmp_path)
     written(test, "1 200 5\n4 1:1\n")

@@ -75,11 +75,13 @@ def is_borne_out(count: int, num_entries: int) -> bool:
 
 
 def _check_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Refuses an array of another shape."""
     if array.shape != shape:
         raise ValueError(f"{name} must be of shape {shape}, got {array.shape}")
 
 
 def _check_rows(name: str, rows: Rows, num_rows: int) -> None:
+    """Refuses rows whose arrays do not belong together, or that are not so many."""
     _check_spans(name, num_rows, rows.offsets, *(array for array in rows[1:] if array is not None))
 
 

@@ -220,6 +220,7 @@ def _ask(url: str, headers: dict[str, str]) -> Any:
 
 
 def _receive(answer: Any) -> bytes:
+    """The next bytes of an answer; none at its end."""
     try:
         block: bytes = answer.read(BLOCK_BYTES)
     except (OSError, http.client.HTTPException) as error:

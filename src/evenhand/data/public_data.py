@@ -169,6 +169,7 @@ def find_files(data: PublicData, folder: Path) -> list[Path]:
 
 
 def _plain_name(place: Path) -> str:
+    """What a folder or an archive is called, without the ending and in small letters."""
     return place.name.lower().removesuffix(".zip")
 
 

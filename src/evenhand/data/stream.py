@@ -269,11 +269,12 @@ class _PartWriter:
                 self.arrays[f"{name}.values"].append(rows.values)
 
     def close(self) -> None:
+        """Writes how long each array is; must come before `open`."""
         for array in self.arrays.values():
             array.close()
 
     def open(self) -> Block:
-        """The rows, memory-mapped; to be called when it is closed."""
+        """The rows, memory-mapped."""
         arrays = [
             open_npy(path, is_empty=self.arrays[name].num_rows == 0)
             for name, path in self.paths.items()

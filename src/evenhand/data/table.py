@@ -115,18 +115,17 @@ def make_parts(
     for query in sorted(labels_of):
         queries[part_fn(query)].append(query)
     queries = {part: texts for part, texts in queries.items() if texts}
-    labels = {part: [sorted(labels_of[text]) for text in texts] for part, texts in queries.items()}
-    positives = {part: rows_from_lists(rows) for part, rows in labels.items()}
+    positives = {
+        part: rows_from_lists([sorted(labels_of[text]) for text in texts])
+        for part, texts in queries.items()
+    }
+    pairs = {
+        part: [(text, label) for text in texts for label in sorted(labels_of[text])]
+        for part, texts in queries.items()
+    }
     groups: dict[str, dict[str, Groups]] = {part: {} for part in queries}
     for column, group_fn in group_fns.items():
-        members = {
-            part: [
-                group_fn((text, label_id)) or ()
-                for text, row in zip(texts, labels[part], strict=True)
-                for label_id in row
-            ]
-            for part, texts in queries.items()
-        }
+        members = {part: [group_fn(pair) or () for pair in pairs[part]] for part in queries}
         names = set().union(*(names for rows in members.values() for names in rows))  # of all parts
         for part, rows in members.items():
             groups[part][column] = group_pairs(rows, positives[part], names)

@@ -148,7 +148,9 @@ def check_all_ids(dataset: "Dataset") -> None:
 
 def check_finite(dataset: "Dataset") -> None:
     """Refuses feature values that are NaN or infinite."""
-    for name, part in () if dataset.is_finite else dataset.parts.items():
+    if dataset.is_finite:
+        return
+    for name, part in dataset.parts.items():
         rows = part.features
         values = rows.values if isinstance(rows, Rows) else rows
         if values is None:

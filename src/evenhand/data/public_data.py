@@ -148,9 +148,9 @@ def find_files(data: PublicData, folder: Path) -> list[Path]:
     A path that goes through a .zip names a member of it. A `UserError` says what is missing.
     """
     own_names = {data.name, *(name.lower() for name in data.folders)}
-    places = [folder]  # the folder of all data sets, or of this one
-    for base in filter(Path.is_dir, (folder, folder / data.name)):
-        places += [p for p in sorted(base.iterdir()) if _plain_name(p) in own_names]
+    places: list[Path] = []
+    for base in filter(Path.is_dir, (folder / data.name, folder)):
+        places += [base, *(p for p in sorted(base.iterdir()) if _plain_name(p) in own_names)]
     for place in places:
         if paths := _find_in(place, data.files):
             return paths

@@ -29,9 +29,11 @@ def weight_features(dataset: Dataset, weighting: str) -> Dataset:
                 f'data.weighting = "{weighting}" is for sparse features with values, and the '
                 f'{name} part of {dataset.name} has none; set it to "as-is"'
             )
+    train = dataset.parts["train"].features
+    assert isinstance(train, Rows)
     of_feature = np.ones(dataset.num_features, dtype=np.float32)
     if weighting == "tf-idf":
-        of_feature = inverse_frequencies(dataset.parts["train"].features, dataset.num_features)
+        of_feature = inverse_frequencies(train, dataset.num_features)
     parts = {}
     for name, part in dataset.parts.items():
         assert isinstance(part.features, Rows)
@@ -43,9 +45,8 @@ def weight_features(dataset: Dataset, weighting: str) -> Dataset:
     return dataclasses.replace(dataset, parts=parts)
 
 
-def inverse_frequencies(rows: Rows | FloatArray, num_features: int) -> FloatArray:
-    """1 + log((1 + N) / (1 + n_f)) of each feature of sparse rows: (F,)."""
-    assert isinstance(rows, Rows)
+def inverse_frequencies(rows: Rows, num_features: int) -> FloatArray:
+    """1 + log((1 + N) / (1 + n_f)) of each feature: (F,)."""
     counts = count_ids(rows.ids, num_features)
     return (1 + np.log((1 + len(rows)) / (1 + counts))).astype(np.float32)
 

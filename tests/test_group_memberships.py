@@ -16,9 +16,8 @@ import torch
 import metric_oracles as oracles
 import small
 from evenhand.build import build_training
-from evenhand.data import load_table, open_dataset, save_dataset
+from evenhand.data import Groups, load_table, open_dataset, pairs_of, save_dataset
 from evenhand.data.csr import rows_from_lists
-from evenhand.data.dataset import Groups, pairs_of
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.config import Config, to_toml
-from evenhand.data import Dataset, Rows
+from evenhand.data import Dataset, Groups, Rows, memberships, pad_rows
 from evenhand.data.checks import check_all_ids, check_finite
-from evenhand.data.dataset import Groups, memberships, pad_rows
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from evenhand.config import Config
-from evenhand.data import Dataset, Part
-from evenhand.data.dataset import Strings
+from evenhand.data import Dataset, Part, Strings
 from evenhand.data.vector_files import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
 from evenhand.errors import UserError

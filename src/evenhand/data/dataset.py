@@ -18,40 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data.checks import check_lengths
-from evenhand.data.csr import (
-    FloatArray,
-    IntArray,
-    Rows,
-    count_ids,
-    iterate_pieces,
-    pad_rows,
-    take_rows,
-)
-from evenhand.data.groups import Groups, memberships
+from evenhand.data.csr import FloatArray, IntArray, Rows, count_ids, iterate_pieces
+from evenhand.data.groups import Groups
 from evenhand.data.npy import open_npy
-from evenhand.data.pairs import Pairs, pairs_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, parse_json, read_text
-
-__all__ = [
-    "Dataset",
-    "FloatArray",
-    "Groups",
-    "IntArray",
-    "Pairs",
-    "Part",
-    "Rows",
-    "Strings",
-    "count_unseen_labels",
-    "group_holders",
-    "memberships",
-    "open_dataset",
-    "pad_rows",
-    "pairs_of",
-    "save_dataset",
-    "take_rows",
-    "write_dataset",
-]
 
 FORMAT_VERSION = 1
 STREAMED_VERSION = 2  # it has `streamed` as well

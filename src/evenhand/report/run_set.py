@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import Dataset, IntArray, Part
+from evenhand.data import Dataset, IntArray, Part
 from evenhand.errors import UserError
 from evenhand.evaluation import SUMMARIES, GroupColumn, Score, group_columns
 from evenhand.evaluation.groups import check_belongs

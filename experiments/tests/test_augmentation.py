@@ -44,38 +44,6 @@ def test_pictures_are_those_cropped_one_by_one(shape):
             assert np.array_equal(found[seed, place].numpy(), expected)
 
 
-class Recorder:
-    """A classifier that notes what it is shown."""
-
-    def __init__(self):
-        self.seen = []
-
-    def init(self, generator):
-        return {"w": torch.zeros(1, 10)}
-
-    def running(self):
-        return torch.zeros(2, 0)
-
-    def scores(self, weights, images, running, keys=None):
-        self.seen.append(images.clone())
-        scores = images.flatten(2).mean(2, keepdim=True) * weights["w"]
-        return scores, torch.zeros(len(images), 2, 0)
-
-
-def test_models_of_a_seed_see_the_same_and_every_step_something_else():
-    classifier = Recorder()
-    members = [Member(1, 0.1, 2), Member(2, 0.1, 2), Member(1, 0.1, 8)]
-    training = StackedTraining(
-        classifier, pictures(), members, {1: np.arange(8), 2: np.arange(8)},
-        batch_size=8, momentum=0.9, augments=True, device=CPU,
-    )  # fmt: skip
-    training.train(3)  # an epoch is one batch: the same pictures again
-    first, second, _ = classifier.seen
-    assert first[0].equal(first[2])
-    assert not first[0].equal(first[1])
-    assert first[0].mean((1, 2, 3)).sort().values.ne(second[0].mean((1, 2, 3)).sort().values).any()
-
-
 @pytest.mark.parametrize("classifier", [
     LeNet(channels=(4, 6), hidden=10, dropout=0.3, in_channels=3, size=32),
     ResNet(blocks=(1,), width=8, stem="small"),

@@ -194,6 +194,3 @@ def test_the_readme_can_be_read_on_a_package_index():
     assert [target for target in targets if not target.startswith("https://")] == []
     used = set(re.findall(r"\]\[([^]]+)\]", text))
     assert used == set(re.findall(r"^\[([^]]+)\]: ", text, re.MULTILINE))
-
-
-# These tests must be able to fail.

@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant("losses.py", "cost_fn(scores).masked_fill(~is_label, 0)", "cost_fn(scores)"),
     Mutant("losses.py", "costs.sum(dim=-1) /", "costs.amax(dim=-1) /"),
     Mutant("losses.py", "is_label.sum(dim=-1).clamp(min=1)", "negative_scores.shape[-1]"),
-    Mutant("losses.py", ".clamp(min=1)", "", "without_negatives"),
+    Mutant("losses.py", ".clamp(min=1)", "", "empty_slot"),
     Mutant("losses.py", "linspace(-8, 8", "linspace(-8, 1", "refused"),
     Mutant("losses.py", "values.diff() <= 0", "values.diff() < 0"),
     Mutant("mining.py", "largest(negative_scores,", "largest(-negative_scores,"),

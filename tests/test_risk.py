@@ -227,6 +227,13 @@ def test_a_ball_that_holds_everything_is_the_maximum_and_ties_share_it(ball):
     assert torch.allclose(weights, torch.tensor([0, 0.5, 0.5, 0]), atol=1e-6)
 
 
+@each_ball
+def test_only_differences_of_losses_and_not_their_unit_matter_to_a_ball(ball):
+    losses = torch.tensor([1.0, 4.0, 2.0, 2.5], dtype=torch.float64)
+    weights = ball[0](losses, radius=0.4)
+    assert torch.allclose(ball[0](1e6 * losses + 1e7, radius=0.4), weights, rtol=1e-6)
+
+
 # --- dual CVaR ------------------------------------------------------------------------------------
 
 

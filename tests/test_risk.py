@@ -228,10 +228,15 @@ def test_a_ball_that_holds_everything_is_the_maximum_and_ties_share_it(ball):
 
 
 @each_ball
-def test_only_differences_of_losses_and_not_their_unit_matter_to_a_ball(ball):
-    losses = torch.tensor([1.0, 4.0, 2.0, 2.5], dtype=torch.float64)
-    weights = ball[0](losses, radius=0.4)
-    assert torch.allclose(ball[0](1e6 * losses + 1e7, radius=0.4), weights, rtol=1e-6)
+@given(st.integers(2, 9), st.data())
+def test_a_ball_that_reaches_k_of_b_examples_is_worse_than_the_top_k(ball, batch_size, data):
+    """Equal weights for k' examples lie on its edge."""
+    count = data.draw(st.integers(1, batch_size))
+    losses = torch.arange(batch_size, dtype=torch.float64).square()
+    weights_fn, distance, _ = ball
+    top = top_weights(losses, num_hard_examples=count)
+    weights = weights_fn(losses, radius=distance(top.tolist()))
+    assert risk(weights, losses) >= risk(top, losses) * (1 - 1e-9)
 
 
 # --- dual CVaR ------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from experiments.scaling_laws import (
     expected_distinct,
     in_bags,
     law_of_counts,
-    thin,
     uniform_law,
     zipf_law,
 )
@@ -67,22 +66,6 @@ def test_a_zipf_law_is_its_sum_also_where_it_is_an_integral(num_ids, exponent):
     for part, own in zip(parts, (weights[:cut], weights[cut:]), strict=True):
         assert part.num_ids == pytest.approx(len(own), rel=1e-9)
         assert part.ids_a_draw == pytest.approx(own.sum(), rel=1e-9)
-
-
-def test_bags_and_survivors_of_them_are_those_that_are_counted():
-    generator = np.random.default_rng(0)
-    law = zipf_law(40)
-    bags = generator.choice(40, p=law.probabilities, size=(20_000, 5))
-    counts = Counter(id_ for bag in bags for id_ in set(bag))
-    seen = law_of_counts(np.array([counts[id_] for id_ in range(40)]), num_draws=len(bags))
-    expected = in_bags(law, 5)
-    assert seen.ids_a_draw == pytest.approx(expected.ids_a_draw, rel=0.02)
-    survives = generator.random(20_000) < 0.25
-    sizes = [
-        len(set(group[alive].ravel()))
-        for group, alive in zip(bags.reshape(-1, 8, 5), survives.reshape(-1, 8), strict=True)
-    ]
-    assert expected_distinct(thin(expected, 0.25), 8) == pytest.approx(np.mean(sizes), rel=0.02)
 
 
 # Touched rows.
@@ -227,13 +210,6 @@ def test_pairs_of_one_query_share_its_features_and_its_mined_labels():
     )
     dataset = made_dataset(1000, exponent=0.5, pairs_a_query=4)
     assert_near(settings, dataset, 2, pairs_a_query=4)
-
-
-def test_shares_of_different_sizes_are_sent_as_long_as_the_longest():
-    settings = config("none", mining__batch_size=8, mining__num_hard_examples=4, **SOFTMAX)
-    shape = shape_of(num_ranks=3, batch_size=8, num_hard_examples=4)
-    seen = measured(settings, made_dataset(1000), 3, num_steps=2)
-    assert bytes_sent(shape)["losses"] == seen["losses"]
 
 
 # What is held and computed.

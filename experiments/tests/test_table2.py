@@ -11,11 +11,10 @@ import torch
 from rich.console import Console
 
 from evenhand.errors import UserError
-from experiments import reproduce
 from experiments.imbalanced_images import accuracies, fixture, held_out, training_rows
 from experiments.output_folder import claim
 from experiments.reproduce import main
-from experiments.seed_statistics import add_summaries, format_table, paired_difference
+from experiments.seed_statistics import paired_difference
 from experiments.table2 import Run, _chosen, _planned, balanced, classifier_of, run_table
 from experiments.table2_rows import TABLES, check_together, read_row, table_rows
 
@@ -110,24 +109,6 @@ def test_the_paired_interval_is_students():
     assert found["seeds"] == 3
     assert math.isnan(paired_difference([1.0], [0.5])["low"])
     assert math.isnan(paired_difference([math.nan], [0.5])["mean"])
-
-
-def test_the_printed_table_names_what_diverged():
-    def row(name, values, **more):
-        seeds = [
-            {"seed": 1, "head": value, "tail": value, "full": value, "diverged": math.isnan(value)}
-            for value in values
-        ]
-        return {"name": name, "learning_rate": 0.1, "per_seed": seeds, "paper": None, **more}
-
-    rows = add_summaries(
-        [row("top-1", [math.nan, 0.5], is_baseline=False), row("SGD", [0.4, 0.4], is_baseline=True)]
-    )
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(format_table(rows, title="a table"))
-    text = console.export_text()
-    assert "top-1 (1 of 2 diverged)" in text
-    assert "+0.1000" in text
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -231,16 +212,3 @@ def test_a_folder_of_other_settings_is_not_continued(tmp_path):
     with pytest.raises(UserError, match=r"begun with data = a, and now data = b; .*--out"):
         claim(tmp_path / "run", {"seeds": (1, 2), "data": "b"})
     assert (tmp_path / "run" / "settings.json").read_bytes() == kept
-
-
-def test_tuning_of_other_steps_is_not_taken_for_this_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "load_images", lambda row, folder: fixture(row, per_class=12))
-    monkeypatch.setattr(reproduce, "classifier_of", lambda row: classifier_of(row, is_small=True))
-    two_rates = {"learning_rates": (0.01, 0.02), "tail_share": 0.5}
-    words = ["table2-mnist", "--data", "any", "--out", str(tmp_path / "run")]
-    words += ["--tune", "--tune-only", "--tuning-seeds", "101", "--device", "cpu"]
-    monkeypatch.setattr(reproduce, "table_rows", lambda table, words: small_rows(**two_rates))
-    assert main([*words, "--tuning-steps", "2"]) == 0
-    capsys.readouterr()
-    assert main([*words, "--tuning-steps", "3"]) == 2
-    assert "begun with tuning_steps = 2, and now tuning_steps = 3" in capsys.readouterr().err

@@ -343,7 +343,7 @@ def test_a_run_on_a_gpu_without_a_graph_names_the_setting_that_prevents_it(as_if
     training, _ = as_if_on_cuda
     chosen = choose_step(training, dataclasses.replace(plan_of(), **OBSTACLES[reason]))
     assert (chosen.kind, chosen.reason) == ("eager", reason)
-    assert chosen.describe() == f"eager step (no CUDA graph: {reason})"
+    assert chosen.describe() == f"training step: eager (no CUDA graph: {reason})"
 
 
 def test_all_settings_that_prevent_a_graph_are_named_together(as_if_on_cuda):

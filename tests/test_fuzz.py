@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalize
 from evenhand.errors import UserError
 from evenhand.files import parse_json
-from evenhand.runs import read_metrics
+from evenhand.run_folder import read_metrics
 from fuzz import record_targets
 from fuzz.array_targets import ARRAYS, RANKER
 from fuzz.inputs import corpus_of, inputs_of

@@ -14,7 +14,6 @@ from gpu_tables import (
     assert_state_is,
     by_device,
     make_table,
-    needs_cuda,
     rows,
     scalars,
     twin_of,
@@ -267,60 +266,3 @@ def test_from_survivors_to_the_step_of_the_feature_table(device, optimizer):
     )  # fmt: skip
     update(table, given, gradients, device)
     assert_state_is(table, twin)
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_a_captured_step_reads_its_scalars_from_the_device():
-    data = random_bags(3000, 500, longest=50, values=torch.float32)
-    capacity, width = capacity_of(data, 256), 128
-    documents = torch.randperm(3000)[:256].cuda()
-    survivors = torch.randperm(256).int().cuda()
-    num_survivors = torch.tensor([100], dtype=torch.int32, device="cuda")
-    gradients = torch.randn(256, width, device="cuda")
-    numbers = scalars("cuda", learning_rate=0.1, step_number=1)
-    csr = on_device(data, "cuda")
-    outs = {
-        "out_row_ids": torch.empty(capacity, dtype=torch.int32, device="cuda"),
-        "out_sources": torch.empty(capacity, dtype=torch.int32, device="cuda"),
-        "out_values": torch.empty(capacity, device="cuda"),
-    }
-    vectors = torch.empty(256, width, device="cuda")
-    start = torch.randn(500, width, device="cuda").bfloat16()
-
-    def fresh():
-        return rows.RowTable(
-            start.clone(), torch.zeros(500).cuda(), torch.zeros(500, width).cuda(), seed=5
-        )
-
-    def step(table):
-        bags.bag_vectors(table.table, *csr, documents, out=vectors)
-        bags.bag_entries(*csr, documents, survivors, num_survivors, **outs)
-        entries.update_by_entries(table, *outs.values(), gradients, **numbers)
-
-    def settings():
-        for number, count in enumerate((100, 3, 256), 1):
-            num_survivors.fill_(count)
-            numbers["step_number"].fill_(number)
-            numbers["learning_rate"].fill_(0.1 / number)
-            yield
-
-    eager, captured = fresh(), fresh()
-    for _ in settings():
-        step(eager)
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step(captured)  # compiled before the capture
-    torch.cuda.synchronize()
-    captured.table.copy_(start)
-    captured.moments.zero_()
-    captured.momentum.zero_()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step(captured)
-    for _ in settings():
-        graph.replay()
-    assert torch.equal(captured.table, eager.table)
-    assert torch.equal(captured.moments, eager.moments)
-    assert torch.equal(captured.momentum, eager.momentum)

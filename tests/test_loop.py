@@ -1,6 +1,7 @@
 """The loop logs, validates, keeps the best, stops when asked, and refuses what is not a number."""
 
 import dataclasses
+import io
 import json
 import math
 
@@ -17,14 +18,13 @@ from evenhand.errors import UserError
 from evenhand.losses import softmax_loss
 from evenhand.models.encoders import MlpEncoder, RowGradients
 from evenhand.models.retriever import Retriever
-from evenhand.pipeline import evaluate_run
-from evenhand.runs import read_metrics
+from evenhand.run_folder import read_metrics
+from evenhand.runs import begin_run, evaluate_run, train_run
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from evenhand.training.loop import train
 from evenhand.training.metrics_file import append_line, rewind_metrics
 from evenhand.training.optimizers import Gradients
 from evenhand.training.step import choose_step, clip
-from evenhand.training_run import begin_run, train_run
 
 CPU = torch.device("cpu")
 
@@ -250,9 +250,10 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
         training__learning_rate=2.0,  # so high that the last weights are not the best
         training__learning_rate_shape="constant",
     )
-    run, quiet = tmp_path / "run", Console(quiet=True)
+    run, quiet, screen = tmp_path / "run", Console(quiet=True), Console(file=io.StringIO())
     begin_run(run, config, data, device=CPU)
-    assert train_run(run, config, data, device=CPU, console=quiet)
+    assert train_run(run, config, data, device=CPU, console=screen)
+    assert "training step: eager\n" in screen.file.getvalue()  # of a CPU: no reason is given
     rows = [row for row in read_metrics(run / "metrics.jsonl") if "validation" in row]
     values = {row["step"]: row["validation"][select_by] for row in rows}
     about = json.loads((run / "run.json").read_text("utf-8"))

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import safetensors.torch
 import torch
 
 from evenhand.build import check_all_ids
+from evenhand.config import build_config
 from evenhand.data.dataset import (
     Dataset,
     Groups,
@@ -23,12 +25,14 @@ from evenhand.data.dataset import (
     save_dataset,
     take_rows,
 )
-from evenhand.data.text import featurizer_from
+from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome
-from evenhand.ranking import load_ranker
+from evenhand.runs import build_searcher
+from evenhand.search.query_data import load_query_data
+from evenhand.search.ranker import load_ranker
 
-from .record_targets import MODEL, TINY, load_model
+from .record_targets import MODEL, load_model
 from .target import answer, require, scratch, target, write
 
 # --- data sets ------------------------------------------------------------------------------------
@@ -184,8 +188,8 @@ RANKER = {
 
 @target("ranker", safetensors.numpy.save(RANKER))
 def read_ranker(data: bytes) -> Exception | None:
-    folder = write("ranked/model/ranker.safetensors", data).parent.parent
-    ranker, refusal = answer(lambda: load_ranker(folder, TINY, small_dataset()))
+    path = write("ranked/model/ranker.safetensors", data)
+    ranker, refusal = answer(lambda: load_ranker(path, num_features=5, num_labels=4))
     if refusal is None:
         weights = ranker.weights
         require(len(weights) == len(ranker) == 4 and weights.ids.ndim == 1, "labels")
@@ -194,4 +198,37 @@ def read_ranker(data: bytes) -> Exception | None:
         features = small_dataset().parts["test"].features
         scores = ranker.scores(features, np.array([[0, 1], [3, -1]]))
         require(scores.shape == (2, 2) and np.isfinite(scores).all(), "scores")
+    return refusal
+
+
+ABOUT = {"version": 1, "name": "a", "fingerprint": "b", "num_features": 5, "num_labels": 4}
+ABOUT |= {"is_sparse": True, "featurizer": NgramFeaturizer(num_buckets=5).settings()}
+QUERY_DATA = {
+    "label_names.offsets": np.arange(5), "label_names.utf8": np.frombuffer(b"wxyz", np.uint8),
+    "label_counts": np.arange(4), "feature_weights": np.ones(5, np.float32),
+    "train_features.offsets": np.array([0, 2, 3]),
+    "train_features.ids": np.array([0, 4, 2], np.int32),
+    "train_features.values": np.ones(3, np.float32),
+    "train_positives.offsets": np.array([0, 1, 2]),
+    "train_positives.ids": np.array([3, 0], np.int32),
+}  # fmt: skip
+VOTING = build_config(
+    {"model": {"embedding_dim": 2}, "search": {"num_neighbours": 2, "frequency_discount": 0.1}}
+)
+
+
+@target("query-data", safetensors.numpy.save(QUERY_DATA, metadata={"about": json.dumps(ABOUT)}))
+def read_query_data(data: bytes) -> Exception | None:
+    """Rows that vote, where the data have what they take."""
+    path = write("queries/model/query_data.safetensors", data)
+    loaded, refusal = answer(lambda: load_query_data(path))
+    if refusal is not None or (loaded.num_features, loaded.num_labels) != (5, 4):
+        return refusal
+    require(loaded.label_names is None or len(list(loaded.label_names)) == 4, "names")
+    if loaded.is_sparse and loaded.label_counts is not None:
+        queries = Rows(np.array([0, 1, 3]), np.array([4, 0, 2], np.int32), np.ones(3, np.float32))
+        found, refusal = answer(
+            lambda: build_searcher(MODEL, loaded, VOTING).search(queries, 3).label_ids
+        )
+        require(refusal is not None or found.shape == (2, 3), "results")
     return refusal

@@ -16,7 +16,7 @@ from evenhand.data.checksums import check_manifest, write_manifest
 from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
 from evenhand.report import curves, facts
-from evenhand.runs import _read_scores, check_trained_on, read_about, read_metrics
+from evenhand.run_folder import _read_scores, check_trained_on, read_about, read_metrics
 from evenhand.saved_models import check_shapes, fill_model, open_weights
 from evenhand.store import MANIFEST, Table, open_store, save_tensors, sign
 from evenhand.tables import results_table, row_title
@@ -200,8 +200,7 @@ def read_data_manifest(data: bytes) -> Exception | None:
     return refusal
 
 
-TINY = build_config({"model": {"embedding_dim": 2}, "ranker": {"num_mined_labels": 2}})
-MODEL = build_model(TINY, 5, 4, is_sparse=True)
+MODEL = build_model(build_config({"model": {"embedding_dim": 2}}), 5, 4, is_sparse=True)
 
 
 @functools.cache

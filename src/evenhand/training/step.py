@@ -58,9 +58,10 @@ class ChosenStep(NamedTuple):
         """
         Example:
             >>> ChosenStep(print, "eager", "mining.whole_queries is true", bool).describe()
-            'eager step (no CUDA graph: mining.whole_queries is true)'
+            'training step: eager (no CUDA graph: mining.whole_queries is true)'
         """
-        return f"{self.kind} step" + (f" (no CUDA graph: {self.reason})" if self.reason else "")
+        reason = f" (no CUDA graph: {self.reason})" if self.reason else ""
+        return f"training step: {self.kind}{reason}"
 
 
 def choose_step(

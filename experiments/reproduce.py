@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from evenhand.errors import StoppedError, UserError
 from evenhand.faults import STOPPED, guard
@@ -52,40 +51,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
     options.command = _command(arguments)
-    console = PipedConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
-    if not console.is_terminal:  # a file or a pipe has no width of its own: tables stay whole
-        console.width = 132
-
-    def run() -> int:
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(options.device or default)
-        return reproduce(options, device=device, console=console)
-
-    return guard(run)
+    options.console = PipedConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
+    if not options.console.is_terminal:  # a file or a pipe has no width of its own
+        options.console.width = 132
+    return guard(lambda: reproduce(options))
 
 
-def reproduce(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
+def reproduce(options: argparse.Namespace) -> int:
     """Runs the table that was named; without one, the quick look at all of them."""
+    options.device = torch.device(
+        options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    )
     if options.table is None and not options.quick:
         known = ", ".join([*TABLES, "table3"])
         raise UserError(f"name a table ({known}), or take a quick look with --quick")
     if options.quick:
         if options.table in (None, "table3"):
-            _table3(options, device=device, console=console)
+            _table3(options)
         for table in TABLES:
             if options.table in (None, table):
                 with tempfile.TemporaryDirectory() as place:
-                    _quick(table, Path(place), options, device=device, console=console)
+                    _quick(table, Path(place), options)
         return 0
     if options.data is None:
         raise UserError(f"--data is missing: {DATA_OF[options.table == 'table3']}")
     if options.table == "table3":
-        _table3(options, device=device, console=console)
+        _table3(options)
         return 0
-    return _table2(options, device=device, console=console)
+    return _table2(options)
 
 
-def _table2(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
+def _table2(options: argparse.Namespace) -> int:
     rows = _changed(table_rows(options.table, options.set), options)
     data = load_images(rows[0], Path(options.data))
     classifier = classifier_of(rows[0])
@@ -95,9 +91,7 @@ def _table2(options: argparse.Namespace, *, device: torch.device, console: Conso
         run = Run(
             table=options.table,
             folder=folder,
-            command=options.command,
-            device=device,
-            console=console,
+            **_circumstances(options),
             every=options.every or max(1, rows[0].num_steps // EVALUATIONS),
             compiles=not options.no_compile,
             saves=not options.no_checkpoints,
@@ -114,15 +108,15 @@ def _table2(options: argparse.Namespace, *, device: torch.device, console: Conso
         is_stopped = should_stop_fn() and not result["is_complete"]
     if options.json:
         write_json(Path(options.json), result)
-    console.print(f"written to {folder / 'result.json'}")
+    options.console.print(f"written to {folder / 'result.json'}")
     if not result["is_complete"]:
-        console.print(f"stopped at step {result['num_steps']:,}; the same command continues")
+        options.console.print(
+            f"stopped at step {result['num_steps']:,}; the same command continues"
+        )
     return STOPPED if is_stopped else 0
 
 
-def _quick(
-    table: str, folder: Path, options: argparse.Namespace, *, device: torch.device, console: Console
-) -> None:
+def _quick(table: str, folder: Path, options: argparse.Namespace) -> None:
     """The smallest row and SGD, on generated pictures, with small models: does it all run?"""
     smallest, *_, sgd = table_rows(table, getattr(options, "set", ()))
     rows = [
@@ -137,9 +131,7 @@ def _quick(
     run = Run(
         table=f"{table} (quick: generated pictures, small models; the figures mean nothing)",
         folder=folder,
-        command=options.command,
-        device=device,
-        console=console,
+        **_circumstances(options),
         every=6,
     )
     data, classifier = fixture(rows[0]), classifier_of(rows[0], is_small=True)
@@ -150,7 +142,7 @@ def _quick(
         write_json(_json_path(options, table), result)
 
 
-def _table3(options: argparse.Namespace, *, device: torch.device, console: Console) -> None:
+def _table3(options: argparse.Namespace) -> None:
     """Table 3's protocol on any multilabel data; with --quick on generated documents."""
     with contextlib.ExitStack() as stack:
         if options.quick:
@@ -170,26 +162,28 @@ def _table3(options: argparse.Namespace, *, device: torch.device, console: Conso
                 for name, value in given.items()
                 if value is not None
             }
-            protocol, dataset = Protocol(**chosen), open_any(options.data, console)
+            protocol, dataset = Protocol(**chosen), open_any(options.data, options.console)
             folder = Path(options.out or f"runs/table3-{dataset.name}")
         stack.enter_context(locked(folder))
         should_stop_fn = stack.enter_context(stop_requested())
         run = Run(
             table="table3",
             folder=folder,
-            command=options.command,
-            device=device,
-            console=console,
+            **_circumstances(options),
             every=1,
             should_stop_fn=_with_limit(should_stop_fn, getattr(options, "minutes", None)),
         )
         result = {"table": run.table, **run_table3(protocol, dataset, run), **about(run)}
         write_json(folder / "result.json", result)
-    console.print(format_table3(result))
+    options.console.print(format_table3(result))
     if options.json:
         write_json(_json_path(options, "table3"), result)
     if not options.quick:
-        console.print(f"written to {folder / 'result.json'}")
+        options.console.print(f"written to {folder / 'result.json'}")
+
+
+def _circumstances(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("command", "device", "console")}
 
 
 def _fixed(rows: list[Row]) -> dict[str, Any]:

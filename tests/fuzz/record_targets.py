@@ -1,4 +1,4 @@
-"""Targets that read what runs leave: JSON records, logs, manifests, the index of an old model."""
+"""Targets that read what runs leave: JSON records, logs, manifests."""
 
 import contextlib
 import functools
@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
 from evenhand.build import build_model
@@ -23,7 +22,7 @@ from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
 from evenhand.tuning.results import choose_trial, pareto_front
 from evenhand.tuning.search import open_search
-from evenhand.tuning.space import format_settings, with_settings
+from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
 from experiments.simulated_ranks import run_ranks
 
 from .settings_targets import DEFAULT, GROUPED
@@ -46,19 +45,18 @@ SCORE = {
     "metric": "recall@10", "column": "all", "group": "all", "value": 0.5, "low": 0.4, "high": None,
     "count": 10, "is_judged": True, "members": [],
 }  # fmt: skip
-TRIAL = {"mining.method": "snm", "mining.num_hard_examples": 2048}
+SPACE = {"loss.margin": "0.1,0.2", "training.learning_rate": "0.01..0.04"}
+AXES = parse_space([f"{name}={axis}" for name, axis in SPACE.items()], DEFAULT)
+PLANNED = plan_trials(DEFAULT, AXES, num_trials=2, seed=0)
 TUNING = {
     "command": "evenhand tune", "criterion": "recall@10 on tail", "average": "recall@10",
     "max_drop": 0.005, "seed": 0, "fingerprint": "f" * 64,
-    "space": {"loss.margin": "0.1,0.2", "training.learning_rate": "0.01..0.04"},
-    "planned": [
-        {"role": "SNM", "settings": TRIAL},
-        {"role": "", "settings": {"mining.method": "s2m", "mining.num_hard_examples": 64}},
-    ],
+    "space": SPACE,
+    "planned": [{"role": trial.role, "settings": trial.settings} for trial in PLANNED],
     "is_complete": False, "chosen": None, "front": [1],
     "trials": [{
         "number": 1, "role": "SNM", "average": 0.5, "criterion": 0.25, "low": None, "high": None,
-        "settings": TRIAL, "figures": {"tail": 0.25}, "seconds": 3.0, "failure": "",
+        "settings": PLANNED[0].settings, "figures": {"tail": 0.25}, "seconds": 3.0, "failure": "",
     }],
 }  # fmt: skip
 
@@ -203,32 +201,7 @@ def read_data_manifest(data: bytes) -> Exception | None:
 MODEL = build_model(build_config({"model": {"embedding_dim": 2}}), 5, 4, is_sparse=True)
 
 
-@functools.cache
-def _old_model() -> Path:
-    """The files of two ranks as version 0.1.0 wrote them."""
-    folder = scratch() / "old/model"
-    (folder / "shards-1").mkdir(parents=True)
-    state = MODEL.state_dict()
-    for rank, (labels, features) in enumerate([((0, 2), (0, 3)), ((2, 4), (3, 5))]):
-        own = {
-            "label_table": state["label_table"][slice(*labels)].clone(),
-            "encoder.weight": state["encoder.weight"][slice(*features)].clone(),
-        }
-        path = folder / f"shards-1/weights-0000{rank + 1}-of-00002.safetensors"
-        safetensors.torch.save_file(own, path)
-    return folder
-
-
 def load_model(folder: Path) -> None:
     saved = open_weights(folder)
     check_shapes(saved, MODEL)
     fill_model(MODEL, saved)
-
-
-@target("weights-index", b'{"version": 1, "folder": "shards-1"}')
-def read_index(data: bytes) -> Exception | None:
-    folder = _old_model()
-    (folder / "weights.index.json").write_bytes(data)
-    _, refusal = answer(lambda: load_model(folder.parent))
-    require(refusal is not None or json.loads(data)["folder"] == "shards-1", "from elsewhere")
-    return refusal

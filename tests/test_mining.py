@@ -69,12 +69,6 @@ def test_arguments_are_not_changed():
     assert all(torch.equal(*pair) for pair in zip(arguments, before, strict=True))
 
 
-def test_selection_has_no_gradient():
-    scores = torch.randn(3, 5, requires_grad=True)
-    assert not hardest_labels(scores, 2).requires_grad
-    assert not hardest_examples(scores.sum(dim=1), 2).requires_grad
-
-
 def test_counts_out_of_range_are_refused():
     labels, examples = torch.randn(2, 3), torch.randn(2)
     for select, scores, limit, message in (

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import torch
 
-from evenhand.data.dataset import Dataset, Part, Rows
+from evenhand.data import Dataset, Part, Rows
 from evenhand.search import ExactIndex, HybridIndex, Neighbours
 from evenhand.search.ranker import fit_ranker
 from experiments.peers import compare, score_mixtures

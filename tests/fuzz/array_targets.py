@@ -10,9 +10,8 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from evenhand.build import check_all_ids
 from evenhand.config import build_config
-from evenhand.data.dataset import (
+from evenhand.data import (
     Dataset,
     Groups,
     Part,
@@ -25,6 +24,7 @@ from evenhand.data.dataset import (
     save_dataset,
     take_rows,
 )
+from evenhand.data.checks import check_all_ids
 from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome

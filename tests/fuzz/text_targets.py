@@ -13,8 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from evenhand.data import extreme, table
-from evenhand.data.dataset import Strings
+from evenhand.data import Strings, extreme, table
 from evenhand.data.public_data import _find_in, check_archive
 from evenhand.data.text import NgramFeaturizer, normalize, script_of
 from evenhand.data.text_files import read_blocks, read_lines

@@ -1,5 +1,6 @@
 """What a target is, and what an answer to a damaged input may be."""
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -64,6 +65,7 @@ def scratch() -> Path:
     if not _folders:
         prefix = f"evenhand-fuzz-{os.getpid()}-"
         _folders.append(Path(tempfile.mkdtemp(prefix=prefix, dir=FOLDER_BASE)))
+        atexit.register(forget_scratch)  # targets make their seeds when they are imported
     return _folders[0]
 
 

@@ -15,7 +15,7 @@ import torch
 from evenhand.data.dataset import Part, Rows, pairs_of
 from evenhand.data.pairs import PairIndex
 from evenhand.errors import UserError
-from evenhand.kernels.permutation import permute
+from evenhand.kernels.random import permute
 from evenhand.models.encoders import Bags
 from evenhand.models.features import features_of
 from evenhand.sampling import InBatchSampler

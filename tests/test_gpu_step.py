@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evenhand import losses, top_weights
-from evenhand.kernels import permutation
+from evenhand.kernels import random as permutation
 from evenhand.kernels.gpu import permutation as gpu_permutation
 from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.losses import kernel_loss

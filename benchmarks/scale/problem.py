@@ -21,7 +21,7 @@ from torch import Tensor
 from evenhand.data.dataset import IntArray, Part, Rows
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
-from evenhand.kernels.permutation import permute
+from evenhand.kernels.random import permute
 from evenhand.losses import softmax_loss
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.kernels.jit import jit, jit_sums
-from evenhand.kernels.mix import GOLDEN64, jit_mix64
+from evenhand.kernels.random import GOLDEN64, jit_mix64
 from evenhand.kernels.threads import in_parts
 
 Floats = NDArray[np.float32]

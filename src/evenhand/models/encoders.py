@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenhand.kernels.mix import GOLDEN32
+from evenhand.kernels.random import GOLDEN32
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
 
 

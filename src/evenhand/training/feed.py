@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Part, pad_rows
 from evenhand.data.pairs import PairIndex
-from evenhand.kernels.permutation import keys_for, permute
+from evenhand.kernels.random import keys_for, permute
 from evenhand.models.encoders import Bags, Features
 from evenhand.models.features import features_of
 

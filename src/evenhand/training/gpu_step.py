@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Rows, pairs_of
-from evenhand.kernels.draws import random_integers
-from evenhand.kernels.permutation import row_keys
+from evenhand.kernels.random import random_integers, row_keys
 from evenhand.models.encoders import Bags
 from evenhand.sampling import UniformSampler
 from evenhand.training.feed import Batch

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evenhand.kernels.gpu.permutation import permute
-from evenhand.kernels.permutation import num_bits
+from evenhand.kernels.random import num_bits
 
 ROWS = 16  # of a program
 

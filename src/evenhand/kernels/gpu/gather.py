@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evenhand.kernels.gpu.permutation import permute, places_of
 from evenhand.kernels.gpu.rows import SMALLEST_NORM
-from evenhand.kernels.permutation import num_bits
+from evenhand.kernels.random import num_bits
 
 ROWS = 2  # of a program
 

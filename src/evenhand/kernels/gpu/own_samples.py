@@ -15,7 +15,7 @@ from evenhand.kernels.gpu.losses import KernelLoss, coefficient
 from evenhand.kernels.gpu.permutation import permute, row_key
 from evenhand.kernels.gpu.rows import through_unit
 from evenhand.kernels.gpu.selection import Kept, is_selected
-from evenhand.kernels.permutation import num_bits
+from evenhand.kernels.random import num_bits
 
 TILE = 32  # label rows read at once
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Rows
 from evenhand.kernels import cpu_classifiers
-from evenhand.kernels.threads import num_threads_for
+from evenhand.kernels.jit import num_threads_for
 from evenhand.search.exact import ExactIndex
 
 Mined = NDArray[np.int32]

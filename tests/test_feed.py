@@ -16,8 +16,7 @@ from evenhand.data.dataset import Part, Rows, pairs_of
 from evenhand.data.pairs import PairIndex
 from evenhand.errors import UserError
 from evenhand.kernels.random import permute
-from evenhand.models.encoders import Bags
-from evenhand.models.features import features_of
+from evenhand.models.encoders import Bags, features_of
 from evenhand.sampling import InBatchSampler
 from evenhand.training import feed as feed_module
 from evenhand.training.feed import PairFeed, PairOrder

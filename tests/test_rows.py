@@ -183,9 +183,9 @@ def test_threads_are_those_of_torch_where_there_is_work_for_them(monkeypatch):
 
 
 def test_a_machine_without_openmp_is_told_so(monkeypatch):
-    monkeypatch.setattr(threads.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(jit.ctypes, "CDLL", lambda name: object())
     symbols = {}
-    monkeypatch.setattr(threads.llvmlite.binding, "add_symbol", symbols.__setitem__)
+    monkeypatch.setattr(jit.llvmlite.binding, "add_symbol", symbols.__setitem__)
     assert not jit._has_openmp()
     assert len(symbols) == 3
     assert all(symbols.values())

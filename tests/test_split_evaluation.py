@@ -12,7 +12,7 @@ from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import evaluate
-from evenhand.models.features import features_of
+from evenhand.models.encoders import features_of
 from evenhand.pipeline import evaluate_model
 from evenhand.search import ExactIndex
 from experiments.simulated_ranks import run_ranks

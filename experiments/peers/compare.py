@@ -33,7 +33,7 @@ from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weight_features
 from evenhand.files import read_json, write_json
-from evenhand.models.features import features_of
+from evenhand.models.encoders import features_of
 from evenhand.pipeline import label_index
 from evenhand.ranking import fitted_ranker
 from evenhand.training.checkpoint import Keeper

@@ -21,8 +21,7 @@ from evenhand.data.vector_files import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
-from evenhand.models.encoders import RowRange
-from evenhand.models.features import features_of
+from evenhand.models.encoders import RowRange, features_of
 from evenhand.models.retriever import Retriever
 from evenhand.saved_models import load_model, open_weights, run_config
 from evenhand.version import __version__

@@ -23,7 +23,7 @@ from evenhand.evaluation import (
     evaluate,
     score_table,
 )
-from evenhand.models.features import features_of
+from evenhand.models.encoders import features_of
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar
 from evenhand.ranking import (

@@ -17,7 +17,7 @@ from evenhand.data import Dataset, Rows
 from evenhand.data.dataset import IntArray
 from evenhand.errors import StoppedError, UserError
 from evenhand.files import atomic_path, check_is_file
-from evenhand.models.features import features_of
+from evenhand.models.encoders import features_of
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar
 from evenhand.search import ExactIndex, LinearRanker

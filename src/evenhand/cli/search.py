@@ -21,7 +21,7 @@ def search(
     from evenhand.cli.console import console
     from evenhand.data import featurizer_from, normalize
     from evenhand.evaluation import check_scores
-    from evenhand.models.features import bags_of
+    from evenhand.models.encoders import bags_of
     from evenhand.pipeline import label_index, open_run_data
     from evenhand.saved_models import load_model, run_config
 

@@ -16,8 +16,7 @@ from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.search import SplitIndex
 from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
-from evenhand.models.encoders import Features, row_encoder
-from evenhand.models.features import features_of
+from evenhand.models.encoders import Features, features_of, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.search.exact import ExactIndex
 

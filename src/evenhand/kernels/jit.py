@@ -1,4 +1,4 @@
-"""numba with the project's options (no GIL, cached on disk), what its code takes, and its threads."""
+"""numba with our options (no GIL, cached on disk), what its code takes, and its threads."""
 
 import ctypes
 from collections.abc import Callable

@@ -14,10 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evenhand.data.dataset import IntArray, Part, Rows, take_rows
+from evenhand.data.weighting import unit_values
 from evenhand.kernels.random import GOLDEN32
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
 
@@ -101,6 +104,22 @@ def backward(encoder: Encoder, features: Any, vector_gradients: Tensor) -> RowGr
     if vectors.requires_grad:  # else all of its weights are frozen
         vectors.backward(vector_gradients)  # type: ignore[no-untyped-call]
     return None
+
+
+def features_of(part: Part, query_ids: IntArray, *, device: torch.device) -> Features:
+    """The features of chosen queries as tensors."""
+    if not isinstance(part.features, Rows):
+        return torch.from_numpy(np.ascontiguousarray(part.features[query_ids])).to(device)
+    rows = take_rows(part.features, query_ids)
+    if part.feature_weights is not None:
+        rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
+    return bags_of(rows, device=device)
+
+
+def bags_of(rows: Rows, *, device: torch.device) -> Bags:
+    """CSR rows in numpy as bags in torch."""
+    offsets, ids, values = rows.to_torch(device)
+    return Bags(ids, offsets, values)
 
 
 def take_features(features: Features, positions: Tensor) -> Features:

@@ -19,8 +19,7 @@ from torch import Tensor
 from evenhand.data.dataset import IntArray, Part, pad_rows
 from evenhand.data.pairs import PairIndex
 from evenhand.kernels.random import keys_for, permute
-from evenhand.models.encoders import Bags, Features
-from evenhand.models.features import features_of
+from evenhand.models.encoders import Bags, Features, features_of
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
 CPU = torch.device("cpu")

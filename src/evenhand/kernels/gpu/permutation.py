@@ -78,27 +78,16 @@ def network(numbers, key, BITS: tl.constexpr, IS_INVERSE: tl.constexpr):
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
     for turn in tl.static_range(NUM_ROUNDS):
         left, right = one_round(
-            left,
-            right,
-            low,
-            high,
-            NUM_ROUNDS - 1 - turn if IS_INVERSE else turn,
-            LEFT_MASK,
+            left, right, low, high, NUM_ROUNDS - 1 - turn if IS_INVERSE else turn, LEFT_MASK,
             RIGHT_MASK,
-        )
+        )  # fmt: skip
     return (left.to(tl.int64) << RIGHT_BITS) | right.to(tl.int64)
 
 
 @triton.jit
 def one_round(
-    left,
-    right,
-    low,
-    high,
-    NUMBER: tl.constexpr,
-    LEFT_MASK: tl.constexpr,
-    RIGHT_MASK: tl.constexpr,
-):
+    left, right, low, high, NUMBER: tl.constexpr, LEFT_MASK: tl.constexpr, RIGHT_MASK: tl.constexpr
+):  # fmt: skip
     ADDED: tl.constexpr = (GOLDEN * NUMBER) & WORD
     round_key = mix(mix((low + ADDED).to(tl.uint32)) ^ high)
     if NUMBER % 2 == 1:

@@ -21,8 +21,8 @@ from evenhand.sampling import Distinct, FrequencySampler, UniformSampler
 from evenhand.training.feed import PairFeed
 from evenhand.training.gpu_step import GpuStep, why_no_graph
 from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam
-from evenhand.training.state import HARDEST, MEAN, Plan, Risk, Training
-from evenhand.training.step import choose_step, train_step
+from evenhand.training.state import Plan, Risk, Training
+from evenhand.training.step import HARDEST, MEAN, choose_step, train_step
 from gpu_tables import DEVICES, by_device, needs_cuda
 
 NUM_FEATURES, NUM_LABELS, WIDTH, BATCH_SIZE = 30, 60, 6, 5
@@ -259,8 +259,8 @@ def test_kernels_are_launched_on_the_device_of_the_run(monkeypatch):
     found = []
     for part in ("mine", "update", "join"):
         monkeypatch.setattr(step.step, part, lambda: None)
-    monkeypatch.setattr("evenhand.kernels.gpu.bags.bag_entries", lambda *a, **k: None)
-    monkeypatch.setattr("evenhand.kernels.gpu.entries.update_by_entries", lambda *a, **k: None)
+    monkeypatch.setattr("evenhand.training.gpu_step.bag_entries", lambda *a, **k: None)
+    monkeypatch.setattr("evenhand.training.gpu_step.update_by_entries", lambda *a, **k: None)
     step(plan_of().at_step(0, batch_size=BATCH_SIZE))
     assert found == [[CPU]]
 

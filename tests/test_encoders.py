@@ -93,21 +93,6 @@ def test_the_way_back_through_a_bag_matches_the_loops(bags):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_empty_bag_is_the_zero_vector_and_gives_no_gradient():
-    bags = bags_from([[], [2], []])
-    vectors = bag_encoder()(bags)
-    assert (vectors[[0, 2]] == 0).all()
-    ids, _ = bag_encoder().row_gradients(bags, torch.ones(3, WIDTH, dtype=torch.float64))
-    assert ids.tolist() == [2]
-
-
-def test_the_table_of_a_bag_encoder_is_left_to_its_own_optimizer():
-    encoder = bag_encoder()
-    assert not encoder.weight.requires_grad
-    encoder.row_gradients(bags_from([[1]]), torch.ones(1, WIDTH, dtype=torch.float64))
-    assert encoder.weight.grad is None
-
-
 # Taking examples out of a batch
 
 
@@ -118,17 +103,6 @@ def test_taken_bags_are_the_chosen_ones_in_their_order(bags, data):
     taken = take_features(bags, torch.tensor(positions))
     assert rows_of(taken) == [rows[position] for position in positions]
     assert (taken.values is None) == (bags.values is None)
-
-
-def test_no_bags_can_be_taken():
-    taken = take_features(bags_from([[1, 2], [3]]), torch.tensor([], dtype=torch.int64))
-    assert taken.offsets.tolist() == [0]
-    assert taken.ids.tolist() == []
-
-
-def test_taken_dense_features_are_the_chosen_rows():
-    features = torch.randn(4, 3)
-    assert torch.equal(take_features(features, torch.tensor([2, 0])), features[[2, 0]])
 
 
 # Dense features
@@ -176,30 +150,6 @@ def test_the_way_back_through_an_mlp_fills_grad_even_where_gradients_are_off():
 
 
 # Beginnings
-
-
-def test_random_rows_are_about_one_long():
-    rows = random_rows(2000, 50, torch.Generator().manual_seed(0))
-    assert rows.shape == (2000, 50)
-    # The squared length is chi-squared over D: mean 1, deviation sqrt(2 / D) in each row.
-    deviation = math.sqrt(2 / 50) / math.sqrt(2000)
-    assert rows.square().sum(dim=1).mean().item() == pytest.approx(1, abs=5 * deviation)
-    assert rows.mean().item() == pytest.approx(0, abs=5 / math.sqrt(50) / math.sqrt(2000 * 50))
-
-
-@pytest.mark.parametrize("build", [BagEncoder, MlpEncoder])
-def test_the_same_generator_gives_the_same_encoder(build):
-    first, second = (build(6, 4, generator=torch.Generator().manual_seed(3)) for _ in range(2))
-    for name, parameter in first.named_parameters():
-        assert torch.equal(parameter, second.get_parameter(name))
-
-
-def test_an_mlp_keeps_the_size_of_its_signal():
-    generator = torch.Generator().manual_seed(0)
-    encoder = MlpEncoder(200, 200, hidden_widths=(200, 200), generator=generator)
-    features = torch.randn(500, 200, generator=generator)
-    with torch.no_grad():
-        assert encoder(features).square().mean().item() == pytest.approx(1, abs=0.3)
 
 
 def generator(seed=3):

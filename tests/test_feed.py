@@ -17,7 +17,6 @@ from evenhand.data.pairs import PairIndex
 from evenhand.errors import UserError
 from evenhand.kernels.random import permute
 from evenhand.models.encoders import Bags, features_of
-from evenhand.sampling import InBatchSampler
 from evenhand.training import feed as feed_module
 from evenhand.training.feed import PairFeed, PairOrder
 
@@ -86,27 +85,6 @@ def assert_same(first, second):
 # Epochs
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 5, 10])
-def test_an_epoch_holds_each_pair_at_most_once_and_drops_only_the_partial_batch(batch_size):
-    feed = feed_of(batch_size=batch_size)
-    for _ in range(3):
-        batches = batches_of(feed, len(PAIRS) // batch_size)
-        pairs = [pair for batch in batches for pair in pairs_in(batch)]
-        assert len(pairs) == len(set(pairs)) == len(PAIRS) // batch_size * batch_size
-        assert set(pairs) <= set(PAIRS)
-
-
-def test_epochs_differ_and_the_same_seed_gives_the_same_batches_and_another_others():
-    feed = feed_of(batch_size=10)
-    epochs = [pairs_in(feed.next_batch()) for _ in range(3)]
-    assert [sorted(epoch) for epoch in epochs] == [PAIRS] * 3
-    assert epochs[0] != epochs[1] != epochs[2]
-    one, same, other = (batches_of(feed_of(seed=seed), 7) for seed in (1, 1, 2))
-    for first, second in zip(one, same, strict=True):
-        assert_same(first, second)
-    assert [pairs_in(batch) for batch in one] != [pairs_in(batch) for batch in other]
-
-
 # Masks
 
 
@@ -122,14 +100,6 @@ def test_the_mask_of_all_positives_holds_every_one_of_the_query_and_the_drawn_on
             assert row[0] == label
             assert sorted(set(row) - {-1}) == sorted(POSITIVES[query])
             assert len([entry for entry in row if entry >= 0]) == len(POSITIVES[query])
-
-
-def test_in_batch_negatives_are_the_drawn_positives_under_either_mask():
-    sampler = InBatchSampler(torch.tensor([2, 2, 1, 2, 2, 1]))
-    for masks_all_positives in (False, True):
-        for batch in batches_of(feed_of(masks_all_positives=masks_all_positives), 9):
-            ids = sampler.sample(batch.positive_ids, 3, generator=torch.Generator()).ids
-            assert set(ids.tolist()) - {-1} == set(batch.label_ids.tolist())
 
 
 # Features
@@ -152,19 +122,6 @@ def test_sparse_features_are_those_of_the_query(has_values):
             if values is not None:
                 expected = part.features.values[starts[query] : starts[query + 1]]
                 assert values[entries].tolist() == expected.tolist()
-
-
-def test_dense_features_are_those_of_the_query():
-    for batch in batches_of(feed_of(), 5):
-        assert torch.equal(batch.features[:, 1], batch.features[:, 0] ** 2)
-
-
-def test_a_changed_batch_leaves_the_data_as_it_was():
-    feed = feed_of(batch_size=10)
-    batch = feed.next_batch()
-    batch.features.zero_()
-    batch.label_ids.zero_()
-    assert sorted(pairs_in(feed.next_batch())) == PAIRS
 
 
 # Going on
@@ -335,17 +292,6 @@ def test_whole_queries_are_each_in_a_batch_once_and_their_pairs_side_by_side(bat
     assert len(orders) > 1
 
 
-def test_every_whole_query_comes_first_as_often_as_any_other():
-    counts = np.zeros(7)
-    for seed in range(600):
-        feed = feed_of(batch_size=10, seed=seed, has_whole_queries=True)
-        counts[pairs_in(feed.next_batch())[0][0]] += 1
-        feed.close()
-    with_pairs = counts[[0, 1, 3, 4, 5, 6]]
-    assert counts[2] == 0  # it has no label
-    assert ((with_pairs - 100) ** 2 / 100).sum() < 25  # chi-square of 5 degrees: p = 0.0001
-
-
 def test_whole_queries_go_on_from_a_saved_place_and_are_shared_by_ranks():
     feed = feed_of(batch_size=4, has_whole_queries=True)
     batches_of(feed, 3)
@@ -418,12 +364,6 @@ def test_a_pool_is_made_of_a_few_runs_of_consecutive_pairs(order):
         assert num_runs <= 2 * order.pool_blocks + 1  # the last block, or one around the end
 
 
-def test_without_blocks_the_order_is_the_keyed_permutation():
-    key = key_of(1)
-    expected = permute(torch.arange(5, 50).unsqueeze(0), key, 100)[0]
-    assert torch.equal(PairOrder(100).pairs_at(5, 50, key), expected)
-
-
 def test_a_pair_is_as_likely_at_any_place():
     order, num_epochs = PairOrder(30, 4, 2), 900
     epochs = torch.stack([order.pairs_at(0, 30, key_of(n)) for n in range(num_epochs)])
@@ -434,22 +374,6 @@ def test_a_pair_is_as_likely_at_any_place():
         statistic += float(((counts - expected) ** 2 / expected).sum())
     # Of 30 x 30 cells with fixed sums: chi-square of 29 * 29, within 4 standard deviations.
     assert abs(statistic - 29**2) < 4 * (2 * 29**2) ** 0.5
-
-
-def test_two_pairs_of_a_random_storage_meet_in_a_batch_as_often_as_after_a_perfect_shuffle():
-    """The stored order is random: an epoch of blocks is a perfect shuffle of what was stored."""
-    generator = np.random.default_rng(0)
-    order, batch_size, num_rounds = PairOrder(60, 5, 3), 6, 1000
-    meetings = np.zeros((60, 60))
-    for number in range(num_rounds):
-        stored = generator.permutation(60)  # as the converter stores them, with another seed
-        batch = stored[order.pairs_at(12, 12 + batch_size, key_of(number)).numpy()]
-        meetings[np.ix_(batch, batch)] += 1
-    counts = meetings[np.triu_indices(60, k=1)]
-    share = batch_size * (batch_size - 1) / (60 * 59)
-    expected = num_rounds * share
-    statistic = ((counts - expected) ** 2 / (expected * (1 - share))).sum()
-    assert abs(statistic - len(counts)) < 5 * (2 * len(counts)) ** 0.5
 
 
 def random_rows(lengths, seed=0):

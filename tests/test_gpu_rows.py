@@ -6,7 +6,6 @@ import torch
 from evenhand.kernels.rows import EPSILON, SMALLEST_NORM
 from evenhand.models.encoders import RowGradients
 from gpu_tables import (
-    BETAS,
     DEVICES,
     OPTIMIZERS,
     WIDTHS,
@@ -32,11 +31,6 @@ def device(request):
 def test_constants_are_those_of_the_torch_code():
     assert rows.EPSILON.value == EPSILON
     assert rows.SMALLEST_NORM.value == SMALLEST_NORM
-
-
-def test_rows_too_wide_for_the_registers_are_refused():
-    with pytest.raises(ValueError, match="at most 1024"):
-        make_table(1, 1025, optimizer="adagrad", device="cpu")
 
 
 # One row at a time.
@@ -164,14 +158,6 @@ def test_rounding_by_chance_keeps_to_the_neighbours_with_the_right_odds(device):
     assert ((num_high / 64 - share).abs() <= 1 / 64).all()
 
 
-def test_what_is_no_number_is_not_rounded(device):
-    values = no_numbers().repeat(4)
-    words = torch.full((16,), 0xFFFF, dtype=torch.int32, device=device)
-    out = torch.empty(16, dtype=torch.bfloat16, device=device)
-    _round[(1,)](values.to(device), words, out, BLOCK=16, BY_CHANCE=True)
-    assert torch.equal(out.float().cpu().nan_to_num(7.0), values.nan_to_num(7.0))
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_bfloat16_table_is_the_float32_step_rounded_to_nearest(device, optimizer):
     table = make_table(6, 17, optimizer=optimizer, device=device, dtype=torch.bfloat16)
@@ -185,18 +171,6 @@ def test_a_bfloat16_table_is_the_float32_step_rounded_to_nearest(device, optimiz
             )
         assert torch.equal(table.table, wide.table.bfloat16())
         assert torch.equal(table.moments, wide.moments)
-
-
-def test_a_bfloat16_momentum_is_rounded_to_nearest_and_no_step_is(device):
-    table = make_table(3, 17, optimizer="adam", device=device)
-    half = rows.RowTable(
-        table.table.clone(), table.moments.clone(), table.momentum.bfloat16(), betas=BETAS
-    )
-    ids, gradients = torch.tensor([2, 0], device=device), torch.randn(2, 17, device=device)
-    for each in (table, half):
-        rows.update_rows(each, ids, gradients, **scalars(device, learning_rate=0.1, step_number=1))
-    assert torch.equal(half.table, table.table)
-    assert torch.equal(half.momentum, table.momentum.bfloat16())
 
 
 def chance_steps(device, *, seed, step_number, num_rows=4, width=1000):

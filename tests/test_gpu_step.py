@@ -230,20 +230,6 @@ def test_zero_vectors_score_zero_and_have_no_gradient_as_in_torch(device):
     pair.assert_same(pair.run_torch())
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_of_equal_scores_exactly_k_are_kept(device):
-    """Scores of few values: losses do not depend on which of the equals are kept."""
-    pair = Pair(device, is_tied=True, width=4, num_labels=64, num_sampled=32, k=5, batch_size=3)
-    pair.run_kernels()
-    kept, scores = pair.step.kept, pair.step.scores
-    columns = torch.arange(32, device=scores.device)
-    threshold, last_tie = kept.thresholds.unsqueeze(1), kept.last_ties.unsqueeze(1)
-    is_kept = (scores > threshold) | ((scores == threshold) & (columns <= last_tie))
-    assert is_kept.sum(1).tolist() == [5] * 3
-    mined = pair.run_torch()
-    torch.testing.assert_close(kept.losses.cpu().double(), mined.losses, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
@@ -279,15 +265,6 @@ def test_a_sample_that_is_all_positives_leaves_the_positive_loss(device):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_vector_that_is_not_finite_shows_in_the_objective(device):
-    pair = Pair(device, is_cosine=False, **SMALL)
-    pair.vectors[2, 0] = torch.nan
-    pair.run_kernels()
-    assert pair.step.stats[0, 0].isnan()
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
 @pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_it(device, for_each):
@@ -301,50 +278,6 @@ def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_i
     assert torch.equal(pair.step.kept.losses.isnan().cpu(), sees)
     assert torch.equal(pair.run_torch().losses.isnan(), sees)
     assert pair.step.stats[0, 0].isnan()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_number_of_hard_examples_may_change_without_another_graph(device):
-    pair = Pair(device, **SMALL)
-    pair.clock.hard_examples.copy_(torch.tensor([3, 1, 1, 1, 1, 1, 1, 1]))
-    for count in (3, 1):
-        pair.hard_examples = count
-        pair.run_kernels()
-        pair.assert_same(pair.run_torch())
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_weights_of_another_risk_are_taken_as_they_are(device):
-    pair = Pair(device, **SMALL | {"batch_size": 5})
-    weights = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3])
-    step = pair.step
-    step.vectors.copy_(pair.vectors)
-    step.label_ids.copy_(pair.labels)
-    step.positive_ids.copy_(pair.positives)
-    pair.clock.tick()
-    step.score()
-    step.kept.weights.copy_(weights)
-    step.list_examples()
-    step.update()
-    step.join()
-    assert step.kept.survivors[: int(step.kept.num_survivors)].tolist() == [1, 3, 4]
-    objective = (weights * step.kept.losses.cpu()).sum()
-    torch.testing.assert_close(step.stats[0, 0].cpu(), objective)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_sample_is_the_first_places_of_the_keyed_order(device):
-    pair = Pair(device, **SMALL)
-    pair.run_kernels()
-    key = pair.clock.keys[:1].cpu().unsqueeze(1)
-    expected = permutation.permute(torch.arange(7).unsqueeze(0), key, 20)
-    assert pair.drawn().tolist() == expected[0].tolist()
-    each = Pair(device, for_each=True, num_positives=3, **SMALL)
-    each.clock.tick()
-    each.step.positive_ids.copy_(each.positives)
-    for row, ids in enumerate(each.drawn().tolist()):
-        assert len(set(ids)) == 7
-        assert not set(ids) & set(each.positives[row].tolist())
 
 
 @pytest.mark.parametrize("device", DEVICES)

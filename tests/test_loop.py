@@ -293,19 +293,6 @@ def test_a_loss_that_is_nan_names_its_step_and_what_to_try(loop):
     assert "NaN" not in loop.metrics.read_text("utf-8")
 
 
-def test_an_infinite_loss_is_refused_too_and_its_model_is_not_validated(loop):
-    def broken(positive, negative):
-        return softmax_loss(positive, negative) * (math.inf if loop.training.step == 5 else 1)
-
-    def validate():
-        assert loop.training.step < 6
-        return 1.0, {}
-
-    settings = {"training__log_every": 100, "training__evaluate_every": 4}
-    with pytest.raises(UserError, match="the loss of step 6 is inf"):
-        loop(loss_fn=broken, training__num_steps=20, validate_fn=validate, **settings)
-
-
 def test_weights_that_are_not_finite_are_neither_checkpointed_nor_validated(loop):
     """The gradient of a finite loss may overflow; the next loss would come too late."""
     validated = []
@@ -409,16 +396,6 @@ def test_rows_and_dense_weights_are_scaled_down_together(share, factor):
     assert factor < 1 or all_numbers(clipped).equal(before)
     assert clipped.label_rows.ids.equal(ids)
     assert clipped.feature_rows is None
-
-
-def test_clipping_changes_training_only_when_it_is_asked_for(loop):
-    def table(max_norm):
-        settings = {"training__optimizer": "row-adagrad", "training__num_steps": 3}
-        loop(training__max_gradient_norm=max_norm, **settings)
-        return loop.training.model.label_table.clone()
-
-    assert table(0.0).equal(table(1e6))
-    assert not table(0.0).equal(table(1e-9))
 
 
 def test_the_dense_weights_follow_the_learning_rate_of_the_step(tmp_path):

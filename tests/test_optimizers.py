@@ -89,24 +89,6 @@ def test_every_step_is_that_of_the_slow_twin(name, touched_by_step, seed):
 
 
 @every_optimizer
-def test_rows_that_are_not_touched_keep_their_bits_and_their_state(name):
-    table = random_table()
-    optimizer, generator = OPTIMIZERS[name](table), torch.Generator().manual_seed(0)
-    optimizer.step(random_gradients(generator, NUM_ROWS), learning_rate=0.1)
-    before = table.clone()
-    states = {key: value.clone() for key, value in optimizer.state().items()}
-    values = torch.ones(2, WIDTH, dtype=torch.float64)
-    optimizer.step(RowGradients(torch.tensor([3, 1]), values), learning_rate=0.1)
-    assert (values == 1).all()
-    others = [0, 2, 4]
-    assert torch.equal(table[others], before[others])
-    assert not torch.equal(table[[1, 3]], before[[1, 3]])
-    for key, value in optimizer.state().items():
-        if key != "num_steps":
-            assert torch.equal(value[others], states[key][others])
-
-
-@every_optimizer
 def test_saved_and_loaded_it_goes_on_to_the_same_bits(name):
     generator = torch.Generator().manual_seed(0)
     batches = [random_gradients(generator, 3) for _ in range(8)]
@@ -123,21 +105,6 @@ def test_saved_and_loaded_it_goes_on_to_the_same_bits(name):
     assert torch.equal(resumed_table, table)
     for key, value in optimizer.state().items():
         assert torch.equal(resumed.state()[key], value)
-
-
-@every_optimizer
-def test_a_row_with_a_zero_gradient_stays_where_it_is(name):
-    table = random_table()
-    gradients = RowGradients(torch.tensor([2]), torch.zeros(1, WIDTH, dtype=torch.float64))
-    OPTIMIZERS[name](table).step(gradients, learning_rate=0.1)
-    assert torch.equal(table, random_table())
-
-
-def test_the_first_step_of_adam_moves_each_row_by_about_the_learning_rate():
-    table = torch.zeros(1, WIDTH, dtype=torch.float64)
-    gradients = RowGradients(torch.tensor([0]), torch.tensor([[300.0, 300.0, -300.0]]).double())
-    RowAdam(table).step(gradients, learning_rate=0.01)
-    assert table[0].tolist() == pytest.approx([-0.01, -0.01, 0.01], rel=1e-6)
 
 
 def test_adam_of_a_table_one_wide_is_the_adam_of_torch():

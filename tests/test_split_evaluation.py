@@ -138,49 +138,6 @@ def test_neighbours_are_refused_and_not_left_out():
     run_ranks(2, rank_fn)
 
 
-def test_a_table_of_bfloat16_is_searched_as_one_process_does():
-    dataset, settings = text_dataset(), config("none")
-    model = some_model(settings, dataset)
-    for table in (model.label_table, model.encoder.weight):
-        table.data = table.data.bfloat16()
-    expected = evaluate_model(model, dataset, "test", settings)
-    for outcome in run_ranks(
-        3,
-        lambda ranks: evaluate_model(
-            rank_model(model, ranks), dataset, "test", settings, ranks=ranks
-        ),
-    ):
-        assert_same(outcome, expected)
-
-
-def test_queries_without_features_and_a_last_block_of_one_query():
-    dataset = text_dataset()
-    part = dataset.parts["test"]
-    empty = Rows(np.zeros(len(part) + 1, np.int64), np.zeros(0, np.int32))
-    half = part.features.offsets.copy()
-    half[:61] = 0  # the first 60 queries have none
-    rows = Rows(half, part.features.ids)
-    for features in (empty, rows):
-        changed = with_parts(dataset, test=dataclasses.replace(part, features=features))
-        model = some_model(config("none"), changed, dtype=torch.float64)
-        expected = evaluated_in_double(model, changed, "test")
-        outcomes = run_ranks(
-            7,
-            lambda ranks, model=model, changed=changed: evaluate_split(
-                rank_model(model, ranks),
-                ExactIndex(rank_model(model, ranks).label_vectors()),
-                changed,
-                "test",
-                ranks=ranks,
-                num_results=10,
-                cutoffs=(1, 5, 10),
-                batch_size=17,  # 120 = 7 * 17 + 1
-            ),
-        )
-        for outcome in outcomes:
-            assert_same(outcome, expected)
-
-
 def test_frequent_labels_are_counted_from_the_right_row():
     """A discount so large that it alone decides."""
     dataset, settings = text_dataset(), config("none", search__frequency_discount=1000.0)

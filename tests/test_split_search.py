@@ -65,14 +65,6 @@ def test_scores_of_chosen_labels_are_those_of_one_index(num_ranks, num_labels):
             assert torch.equal(scores, expected)
 
 
-@pytest.mark.parametrize("num_queries", [1, 2, 6])
-def test_fewer_queries_than_ranks(num_queries):
-    vectors, queries = whole_numbers(50, 4), whole_numbers(num_queries, 4, seed=1)
-    expected = ExactIndex(vectors).search(queries, 5)
-    for found in answers_of(7, vectors, None, lambda index: index.search(queries, 5)):
-        assert torch.equal(found.label_ids, expected.label_ids)
-
-
 def test_scores_that_are_not_finite_stand_where_they_do_in_one_index():
     queries = torch.tensor([[1.0, 0.0]])
     rows = [1.0, -torch.inf, torch.nan, 2.0, -torch.inf, torch.inf, 0.0]

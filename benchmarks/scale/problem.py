@@ -29,8 +29,8 @@ from evenhand.sampling import UniformSampler
 from evenhand.training.feed import PairFeed
 from evenhand.training.optimizers import Optimizers, RowAdagrad
 from evenhand.training.rank_step import RankStep
-from evenhand.training.state import HARDEST, Plan, Scheduled, Training
-from evenhand.training.step import train_step
+from evenhand.training.state import Plan, Scheduled, Training
+from evenhand.training.step import HARDEST, train_step
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
 from experiments.scaling_laws import Law, in_bags, uniform_law, zipf_law

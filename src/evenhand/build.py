@@ -41,8 +41,8 @@ from evenhand.sampling import (
 )
 from evenhand.training.feed import Batch, PairFeed
 from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam, RowOptimizer
-from evenhand.training.state import HARDEST, MEAN, Plan, Risk, Training
-from evenhand.training.step import ChosenStep, choose_step
+from evenhand.training.state import Plan, Risk, Training
+from evenhand.training.step import HARDEST, MEAN, ChosenStep, choose_step
 
 
 class Built(NamedTuple):

@@ -299,9 +299,9 @@ MUTANTS = [
         "batch.label_ids[: len(found.survivors)]",
         DENSE,
     ),
-    Mutant("training/step.py", "1, sampled_ids.cl", "1, sampled_ids.flip(0).cl", DENSE),
+    Mutant("training/step.py", "1, sample.ids.cl", "1, sample.ids.flip(0).cl", DENSE),
     Mutant("training/step.py", "matrix.index_add_(1, s", "matrix.index_copy_(1, s", DENSE),
-    Mutant("training/step.py", ", rows.positive)", ", -rows.positive)", DENSE),
+    Mutant("training/step.py", "(min=0), positive)", "(min=0), -positive)", DENSE),
     Mutant(
         "training/step.py",
         "rows.index_select(0, b",
@@ -318,7 +318,10 @@ MUTANTS = [
     ),
     Mutant("training/step.py", "(matrix != 0)", "(matrix > 0)", DENSE),
     Mutant(
-        "training/step.py", "matrix.index_select(1, touched)", "matrix[:, : len(touched)]", DENSE
+        "training/step.py",
+        "matrix.index_select(1, label_ids)",
+        "matrix[:, : len(label_ids)]",
+        DENSE,
     ),
     Mutant("kernels/sparse.py", "matrix @ vectors", "matrix @ vectors.flip(0)", "dense_matrix"),
     Mutant("kernels/sparse.py", "matrix.T @ vectors", "matrix.T @ vectors.flip(0)", "dense_matrix"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from evenhand.errors import UserError
 from evenhand.losses import LossFn
 from evenhand.models.retriever import Retriever
-from evenhand.risk import Memory, mean_weights, top_weights
+from evenhand.risk import Memory
 from evenhand.sampling import LabelSampler
 from evenhand.store import Table
 from evenhand.training.checkpoint import Checkpoint
@@ -82,15 +82,6 @@ class Risk(NamedTuple):
     weights: Callable[[Tensor, Batch, int], Tensor]
     kernel_kind: Literal["hardest", "mean"] | None = None
     memory: Memory | None = None  # what a checkpoint must keep
-
-
-HARDEST = Risk(
-    lambda losses, batch, num_hard_examples: top_weights(
-        losses, num_hard_examples=num_hard_examples
-    ),
-    kernel_kind="hardest",
-)
-MEAN = Risk(lambda losses, batch, num_hard_examples: mean_weights(losses), kernel_kind="mean")
 
 
 @dataclasses.dataclass

@@ -51,7 +51,7 @@ def gather_positives(step: Buffers) -> None:
     )  # fmt: skip
 
 
-def score(queries: Tensor, units: Tensor, *, out: Tensor) -> None:
+def product(queries: Tensor, units: Tensor, *, out: Tensor) -> None:
     """(B, D), (M, D) -> (B, M) in float32, whatever the vectors are in."""
     if queries.dtype == torch.float32:
         torch.mm(queries, units.T, out=out)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from evenhand.kernels.gpu.buffers import Buffers
-from evenhand.kernels.gpu.gather import score, unit_rows, unit_vectors
+from evenhand.kernels.gpu.gather import product, unit_rows, unit_vectors
 from evenhand.kernels.gpu.losses import coefficient
 from evenhand.kernels.gpu.permutation import permute, row_key
 from evenhand.kernels.gpu.rows import through_unit
@@ -31,7 +31,7 @@ def score_each(step: Buffers) -> None:
         )  # fmt: skip
         return
     unit_vectors(table, scale=1.0, is_cosine=step.is_cosine, out=step.all_units)
-    score(step.queries, step.all_units, out=step.all_scores)
+    product(step.queries, step.all_units, out=step.all_scores)
     _pick_scores[(step.batch_size, triton.cdiv(step.num_sampled, 1024))](
         step.all_scores, step.positive_ids, step.clock.key, step.scores, len(table),
         step.num_sampled, num_positives, BITS=num_bits(len(table)), BLOCK=1024,

@@ -15,7 +15,7 @@ import torch
 
 from evenhand.kernels.gpu.buffers import Buffers
 from evenhand.kernels.gpu.entries import update_by_entries
-from evenhand.kernels.gpu.gather import gather_positives, gather_sample, score, unit_vectors
+from evenhand.kernels.gpu.gather import gather_positives, gather_sample, product, unit_vectors
 from evenhand.kernels.gpu.gradients import label_gradients, query_gradients, write_coefficients
 from evenhand.kernels.gpu.own_samples import each_gradients, score_each
 from evenhand.kernels.gpu.rows import update_rows
@@ -45,7 +45,7 @@ class MiningStep(Buffers):
             self.join()
             with self.beside():
                 gather_positives(self)
-            score(self.queries, self.units, out=self.scores)
+            product(self.queries, self.units, out=self.scores)
             self.join()
         select_labels(self)
 

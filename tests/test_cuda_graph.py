@@ -44,12 +44,12 @@ def part_of(*, has_values):
 
 
 def training_of(
-    device, *, risk=HARDEST, optimizer=RowAdagrad, has_values=True,
-    masks_all_positives=True, pair_groups=None, part=None, batch_size=BATCH_SIZE,
+    device, *, risk=HARDEST, optimizer=RowAdagrad, has_values=True, masks_all_positives=True,
+    pair_groups=None, part=None, batch_size=BATCH_SIZE, sizes=(NUM_FEATURES, NUM_LABELS, WIDTH),
 ):  # fmt: skip
-    generator = torch.Generator().manual_seed(3)
-    encoder = BagEncoder(NUM_FEATURES, WIDTH, generator=generator)
-    model = Retriever(encoder, NUM_LABELS, WIDTH, generator=generator).to(device)
+    generator, (num_features, num_labels, width) = torch.Generator().manual_seed(3), sizes
+    encoder = BagEncoder(num_features, width, generator=generator)
+    model = Retriever(encoder, num_labels, width, generator=generator).to(device)
     feed = PairFeed(
         part or part_of(has_values=has_values),
         batch_size=batch_size,
@@ -184,21 +184,13 @@ def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
         pytest.skip(f"{name} is not here; set EVENHAND_DATA to find it")
     paths = [next(folder.glob(f"{part}.txt*")) for part in ("train", "test")]
     dataset = load_extreme(*paths, name=name, validation_fraction=0.0)
-    part, num_labels = dataset.parts["train"], dataset.num_labels
-
-    def training(device):
-        generator = torch.Generator().manual_seed(3)
-        encoder = BagEncoder(dataset.num_features, 64, generator=generator)
-        model = Retriever(encoder, num_labels, 64, generator=generator).to(device)
-        feed = PairFeed(
-            part, batch_size=batch_size, masks_all_positives=True,
-            generator=torch.Generator().manual_seed(4), device=device,
-        )  # fmt: skip
-        optimizers = Optimizers(
-            RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None
-        )
-        return Training(model, optimizers, feed, torch.Generator().manual_seed(5), MEAN)
-
+    num_labels = dataset.num_labels
+    settings = {
+        "part": dataset.parts["train"],
+        "batch_size": batch_size,
+        "risk": MEAN,
+        "sizes": (dataset.num_features, num_labels, 64),
+    }
     plan = dataclasses.replace(
         plan_of(4),
         sampler=UniformSampler(num_labels),
@@ -206,7 +198,7 @@ def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
         num_sampled_labels=100,
         num_hard_labels=100,
     )
-    ours, expected = training(torch.device("cuda")), training(CPU)
+    ours, expected = training_of(torch.device("cuda"), **settings), training_of(CPU, **settings)
     step = GpuStep(ours, plan, precision=torch.float32)
     lengths = step.offsets.diff()
     for _ in range(4):
@@ -222,15 +214,7 @@ def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
 def test_kernels_take_no_more_shared_memory_than_is_asked_for(precision):
     from evenhand.kernels.gpu import gradients
 
-    device = torch.device("cuda")
-    generator = torch.Generator().manual_seed(3)
-    encoder = BagEncoder(NUM_FEATURES, 512, generator=generator)
-    model = Retriever(encoder, NUM_LABELS, 512, generator=generator).to(device)
-    training = training_of(device)
-    training.model = model
-    training.optimizers = Optimizers(
-        RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None
-    )
+    training = training_of(torch.device("cuda"), sizes=(NUM_FEATURES, NUM_LABELS, 512))
     step = GpuStep(training, plan_of(), precision=precision)
     take_steps(training, plan_of(), step, 1)
     products = gradients._query_products, gradients._label_products

@@ -45,24 +45,13 @@ def dense_part():
     return Part(features, rows_from(POSITIVES))
 
 
-def feed_of(
-    part=None,
-    *,
-    batch_size=3,
-    masks_all_positives=False,
-    seed=0,
-    device=CPU,
-    share=(0, 1),
-    has_whole_queries=False,
-):
+def feed_of(part=None, *, masks_all_positives=False, seed=0, **settings):
+    settings = {"batch_size": 3, "device": CPU, **settings}
     return PairFeed(
         dense_part() if part is None else part,
-        batch_size=batch_size,
-        masks_all_positives=masks_all_positives or has_whole_queries,
+        masks_all_positives=masks_all_positives or settings.get("has_whole_queries", False),
         generator=torch.Generator().manual_seed(seed),
-        device=device,
-        share=share,
-        has_whole_queries=has_whole_queries,
+        **settings,
     )
 
 
@@ -127,13 +116,15 @@ def test_sparse_features_are_those_of_the_query(has_values):
 # Going on
 
 
+@pytest.mark.parametrize("has_whole_queries", [False, True])
 @pytest.mark.parametrize("num_taken", range(5))  # 3 batches an epoch: at and across its border
-def test_a_saved_place_goes_on_with_the_same_batches(num_taken):
-    feed = feed_of(masks_all_positives=True)
+def test_a_saved_place_goes_on_with_the_same_batches(num_taken, has_whole_queries):
+    how = {"masks_all_positives": True, "has_whole_queries": has_whole_queries}
+    feed = feed_of(**how)
     batches_of(feed, num_taken)
     state = feed.state()  # which does not change as the feed goes on
     expected = batches_of(feed, 8)
-    resumed = feed_of(masks_all_positives=True, seed=99)
+    resumed = feed_of(seed=99, **how)
     resumed.load(state)
     for first, second in zip(batches_of(resumed, 8), expected, strict=True):
         assert_same(first, second)
@@ -228,27 +219,24 @@ def test_a_process_ends_though_batches_were_made_ahead():
     assert (answer.returncode, answer.stderr) == (3, b"")
 
 
+def tensors_of(batch):
+    found = []
+    feed_module.map_tensors(batch, lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("has_values", [False, True])
-def test_on_a_gpu_the_batches_are_the_same(has_values):
-    parts = (dense_part(), sparse_part(has_values=has_values))
-    for part in parts:
-        on_cpu = feed_of(part, masks_all_positives=True)
-        on_gpu = feed_of(part, masks_all_positives=True, device=torch.device("cuda"))
-        for _ in range(12):
-            expected, actual = on_cpu.next_batch(), on_gpu.next_batch()
-            for name, field in expected._asdict().items():
-                fields = [field] if not isinstance(field, Bags) else list(field)
-                moved = getattr(actual, name)
-                moved = [moved] if not isinstance(moved, Bags) else list(moved)
-                for one, other in zip(fields, moved, strict=True):
-                    assert (one is None) == (other is None)
-                    if one is not None:
-                        assert other.is_cuda
-                        assert torch.equal(one, other.cpu())
-        _, future = on_gpu.ahead[0]
-        assert future.result().label_ids.is_pinned()
+@pytest.mark.parametrize("part", [dense_part(), sparse_part(), sparse_part(has_values=True)])
+def test_on_a_gpu_the_batches_are_the_same(part):
+    on_cpu = feed_of(part, masks_all_positives=True)
+    on_gpu = feed_of(part, masks_all_positives=True, device=torch.device("cuda"))
+    for _ in range(12):
+        expected, found = (tensors_of(feed.next_batch()) for feed in (on_cpu, on_gpu))
+        assert all(tensor.is_cuda for tensor in found)
+        assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in expected]
+    _, future = on_gpu.ahead[0]
+    assert future.result().label_ids.is_pinned()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3, 11])
@@ -292,19 +280,11 @@ def test_whole_queries_are_each_in_a_batch_once_and_their_pairs_side_by_side(bat
     assert len(orders) > 1
 
 
-def test_whole_queries_go_on_from_a_saved_place_and_are_shared_by_ranks():
-    feed = feed_of(batch_size=4, has_whole_queries=True)
-    batches_of(feed, 3)
-    other = feed_of(batch_size=4, seed=9, has_whole_queries=True)
-    other.load(feed.state())
-    expected = [pairs_in(batch) for batch in batches_of(feed, 5)]
-    assert [pairs_in(batch) for batch in batches_of(other, 5)] == expected
+def test_whole_queries_are_shared_by_ranks():
     for num_ranks in (2, 3, 7):  # some have no example at all
-        ranks = [
-            feed_of(batch_size=4, seed=9, share=(rank, num_ranks), has_whole_queries=True)
-            for rank in range(num_ranks)
-        ]
-        whole = feed_of(batch_size=4, seed=9, has_whole_queries=True)
+        how = {"batch_size": 4, "seed": 9, "has_whole_queries": True}
+        ranks = [feed_of(share=(rank, num_ranks), **how) for rank in range(num_ranks)]
+        whole = feed_of(**how)
         for _ in range(3):
             shares = [pairs_in(rank.next_batch()) for rank in ranks]
             assert list(itertools.chain(*shares)) == pairs_in(whole.next_batch())
@@ -367,11 +347,8 @@ def test_a_pool_is_made_of_a_few_runs_of_consecutive_pairs(order):
 def test_a_pair_is_as_likely_at_any_place():
     order, num_epochs = PairOrder(30, 4, 2), 900
     epochs = torch.stack([order.pairs_at(0, 30, key_of(n)) for n in range(num_epochs)])
-    expected = num_epochs / 30
-    statistic = 0.0
-    for place in range(30):
-        counts = torch.bincount(epochs[:, place], minlength=30)
-        statistic += float(((counts - expected) ** 2 / expected).sum())
+    counts = torch.nn.functional.one_hot(epochs).sum(dim=0)  # (30, 30) by place and pair
+    statistic = float(((counts - num_epochs / 30) ** 2 / (num_epochs / 30)).sum())
     # Of 30 x 30 cells with fixed sums: chi-square of 29 * 29, within 4 standard deviations.
     assert abs(statistic - 29**2) < 4 * (2 * 29**2) ** 0.5
 
@@ -401,7 +378,7 @@ def test_the_index_finds_the_pairs_of_pairs_of(lengths, most_entries):
     assert np.array_equal(found.label_ids, expected.label_ids[pair_ids])
 
 
-def test_a_feed_in_blocks_hands_out_every_pair_once_and_goes_on_from_a_place():
+def test_a_feed_in_blocks_hands_out_every_pair_once_and_shares_from_any_place():
     rows = random_rows(np.random.default_rng(1).integers(0, 4, size=500))
     part = Part(Rows(np.arange(501), np.arange(500, dtype=np.int32)), rows, block_pairs=13)
     feed, per_epoch = feed_of(part, batch_size=32), len(rows.ids) // 32

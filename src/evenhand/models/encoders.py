@@ -54,13 +54,6 @@ class RowGradients(NamedTuple):
     values: Tensor  # (T, D)
 
 
-class Encoder(Protocol):
-    """All that training asks of an encoder, beside being an `nn.Module`."""
-
-    def __call__(self, features: Any) -> Tensor:
-        """(B, D) vectors of B queries, given as a (B, F) tensor or as `Bags`."""
-
-
 class RowEncoder(Protocol):
     """An encoder that is one table (R, D), updated row by row and split over ranks by its rows.
 
@@ -85,12 +78,12 @@ class RowEncoder(Protocol):
         """A `RowEncoder` like this one, with another table (n, D)."""
 
 
-def row_encoder(encoder: Encoder) -> RowEncoder | None:
+def row_encoder(encoder: nn.Module) -> RowEncoder | None:
     """The encoder, if it is a table of rows; None: all its weights are dense."""
     return cast(RowEncoder, encoder) if hasattr(encoder, "row_gradients") else None
 
 
-def backward(encoder: Encoder, features: Any, vector_gradients: Tensor) -> RowGradients | None:
+def backward(encoder: nn.Module, features: Any, vector_gradients: Tensor) -> RowGradients | None:
     """Carries gradients (B, D) of the vectors back to the encoder's weights.
 
     Returns:
@@ -102,7 +95,7 @@ def backward(encoder: Encoder, features: Any, vector_gradients: Tensor) -> RowGr
     with torch.enable_grad():
         vectors = encoder(features)
     if vectors.requires_grad:  # else all of its weights are frozen
-        vectors.backward(vector_gradients)  # type: ignore[no-untyped-call]
+        vectors.backward(vector_gradients)
     return None
 
 

@@ -1,11 +1,8 @@
 """Batches: every pair once an epoch, any place by itself, random enough, and made ahead."""
 
-import gc
 import itertools
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -151,16 +148,6 @@ def test_batches_are_the_next_few_of_the_order_of_a_key_that_the_generator_drew(
             assert pairs_in(feed.next_batch()) == order[start : start + batch_size]
 
 
-def test_the_next_batches_are_made_while_nobody_waits():
-    feed = feed_of()
-    feed.next_batch()
-    futures = [future for _, future in feed.ahead]
-    assert len(futures) == feed_module.NUM_AHEAD
-    made = [future.result(timeout=20) for future in futures]
-    for first, second in zip(made, batches_of(feed, len(made)), strict=True):
-        assert_same(first, second)
-
-
 def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatch):
     sound = feed_of()
     expected = batches_of(sound, 4)
@@ -184,31 +171,6 @@ def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatc
             feed.next_batch()
     feed.load(state)
     assert_same(feed.next_batch(), expected[2])
-
-
-def num_threads():
-    return sum("evenhand feed" in thread.name for thread in threading.enumerate())
-
-
-def wait_for_no_thread():
-    deadline = time.monotonic() + 20
-    while num_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert num_threads() == 0
-
-
-def test_a_feed_has_one_thread_from_its_first_batch_until_nobody_holds_it():
-    gc.collect()
-    wait_for_no_thread()
-    feeds = [feed_of() for _ in range(3)]
-    assert num_threads() == 0
-    for feed in feeds:
-        batches_of(feed, 9)
-    assert num_threads() == 3
-    feeds[0].close()
-    assert num_threads() == 2
-    del feed, feeds
-    wait_for_no_thread()  # without gc: nothing holds a feed in a circle
 
 
 def test_a_process_ends_though_batches_were_made_ahead():

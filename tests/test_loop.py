@@ -87,28 +87,6 @@ def test_a_row_holds_the_step_and_the_mean_of_the_steps_since_the_last_and_no_ti
     assert all(set(row) == figures for row in loop.rows())
 
 
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ("sgd", [32] * 4), ("snm", [32] * 4), ("s2m", [8] * 4), ("topk-sgd", [8] * 4),
-        ("max", [1] * 4), ("s2m-annealed", [32, 20, 8, 8]),
-    ],
-)  # fmt: skip
-def test_the_number_of_hard_examples_of_a_method(loop, method, expected):
-    settings = {"training__num_steps": 4, "training__log_every": 1, "mining__anneal_fraction": 0.5}
-    loop(mining__method=method, **settings)
-    assert loop.column("num_hard_examples") == expected
-
-
-@pytest.mark.parametrize(("period", "share"), [(1, 1.0), (4, 0.25)])
-def test_the_share_of_examples_without_loss_is_logged(loop, period, share):
-    def every_so_often_zero(positive, negative):
-        return softmax_loss(positive, negative) * (torch.arange(len(positive)) % period != 0)
-
-    loop(loss_fn=every_so_often_zero, training__num_steps=2, training__log_every=1)
-    assert loop.column("zero_loss_share") == [share, share]
-
-
 def counted(positive, negative):
     """Losses 0, 1, ..., 31 whatever the scores."""
     numbers = torch.arange(len(positive), dtype=positive.dtype)

@@ -50,18 +50,6 @@ def test_scores_match_their_definition(kind):
 
 
 @every_kind
-def test_chosen_labels_are_those_of_all_labels(kind):
-    model, ids = retriever(kind), torch.tensor([4, 0, 4])
-    assert torch.equal(model.label_vectors(ids), model.label_vectors()[ids])
-    if kind == "dot and bias":
-        assert torch.equal(model.biases(ids), model.biases()[ids])
-        assert model.biases().shape == (NUM_LABELS,)
-    else:
-        assert model.biases() is None
-        assert model.biases(ids) is None
-
-
-@every_kind
 def test_the_way_back_through_unit_is_that_of_autograd(kind):
     model = retriever(kind)
     vectors = torch.randn(6, WIDTH, dtype=torch.float64, requires_grad=True)

@@ -314,7 +314,9 @@ def _epoch_step(
     assert isinstance(encoder, BagEncoder)
     for weights, num_rows in ((encoder.weight, num_features), (model.label_table, num_labels)):
         weights.data = torch.randn(num_rows, width, device=CUDA).mul_(width**-0.5).bfloat16()
-    optimizers = Optimizers(RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None)
+    optimizers = Optimizers(
+        {"labels": RowAdagrad(model.label_table), "features": RowAdagrad(encoder.weight)}, None
+    )
     feed = PairFeed(
         part,
         batch_size=2048,

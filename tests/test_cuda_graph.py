@@ -58,7 +58,9 @@ def training_of(
         device=device,
         pair_groups=pair_groups,
     )
-    optimizers = Optimizers(optimizer(model.label_table), None, optimizer(encoder.weight), None)
+    optimizers = Optimizers(
+        {"labels": optimizer(model.label_table), "features": optimizer(encoder.weight)}, dense=None
+    )
     return Training(model, optimizers, feed, torch.Generator().manual_seed(5), risk)
 
 
@@ -356,7 +358,7 @@ def test_a_step_on_a_gpu_is_a_graph():
 def test_tables_in_bfloat16_are_rounded_by_chance_and_resume_exactly(device):
     def training():
         made = training_of(torch.device(device))
-        for optimizer in made.optimizers.row_optimizers().values():
+        for optimizer in made.optimizers.rows.values():
             optimizer.table.data = optimizer.table.data.bfloat16()
         return made
 
@@ -366,7 +368,7 @@ def test_tables_in_bfloat16_are_rounded_by_chance_and_resume_exactly(device):
     second.load(first.checkpoint())
     as_graph(second, plan_of(4), 1)
     assert_same(second, whole, atol=0, rtol=0)
-    assert whole.optimizers.label_rows.sums.dtype == torch.float32
+    assert whole.optimizers.rows["labels"].sums.dtype == torch.float32
     exact = training_of(CPU)
     eager(exact, plan_of(4), 2)
     near = whole.model.label_table.cpu().float()

@@ -68,13 +68,13 @@ def test_a_step_on_a_table_beyond_32_bits_changes_the_right_rows(device):
         risk_fn=partial(top_weights, num_hard_examples=HARD),
     )  # fmt: skip
     gradients = gradients_of(mined, queries, batch, model)
-    RowAdagrad(model.label_table).step(gradients.label_rows, learning_rate=0.5)
+    RowAdagrad(model.label_table).step(gradients["labels"], learning_rate=0.5)
 
     after = table[ids.to(device)].cpu().double()
     torch.testing.assert_close(step.kept.losses.cpu().double(), mined.losses, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(after, model.label_table.data, atol=1e-3, rtol=2**-7)
     (changed,) = (table != before).any(1).nonzero(as_tuple=True)
-    touched = ids[gradients.label_rows.ids]
+    touched = ids[gradients["labels"].ids]
     assert set(changed.tolist()) <= set(touched.tolist())
     assert len(changed) > len(touched) // 2
     assert int(changed.max()) * width > by_device(device, 0, 2**31)

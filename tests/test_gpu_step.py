@@ -114,7 +114,7 @@ class Pair:
             risk_fn=partial(top_weights, num_hard_examples=self.hard_examples),
         )  # fmt: skip
         gradients = gradients_of(mined, queries, batch, self.model)
-        self.optimizer.step(gradients.label_rows, learning_rate=0.1)
+        self.optimizer.step(gradients["labels"], learning_rate=0.1)
         return mined
 
     def assert_same(self, mined, *, atol=2e-5, rtol=1e-3):

@@ -23,7 +23,6 @@ from evenhand.runs import read_metrics
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from evenhand.training.loop import train
 from evenhand.training.metrics_file import append_line, rewind_metrics
-from evenhand.training.optimizers import Gradients
 from evenhand.training.step import choose_step, clip
 from evenhand.training_run import begin_run, train_run
 
@@ -364,16 +363,15 @@ def test_rows_and_dense_weights_are_scaled_down_together(share, factor):
 
     def all_numbers(gradients):
         dense = [weight.grad for weight in model.encoder.parameters()]
-        values = [row.values for row in gradients if row is not None]
+        values = [row.values for row in gradients.values()]
         return torch.cat([tensor.flatten() for tensor in [*dense, *values]])
 
-    gradients = Gradients(*rows, None)
+    gradients = dict(zip(("labels", "biases"), rows, strict=True))
     before = all_numbers(gradients).clone()
     clipped = clip(gradients, model, max_norm=(share or 1) * float(before.norm()) or 1.0)
     torch.testing.assert_close(all_numbers(clipped), factor * before, rtol=1e-5, atol=0)
     assert factor < 1 or all_numbers(clipped).equal(before)
-    assert clipped.label_rows.ids.equal(ids)
-    assert clipped.feature_rows is None
+    assert clipped["labels"].ids.equal(ids)
 
 
 def test_the_dense_weights_follow_the_learning_rate_of_the_step(tmp_path):

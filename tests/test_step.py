@@ -219,9 +219,9 @@ def fast_step(
     )
     gradients = gradients_of(mined, queries, batch, model, raw_vectors=raw_vectors)
     rows = {
-        "label_table": gradients.label_rows,
-        "label_bias": gradients.bias_rows,
-        "encoder.weight": gradients.feature_rows,
+        "label_table": gradients.get("labels"),
+        "label_bias": gradients.get("biases"),
+        "encoder.weight": gradients.get("features"),
     }
     rows = {name: row_gradients for name, row_gradients in rows.items() if row_gradients}
     dense = {name: parameter.grad for name, parameter in model.encoder.named_parameters("encoder")}
@@ -380,7 +380,7 @@ def test_any_weights_may_be_given_to_the_examples():
     assert mined.survivors.tolist() == [1, 4, 5]
     assert mined.weights.tolist() == [0.7, 0.2, 0.1]
     queries = model.query_vectors(batch.features)
-    ids, values = gradients_of(mined, queries, batch, model).label_rows
+    ids, values = gradients_of(mined, queries, batch, model)["labels"]
     table = model.label_table.detach().clone().requires_grad_()
     parameters = {**dict(model.named_parameters()), "label_table": table}
     losses = obvious_losses(model, parameters, batch, sample, 2, "softmax")
@@ -403,9 +403,9 @@ def test_a_batch_without_loss_touches_no_row():
         model, batch, sample, risk_fn=mean_weights, loss_fn=lambda p, n: 0 * (p + n.exp().sum(1))
     )
     gradients = gradients_of(mined, model.query_vectors(batch.features), batch, model)
-    assert len(gradients.label_rows.ids) == 0
-    assert gradients.label_rows.values.shape == (0, WIDTH)
-    assert (gradients.feature_rows.values == 0).all()
+    assert len(gradients["labels"].ids) == 0
+    assert gradients["labels"].values.shape == (0, WIDTH)
+    assert (gradients["features"].values == 0).all()
 
 
 def test_more_hard_labels_than_were_sampled_are_all_of_them():

@@ -158,7 +158,10 @@ def training_of(
     )
     return Training(
         model,
-        Optimizers(RowAdagrad(model.label_table), None, RowAdagrad(model.encoder.weight), None),
+        Optimizers(
+            {"labels": RowAdagrad(model.label_table), "features": RowAdagrad(model.encoder.weight)},
+            None,
+        ),
         feed,
         torch.Generator().manual_seed(2),
         HARDEST,

@@ -40,7 +40,7 @@ from evenhand.sampling import (
     UniformSampler,
 )
 from evenhand.training.feed import Batch, PairFeed
-from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam, RowOptimizer
+from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam
 from evenhand.training.state import Plan, Risk, Training
 from evenhand.training.step import HARDEST, MEAN, ChosenStep, choose_step
 
@@ -347,17 +347,16 @@ def _build_sampler(config: Config, dataset: Dataset, device: torch.device) -> La
 
 
 def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
-    def row_optimizer(table: Tensor) -> RowOptimizer:
-        return RowAdam(table) if config.training.optimizer == "row-adam" else RowAdagrad(table)
-
+    tables = {"labels": model.label_table}
+    if model.label_bias is not None:
+        tables["biases"] = model.label_bias
     by_rows = row_encoder(model.encoder)
+    if by_rows is not None:
+        tables["features"] = by_rows.weight
+    row_optimizer = RowAdam if config.training.optimizer == "row-adam" else RowAdagrad
     dense = [weight for weight in model.encoder.parameters() if weight.requires_grad]
-    return Optimizers(
-        label_rows=row_optimizer(model.label_table),
-        bias_rows=None if model.label_bias is None else row_optimizer(model.label_bias),
-        feature_rows=None if by_rows is None else row_optimizer(by_rows.weight),
-        dense=torch.optim.Adam(dense) if dense else None,
-    )
+    rows = {name: row_optimizer(table) for name, table in tables.items()}
+    return Optimizers(rows, torch.optim.Adam(dense) if dense else None)
 
 
 def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:

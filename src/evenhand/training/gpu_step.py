@@ -114,7 +114,6 @@ class GpuStep:
         )
         assert loss is not None
         assert isinstance(features, Rows)
-        assert training.optimizers.feature_rows is not None
 
         def copy(array: NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
             """On the device; a memory map is read a few megabytes at a time."""
@@ -152,7 +151,7 @@ class GpuStep:
         self.feature_values = None if values is None else copy(values, torch.float32)
         self.pair_groups = None if feed.pair_groups is None else copy(feed.pair_groups)
         self.step = MiningStep(
-            _row_table(training.optimizers.label_rows),
+            _row_table(training.optimizers.rows["labels"]),
             self.clock,
             batch_size=feed.batch_size,
             num_positives=_num_positives(training),
@@ -164,7 +163,7 @@ class GpuStep:
             draws_for_each=plan.draws_for_each,
             precision=precision,
         )
-        self.feature_rows = _row_table(training.optimizers.feature_rows)
+        self.feature_rows = _row_table(training.optimizers.rows["features"])
         self.documents = torch.zeros(feed.batch_size, dtype=torch.int64, device=device)
         self.pair_ids = torch.zeros_like(self.documents)
         num_entries = _num_entries(training, plan)
@@ -194,7 +193,7 @@ class GpuStep:
         self.num_run += 1
         training.feed.place = self.places[self.num_run - 1]
         random_integers(1, 1, training.generator)  # that of the sample
-        for optimizer in training.optimizers.row_optimizers().values():
+        for optimizer in training.optimizers.rows.values():
             if isinstance(optimizer, RowAdam):
                 optimizer.num_steps += 1
         return self.step.stats[training.step]

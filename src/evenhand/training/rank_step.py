@@ -105,13 +105,13 @@ class RankStep:
             is_log_q_corrected=plan.is_log_q_corrected,
         )
         found = gradients_of(mined, query_vectors, own_batch, small, raw_vectors=raw_vectors)
-        bias_rows = feature_rows = None
-        label_rows = _send_home(labels, found.label_rows, wanted)
-        if found.bias_rows is not None:
-            bias_rows = _send_home(labels, found.bias_rows, wanted)
-        if found.feature_rows is not None and feature_ids is not None:
-            feature_rows = _send_home(self.exchanges["features"], found.feature_rows, feature_ids)
-        gradients = Gradients(label_rows, bias_rows, feature_rows)
+        gradients: Gradients = {}  # by this rank's own rows of the whole tables
+        for name, touched in found.items():
+            ids, exchange = wanted, labels
+            if feature_ids is not None and name == "features":
+                ids, exchange = feature_ids, self.exchanges["features"]
+            own = RowGradients(ids[touched.ids], touched.values)
+            gradients[name] = exchange.sum_gradients(own)
         for weight in model.parameters():
             if weight.requires_grad:
                 if weight.grad is None:
@@ -159,11 +159,6 @@ class RankStep:
 
     def _gather(self, rows: Tensor, *, what: str) -> Tensor:
         return self.ranks.gather(rows, counts=self.counts, what=what)
-
-
-def _send_home(exchange: RowExchange, rows: RowGradients, ids: Tensor) -> RowGradients:
-    """From rows of a small table, whose ids these are, to this rank's own rows of the whole one."""
-    return exchange.sum_gradients(RowGradients(ids[rows.ids], rows.values))
 
 
 def _looks_at_batch(sampler: LabelSampler) -> bool:

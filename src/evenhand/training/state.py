@@ -105,7 +105,7 @@ class Training:
         """References to all of it, not copies."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         tables: dict[str, Table] = {}
-        for name, optimizer in self.optimizers.row_optimizers().items():
+        for name, optimizer in self.optimizers.rows.items():
             place = self.row_ranges.get(name, (0, None))
             table_name = f"model.{TABLES[name]}"
             tables[table_name] = Table(tensors.pop(table_name), *place)
@@ -162,7 +162,7 @@ class Training:
         wrong |= set(left.unexpected_keys)
         if wrong:
             raise ValueError(f"{min(wrong)} is missing, or unknown")
-        for name, optimizer in self.optimizers.row_optimizers().items():
+        for name, optimizer in self.optimizers.rows.items():
             held = {key: value for key, value in optimizer.state().items() if value.dim()}
             optimizer.load(held | under(f"optimizer.{name}."))
         if self.optimizers.dense is not None:

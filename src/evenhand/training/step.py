@@ -147,8 +147,8 @@ def clip(
         ranks: those that hold the rows of the tables between them, and the dense weights each.
     """
     dense = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    rows = [row.values for row in gradients if row is not None]
-    square = torch.stack([values.double().square().sum() for values in rows]).sum()
+    squares = [row.values.double().square().sum() for row in gradients.values()]
+    square = torch.stack(squares).sum()
     if ranks is not None:
         ranks.sum_(square.unsqueeze(0), what="flags")
     for values in dense:
@@ -156,9 +156,7 @@ def clip(
     factor = (max_norm / square.sqrt().clamp(min=1e-12)).clamp(max=1)
     for values in dense:
         values.mul_(factor)
-    return Gradients(
-        *(row and RowGradients(row.ids, row.values * factor) for row in gradients)  # type: ignore[arg-type]
-    )
+    return {name: RowGradients(row.ids, row.values * factor) for name, row in gradients.items()}
 
 
 class Mined(NamedTuple):
@@ -247,15 +245,17 @@ def gradients_of(
     label_ids, coefficients, num_touched = mined.label_ids, mined.coefficients, len(mined.label_ids)
     vector_gradients = product(coefficients, model.label_vectors(label_ids))  # (R, T) (T, D)
     encoder_gradients = model.through_unit(model.scaled(vector_gradients), raw_vectors)
-    feature_rows = backward(model.encoder, features, encoder_gradients)
     by_vectors = transposed_product(coefficients, query_vectors, num_columns=num_touched)  # (T, D)
-    label_rows = RowGradients(label_ids, model.through_label_vectors(by_vectors, label_ids))
-    bias_rows = None
+    by_rows = model.through_label_vectors(by_vectors, label_ids)
+    gradients = {"labels": RowGradients(label_ids, by_rows)}
     if model.label_bias is not None:
         ones = query_vectors.new_ones(len(mined.query_rows), 1)
         sums = transposed_product(coefficients, ones, num_columns=num_touched)  # (T, 1)
-        bias_rows = RowGradients(label_ids, sums)
-    return Gradients(label_rows, bias_rows, feature_rows)
+        gradients["biases"] = RowGradients(label_ids, sums)
+    feature_rows = backward(model.encoder, features, encoder_gradients)
+    if feature_rows is not None:
+        gradients["features"] = feature_rows
+    return gradients
 
 
 def _scores_of_shared(

@@ -32,7 +32,7 @@ from evenhand.config import Config, build_config
 from evenhand.data import open_dataset, save_dataset
 from evenhand.data.dataset import Dataset, Rows
 from evenhand.files import write_json
-from evenhand.pipeline import open_data
+from evenhand.runs import open_data
 from evenhand.training.checkpoint import Keeper
 from evenhand.training.loop import train
 from places import SIZES, about, compared, figures_of, pool, threads, trained_outcomes

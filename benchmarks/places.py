@@ -36,7 +36,7 @@ from evenhand.evaluation import (
     worst_groups,
 )
 from evenhand.files import write_json
-from evenhand.pipeline import evaluate_model, open_data
+from evenhand.runs import evaluate_model, open_data
 from evenhand.tables import differences_table
 from evenhand.training.checkpoint import Keeper
 from evenhand.training.loop import train

@@ -26,7 +26,7 @@ from evenhand.cli.demo import PRESETS
 from evenhand.config import Config, build_config, read_preset
 from evenhand.data import Dataset, open_dataset
 from evenhand.evaluation import score_table
-from evenhand.pipeline import evaluate_model, open_data
+from evenhand.runs import evaluate_model, open_data
 from evenhand.training.gpu_step import GpuStep
 from evenhand.training.step import Step, train_step
 

@@ -24,12 +24,13 @@ import torch
 from rich.console import Console
 try:
     from evenhand.build import build_training
+    from evenhand.runs import open_data
     from evenhand.training.step import train_step
 except ImportError:  # an older revision
     from evenhand.building import build_training
+    from evenhand.runs import open_data
     from evenhand.training.loop import train_step
 from evenhand.config import build_config, read_preset
-from evenhand.pipeline import open_data
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 
 config = build_config(read_preset(f"demo-{sys.argv[1]}"))

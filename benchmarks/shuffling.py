@@ -31,7 +31,7 @@ from evenhand.config import build_config
 from evenhand.data import Dataset
 from evenhand.data.stream import row_keys, stream_extreme
 from evenhand.evaluation import score_table
-from evenhand.pipeline import begin_run, evaluate_model, load_model, train_run
+from evenhand.runs import begin_run, evaluate_model, load_model, train_run
 from evenhand.training.feed import PairOrder
 
 NUM_ROWS, NUM_LABELS, BATCH_SIZE, BLOCK_PAIRS = 400_000, 200, 512, 1024

@@ -22,8 +22,8 @@ import numpy as np
 from scipy.stats import binom, chi2
 
 from evenhand.evaluation import find_slices
-from evenhand.evaluation.attributes import Attribute, nominal, ordinal
-from evenhand.evaluation.scan import largest_score, slabs_of, slices_to_look_at, strata_of
+from evenhand.evaluation.slice_attributes import Attribute, nominal, ordinal
+from evenhand.evaluation.slice_search import largest_score, slabs_of, slices_to_look_at, strata_of
 from evenhand.files import write_json
 
 RESULTS = Path(__file__).parent / "results" / "slices.json"

@@ -16,7 +16,7 @@ from evenhand.build import build_training
 from evenhand.config import build_config
 from evenhand.data import Dataset, Part, Rows
 from evenhand.models.encoders import Bags
-from evenhand.pipeline import evaluate_model
+from evenhand.runs import evaluate_model
 from evenhand.training.loop import train
 
 NUM_TOKENS, NUM_LABELS, DIM = 12, 132, 32

@@ -35,8 +35,8 @@ from evenhand.evaluation import (
     save_outcome,
 )
 from evenhand.files import read_json, write_json
-from evenhand.pipeline import evaluate_model, open_data
 from evenhand.progress import count_bar, file_bar, step_bar
+from evenhand.runs import evaluate_model, open_data
 from evenhand.training.checkpoint import Keeper
 from evenhand.training.loop import train
 from experiments.output_folder import claim, digest_of

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from evenhand.averaging import averaged_model
+from evenhand.averaging import average_models
 from evenhand.cli import main
 from evenhand.data import save_dataset
 from evenhand.files import write_json
 from evenhand.models.encoders import BagEncoder, Bags
 from evenhand.models.retriever import Retriever
-from evenhand.runs import read_about
+from evenhand.run_folder import read_about
 from experiments.table3 import fixture
 
 BAGS = Bags(torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]), torch.tensor([1.0, 0.5, 2.0]))
@@ -36,7 +36,7 @@ def scores(retriever):
 def test_scores_are_the_mean_of_the_scores():
     models = [model(1), model(2, width=3), model(3)]
     expected = sum(scores(one) for one in models) / 3
-    torch.testing.assert_close(scores(averaged_model(models)), expected)
+    torch.testing.assert_close(scores(average_models(models)), expected)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_scores_are_the_mean_of_the_scores():
 )
 def test_models_that_cannot_be_averaged_are_refused(other, message):
     with pytest.raises(ValueError, match=message):
-        averaged_model([model(1), model(2, **other)])
+        average_models([model(1), model(2, **other)])
 
 
 def trained(tmp_path, name, *more):

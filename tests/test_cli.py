@@ -81,6 +81,7 @@ def test_a_run_folder_holds_all_that_was_promised(home):
         "config.toml",
         "run.json",
         "metrics.jsonl",
+        "model/query_data.safetensors",
         "model/weights/manifest.json",
         "model/weights/rank-0-file-0.safetensors",
         *(f"checkpoints/step-{step:08d}/{name}" for step in (15, 20) for name in CHECKPOINT_FILES),
@@ -503,7 +504,7 @@ def test_the_version_is_printed(capsys):
 )
 def test_an_error_of_the_disk_is_one_sentence(home, monkeypatch, capsys, number, path):
     monkeypatch.setattr(
-        "evenhand.pipeline.run_config", raising(OSError(number, os.strerror(number), path))
+        "evenhand.runs.run_config", raising(OSError(number, os.strerror(number), path))
     )
     sentence = run_main(capsys, "evaluate", home / "runs/first").sentence
     assert sentence.startswith(f"{path} could not be opened or written")
@@ -518,10 +519,10 @@ def raising(error):
 
 
 def test_a_bug_is_not_hidden_and_an_interruption_is_told(home, monkeypatch, capsys):
-    monkeypatch.setattr("evenhand.pipeline.run_config", raising(RuntimeError("a bug")))
+    monkeypatch.setattr("evenhand.runs.run_config", raising(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         main(["evaluate", str(home / "runs/first")])
-    monkeypatch.setattr("evenhand.pipeline.run_config", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("evenhand.runs.run_config", raising(KeyboardInterrupt()))
     answer = run_main(capsys, "evaluate", home / "runs/first")
     assert (answer.code, answer.err) == (130, "evenhand: interrupted\n")
 

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,41 +15,29 @@ import torch
 
 from evenhand import exporting
 from evenhand.build import build_model
-from evenhand.cli import main
 from evenhand.data import Strings, save_dataset
 from evenhand.data.vector_files import Block, write_blocks
 from evenhand.errors import UserError
 from evenhand.exporting import export_run
-from evenhand.pipeline import evaluate_model
-from evenhand.saved_models import load_model, save_model
-from evenhand.training_run import begin_run
-from small import config, dense_dataset, text_dataset
+from evenhand.runs import begin_run, evaluate_model, query_data_of, query_data_path
+from evenhand.saved_models import load_model, run_config, save_model
+from evenhand.search.query_data import save_query_data
+from small import config, dense_dataset, run_main, text_dataset
 from test_saved_models import begun_run, save_by
 
 CPU = torch.device("cpu")
+BIASED = {"model__similarity": "dot", "model__label_bias": True, "loss__name": "softmax"}
+DISCOUNT = {"search__frequency_discount": 0.1}
 CASES = {
     "cosine": {},
     "scaled": {"model__scale": 7.5, "loss__name": "softmax"},
-    "dot with a bias": {
-        "model__similarity": "dot",
-        "model__label_bias": True,
-        "loss__name": "softmax",
-    },
-    "less for frequent ones": {"search__frequency_discount": 0.1},
-    "both": {
-        "model__similarity": "dot",
-        "model__label_bias": True,
-        "loss__name": "softmax",
-        "search__frequency_discount": 0.1,
-    },
+    "dot with a bias": BIASED,
+    "less for frequent ones": DISCOUNT,
+    "both": BIASED | DISCOUNT,
 }
 has_pyarrow = importlib.util.find_spec("pyarrow") is not None
-FORMATS = [
-    "npy",
-    pytest.param(
-        "parquet", marks=pytest.mark.skipif(not has_pyarrow, reason="pyarrow is not installed")
-    ),
-]
+no_pyarrow = pytest.mark.skipif(not has_pyarrow, reason="pyarrow is not installed")
+FORMATS = ["npy", pytest.param("parquet", marks=no_pyarrow)]
 
 
 def read_back(folder, of):
@@ -145,11 +134,8 @@ def test_shards_are_cut_by_size_and_memory_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "write_blocks", watched)
     manifest = export_run(run, tmp_path / "out", dataset, device=CPU)
     assert max(most) == 6
-    assert [file["first_row"] for file in manifest["files"] if file["holds"] == "ids"] == [
-        0,
-        20,
-        40,
-    ]
+    firsts = [file["first_row"] for file in manifest["files"] if file["holds"] == "ids"]
+    assert firsts == [0, 20, 40]
     assert manifest["files"][0]["name"] == "labels-00001-of-00003.vectors.npy"
     _, ids, _, biases, names = read_back(tmp_path / "out", "labels")
     assert len(ids) == 60
@@ -187,38 +173,32 @@ def test_what_the_page_shows_finds_what_the_index_finds(tmp_path, monkeypatch, c
         np.testing.assert_array_equal(names["label_ids"], expected.retrieved_ids)
 
 
-def test_the_command(tmp_path, capsys):
-    run, dataset, make = begun_run(tmp_path, text_dataset())
-    save_by(3, run, make(1))
-    out = tmp_path / "out"
-    assert main(["export", str(run), "--out", str(out), "--shards", "2", "--queries", "test"]) == 0
-    said = capsys.readouterr().out
-    assert "60 label vectors of 8 dimensions and 120 query vectors" in said
-    assert "metric: cosine" in said
-    assert len(read_back(out, "labels")[1]) == dataset.num_labels
-    assert main(["export", str(run), "--out", str(out)]) == 2
-    assert "exists already" in capsys.readouterr().err
-
-
-BAD = {
-    "no such run": (["nowhere", "--out", "x"], "is not a run folder"),
-    "no shard": (["run", "--out", "x", "--shards", "0"], "--shards must be between 1 and 60"),
-    "many shards": (["run", "--out", "x", "--shards", "61"], "got 61"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys, case):
-    run, _, make = begun_run(tmp_path, text_dataset())
-    save_by(0, run, make(1))
+def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words, sentence = BAD[case]
-    assert main(["export", *words]) == 2
-    assert sentence in capsys.readouterr().err
+    run, dataset, make = begun_run(tmp_path, text_dataset(), **DISCOUNT)
+    save_by(3, run, make(1))
+    answer = run_main(capsys, "export", run, "--out", "out", "--shards", 2, "--queries", "test")
+    assert "60 label vectors of 8 dimensions and 120 query vectors" in answer.out
+    assert "metric: cosine" in answer.out
+    assert len(read_back(tmp_path / "out", "labels")[1]) == dataset.num_labels
+    # Labels alone are written from the run folder alone.
+    save_query_data(query_data_path(run), query_data_of(dataset, run_config(run)))
+    shutil.rmtree(tmp_path / "data")
+    assert run_main(capsys, "export", run, "--out", "again", "--shards", 2).code == 0
+    for name in ("labels-00002-of-00002.vectors.npy", "labels-00001-of-00002.biases.npy"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    for words, sentence in (
+        ([run, "--out", "out"], "exists already"),
+        (["nowhere", "--out", "x"], "is not a run folder"),
+        ([run, "--out", "x", "--shards", 0], "--shards must be between 1 and 60"),
+        ([run, "--out", "x", "--shards", 61], "got 61"),
+        ([run, "--out", "x", "--queries", "test"], "no dataset.json in"),
+    ):
+        assert sentence in run_main(capsys, "export", *words).sentence
     assert not (tmp_path / "x").exists()
 
 
-def test_without_a_model_or_the_part_or_pyarrow_nothing_is_written(tmp_path, monkeypatch):
+def test_without_a_model_the_part_pyarrow_or_room_nothing_is_written(tmp_path, monkeypatch):
     dataset = text_dataset()
     parts = {name: part for name, part in dataset.parts.items() if name != "validation"}
     dataset = save_dataset(dataclasses.replace(dataset, parts=parts), tmp_path / "data")
@@ -233,18 +213,12 @@ def test_without_a_model_or_the_part_or_pyarrow_nothing_is_written(tmp_path, mon
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UserError, match=r"pip install 'evenhand\[parquet\]'"):
         export_run(run, out, dataset, file_format="parquet", device=CPU)
-    assert not out.exists()
-
-
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    run, dataset, make = begun_run(tmp_path, text_dataset())
-    save_by(0, run, make(1))
-    before = sorted(tmp_path.rglob("*"))
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("evenhand.data.vector_files._sha256", full)
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="No space left"):
-        export_run(run, tmp_path / "out", dataset, device=CPU)
+        export_run(run, out, dataset, device=CPU)
     assert sorted(tmp_path.rglob("*")) == before

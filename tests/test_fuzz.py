@@ -21,8 +21,8 @@ from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normali
 from evenhand.errors import UserError
 from evenhand.evaluation import load_outcome
 from evenhand.files import parse_json, read_json
-from evenhand.ranking import load_ranker
-from evenhand.runs import _read_scores, read_about, read_metrics
+from evenhand.run_folder import _read_scores, read_about, read_metrics
+from evenhand.search.ranker import load_ranker
 from evenhand.tuning.space import parse_space
 from fuzz import array_targets, network_targets
 from fuzz.inputs import corpus_of, inputs_of
@@ -199,7 +199,7 @@ def test_a_ranker_that_compiled_code_would_read_beyond_is_refused(tmp_path, chan
     data = safetensors.numpy.save(array_targets.RANKER | change)
     written(tmp_path, "model/ranker.safetensors", data)
     with pytest.raises(UserError, match="damaged"):
-        load_ranker(tmp_path, array_targets.TINY, array_targets.small_dataset())
+        load_ranker(tmp_path / "model/ranker.safetensors", num_features=5, num_labels=4)
 
 
 def changed_dataset(tmp_path, name, array):

@@ -29,12 +29,12 @@ from evenhand.evaluation import (
     worst_groups,
     worst_members,
 )
-from evenhand.evaluation.attributes import attributes_of
-from evenhand.evaluation.scan import is_in_slice, slices_to_look_at
+from evenhand.evaluation.slice_attributes import attributes_of
+from evenhand.evaluation.slice_search import is_in_slice, slices_to_look_at
 from evenhand.report import write_report
 from evenhand.report.bounds import known_groups
 from evenhand.report.run_set import make_run_set
-from evenhand.runs import RunResult
+from evenhand.run_folder import RunResult
 from evenhand.tuning.search import default_criterion
 from evenhand.tuning.smallest_group import group_share
 from small import run_main

@@ -21,8 +21,7 @@ LAYERS = {
     ],
     "reports": ["report", "tables", "tuning"],
     "runs": [
-        "averaging", "build", "exporting", "pipeline",
-        "ranking", "runs", "saved_models", "training_run",
+        "averaging", "build", "exporting", "run_folder", "runs", "saved_models",
     ],
     "settings": ["config", "faults", "progress"],
     "system": ["distributed", "evaluation", "search", "store", "training"],

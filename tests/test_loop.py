@@ -18,13 +18,12 @@ from evenhand.errors import UserError
 from evenhand.losses import softmax_loss
 from evenhand.models.encoders import MlpEncoder, RowGradients
 from evenhand.models.retriever import Retriever
-from evenhand.pipeline import evaluate_run
-from evenhand.runs import read_metrics
+from evenhand.run_folder import read_metrics
+from evenhand.runs import begin_run, evaluate_run, train_run
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from evenhand.training.loop import train
 from evenhand.training.metrics_file import append_line, rewind_metrics
 from evenhand.training.step import choose_step, clip
-from evenhand.training_run import begin_run, train_run
 
 CPU = torch.device("cpu")
 

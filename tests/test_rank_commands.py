@@ -13,7 +13,7 @@ import torch
 import small
 from evenhand.data import open_dataset, save_dataset
 from evenhand.distributed.processes import EXIT_LATE
-from evenhand.runs import read_about
+from evenhand.run_folder import read_about
 from evenhand.saved_models import load_model
 from small import last_step, run, settings_file, start_ranks, wait_for
 

@@ -23,7 +23,7 @@ from evenhand.report.maps import change_classes, dot_path, draw_dots, recall_cla
 from evenhand.report.rendering import interval, join_words, percent, shorten
 from evenhand.report.run_set import make_run_set
 from evenhand.report.verdict import compare, reach_verdict
-from evenhand.runs import RunResult
+from evenhand.run_folder import RunResult
 
 NUM_LABELS = 60
 EVIL = '<script>alert("x")</script>'

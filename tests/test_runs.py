@@ -1,5 +1,7 @@
-"""A run folder is read as it was written, and what is wrong with it is said."""
+"""A run is begun, trained, resumed and evaluated; its folder is read as it was written."""
 
+import copy
+import dataclasses
 import json
 import math
 import shutil
@@ -10,11 +12,12 @@ import torch
 from rich.console import Console
 
 import small
+from evenhand import runs
+from evenhand.build import build_model, build_training
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
-from evenhand.pipeline import evaluate_run
-from evenhand.runs import (
+from evenhand.run_folder import (
     about_run,
     check_trained_on,
     load_result,
@@ -22,15 +25,29 @@ from evenhand.runs import (
     read_metrics,
     save_result,
 )
-from evenhand.training_run import begin_run, train_run
+from evenhand.runs import (
+    begin_run,
+    evaluate_model,
+    evaluate_run,
+    open_data,
+    resumable_config,
+    train_run,
+)
+from evenhand.saved_models import load_model, run_config, save_model
 
-CPU = torch.device("cpu")
-QUIET = Console(quiet=True)
+CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    return save_dataset(small.text_dataset(), tmp_path_factory.mktemp("runs") / "data")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "data"
+    save_dataset(small.text_dataset(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(data_dir):
+    return open_data(small.config(data_dir).data, QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -44,65 +61,172 @@ def trained(tmp_path_factory, dataset):
 
 
 @pytest.fixture
-def copy(trained, tmp_path):
+def folder(trained, tmp_path):
+    """A copy that may be spoilt."""
     return shutil.copytree(trained[0], tmp_path / "copy")
 
 
-def as_text(scores):
-    """Scores in a form in which NaN equals NaN."""
-    return [repr(score) for score in scores]
+# --- begun and resumed ----------------------------------------------------------------------------
+
+
+def test_a_run_begins_as_a_whole_or_not_at_all(dataset, tmp_path, monkeypatch):
+    config, run = small.config("unused"), tmp_path / "a/run"
+    begin_run(run, config, dataset, device=CPU)
+    assert sorted(path.name for path in run.iterdir()) == ["config.toml", "run.json"]
+    with pytest.raises(UserError, match="exists already"):
+        begin_run(run, config, dataset, device=CPU)
+
+    def broken(*arguments):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(runs, "about_run", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        begin_run(tmp_path / "b/run", config, dataset, device=CPU)
+    assert not list((tmp_path / "b").iterdir())
+    assert run_config(run) == resumable_config(run, None) == config
+    assert resumable_config(run, config, dataset) == config
+    other = small.config("unused", evaluation__cutoffs=[1, 10])
+    with pytest.raises(
+        UserError, match=r"evaluation\.cutoffs = \(1, 5, 10\), and now it is \(1, 1"
+    ):
+        resumable_config(run, other)
+
+
+def test_a_saved_model_is_loaded_to_the_bit_and_one_of_other_settings_refused(dataset, tmp_path):
+    config, run = small.config("unused"), tmp_path / "run"
+    begin_run(run, config, dataset, device=CPU)
+    with pytest.raises(UserError, match="no trained model yet"):
+        load_model(run, dataset, device=CPU)
+    model = build_training(small.config("unused", training__seed=9), dataset, CPU).training.model
+    save_model(run, model)
+    loaded = load_model(run, dataset, device=CPU)
+    for name, tensor in model.state_dict().items():
+        assert loaded.state_dict()[name].equal(tensor), name
+    assert [path.name for path in (run / "model").iterdir()] == ["weights"]
+    save_model(run, build_model(small.config("a", model__embedding_dim=9), 512, 60, is_sparse=True))
+    with pytest.raises(UserError, match="model/weights does not fit"):
+        load_model(run, dataset, device=CPU)
+
+
+def test_a_checkpoint_of_another_run_is_refused(dataset, tmp_path):
+    for name, seed in (("one", 1), ("two", 2)):
+        config = small.config("unused", training__num_steps=6, training__seed=seed)
+        begin_run(tmp_path / name, config, dataset, device=CPU)
+        train_run(tmp_path / name, config, dataset, device=CPU, console=QUIET)
+    shutil.rmtree(tmp_path / "one/checkpoints")
+    shutil.copytree(tmp_path / "two/checkpoints", tmp_path / "one/checkpoints")
+    config = run_config(tmp_path / "one")
+    with pytest.raises(UserError, match=r"step 6 is of another configuration or another data set"):
+        train_run(tmp_path / "one", config, dataset, device=CPU, console=QUIET)
+
+
+@pytest.mark.parametrize("validation", [None, "validation"])
+def test_a_run_without_validation_keeps_its_last_weights(dataset, tmp_path, validation):
+    validation = validation and dataset.parts[validation]
+    data = save_dataset(small.with_parts(dataset, validation=validation), tmp_path / "data")
+    changes = {"training__num_steps": 6, "training__evaluate_every": 0}
+    config, run = small.config(tmp_path / "data", **changes), tmp_path / "run"
+    begin_run(run, config, data, device=CPU)
+    assert train_run(run, config, data, device=CPU, console=QUIET)
+    last = build_training(config, data, CPU).training
+    last.load(runs.load_latest_checkpoint(run / "checkpoints"))
+    assert last.step == read_about(run)["best_step"] == 6
+    assert load_model(run, data, device=CPU).label_table.equal(last.model.label_table)
+
+
+def test_training_time_adds_up_over_resumptions(dataset, tmp_path, monkeypatch):
+    """With a clock of one second a glance: each stretch takes one second."""
+    config, run = small.config("unused", training__num_steps=8), tmp_path / "run"
+    begin_run(run, config, dataset, device=CPU)
+    seconds = iter(range(100))
+    monkeypatch.setattr(runs.time, "monotonic", lambda: float(next(seconds)))
+    stretch = {"device": CPU, "console": Console(quiet=True, get_time=lambda: 0.0)}
+    abouts = []
+    for should_stop in (True, False, False):
+        train_run(run, config, dataset, **stretch, should_stop_fn=lambda stop=should_stop: stop)
+        abouts.append(read_about(run))
+    assert [about["is_complete"] for about in abouts] == [False, True, True]
+    assert [about["training_seconds"] for about in abouts] == [1.0, 2.0, 2.0]
+    assert [about["milliseconds_a_step"] for about in abouts] == [1000, 142.86, 142.86]
+
+
+# --- evaluated ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most_copied", [2**28, 0])
+def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(
+    dataset, most_copied, monkeypatch
+):
+    monkeypatch.setattr("evenhand.search.searcher.MOST_COPIED", most_copied)
+    config = small.config("unused", training__precision="bfloat16")
+    model = build_training(config, dataset, CPU).training.model
+    outcome = evaluate_model(model, dataset, "test", config)
+    assert model.label_table.dtype == torch.bfloat16
+    expected = evaluate_model(copy.deepcopy(model).float(), dataset, "test", config)
+    np.testing.assert_array_equal(outcome.ranks, expected.ranks)
+
+
+def test_an_evaluation_asks_for_the_largest_cutoff_even_above_the_labels(dataset, tmp_path):
+    config = small.config("unused", evaluation__cutoffs=[2, 3])
+    model = build_model(config, 512, 60, is_sparse=True)
+    outcome = evaluate_model(model, dataset, "test", config)
+    assert (outcome.cutoffs, outcome.num_results) == ((2, 3), 3)
+    config = small.config("unused", evaluation__cutoffs=[1, 500], training__select_by="recall@500")
+    begin_run(tmp_path / "run", config, dataset, device=CPU)
+    save_model(tmp_path / "run", model)
+    scores = evaluate_run(tmp_path / "run", dataset, "test", device=CPU, console=QUIET)
+    (score,) = [s for s in scores if (s.metric, s.group) == ("recall@500", "all")]
+    assert score.value == 1.0
+
+
+# --- its folder -----------------------------------------------------------------------------------
 
 
 def test_a_result_is_read_as_it_was_written(trained):
     run, scores = trained
     result = load_result(run)
     assert (result.name, result.part_name) == ("run", "test")
-    assert as_text(result.scores) == as_text(scores)
+    assert repr(result.scores) == repr(scores)  # in which NaN equals NaN
     assert result.about["is_complete"]
     assert result.config_text == (run / "config.toml").read_text("utf-8")
     assert [row["step"] for row in result.metrics] == [5, 10, 10]
     assert len(result.outcome.retrieved_ids) == small.SIZES["test"]
 
 
-def test_scores_without_a_value_stay_without(trained, copy):
-    outcome = load_result(copy).outcome
+def test_scores_without_a_value_stay_without(folder):
     nothing = Score("recall@1", "style", "worst 3", *[math.nan] * 3, 0, False, ("a", "b"))
-    save_result(copy, "test", outcome, [nothing])
-    assert "NaN" not in (copy / "evaluation/test/scores.json").read_text("utf-8")
-    (score,) = load_result(copy).scores
+    save_result(folder, "test", load_result(folder).outcome, [nothing])
+    assert "NaN" not in (folder / "evaluation/test/scores.json").read_text("utf-8")
+    (score,) = load_result(folder).scores
     assert repr(score) == repr(nothing)
-    assert isinstance(score.members, tuple)
 
 
-def test_the_name_of_a_run_does_not_depend_on_how_its_folder_is_written(copy, monkeypatch):
-    monkeypatch.chdir(copy)
-    assert load_result(copy / "model" / "..").name == "copy"
+def test_the_name_of_a_run_does_not_depend_on_how_its_folder_is_written(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert load_result(folder / "model" / "..").name == "copy"
     assert load_result(small.Path(".")).name == "copy"
 
 
-def test_what_is_missing_is_said(copy, tmp_path):
+def test_what_is_missing_is_said(folder, tmp_path):
     with pytest.raises(UserError, match=r"is not a run folder: it holds no run\.json"):
         load_result(tmp_path)
     with pytest.raises(UserError, match="evaluated on the train part; run: evenhand evaluate"):
-        load_result(copy, "train")
-    (copy / "config.toml").unlink()
+        load_result(folder, "train")
+    (folder / "config.toml").unlink()
     with pytest.raises(UserError, match=r"config\.toml does not exist"):
-        load_result(copy)
+        load_result(folder)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"dataset": 3}', "3", "{"])
-def test_a_run_json_that_does_not_say_what_was_trained_on_is_damaged(copy, dataset, text):
-    (copy / "run.json").write_text(text)
-    for reader in (read_about, load_result, lambda run: check_trained_on(run, dataset)):
-        with pytest.raises(UserError, match=r"run\.json is damaged"):
-            reader(copy)
-
-
-@pytest.mark.parametrize("text", ["3", "[3]", "[{}]", '[{"value": 1}]', '{"a": 1}', "["])
-def test_scores_that_are_no_scores_are_damaged(copy, text):
-    (copy / "evaluation/test/scores.json").write_text(text)
-    with pytest.raises(UserError, match=r"scores\.json is damaged"):
-        load_result(copy)
+@pytest.mark.parametrize("name", ["run.json", "evaluation/test/scores.json"])
+@pytest.mark.parametrize("text", ["[3]", "{}", '{"dataset": 3}', '[{"value": 1}]', "3", "{"])
+def test_json_that_is_not_what_was_written_is_damaged(folder, dataset, name, text):
+    (folder / name).write_text(text)
+    readers = [load_result]
+    if name == "run.json":
+        readers += [read_about, lambda run: check_trained_on(run, dataset)]
+    for reader in readers:
+        with pytest.raises(UserError, match=rf"{name.split('/')[-1]} is damaged"):
+            reader(folder)
 
 
 def test_a_last_line_cut_short_is_left_out_and_one_before_is_damage(tmp_path):
@@ -110,44 +234,56 @@ def test_a_last_line_cut_short_is_left_out_and_one_before_is_damage(tmp_path):
     assert read_metrics(path) == []
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
-    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: is damaged"):
-        read_metrics(path)
-    path.write_bytes(b"\xff\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-        read_metrics(path)
+    for data, words in ((b'{"step": 1}\n{"st\n{"step": 3}\n', ", line 2:"), (b"\xff\n", "")):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=rf"metrics\.jsonl{words} is damaged"):
+            read_metrics(path)
 
 
-def test_another_data_set_is_refused_by_its_fingerprint(copy, dataset, tmp_path):
-    check_trained_on(copy, dataset)
+def test_another_data_set_is_refused_by_its_fingerprint_and_a_moved_one_is_not(
+    folder, dataset, tmp_path
+):
+    check_trained_on(folder, dataset)
+    check_trained_on(folder, save_dataset(small.text_dataset(name="moved"), tmp_path / "moved"))
     other = save_dataset(small.text_dataset(seed=1), tmp_path / "other")
     with pytest.raises(UserError) as caught:
-        check_trained_on(copy, other)
+        check_trained_on(folder, other)
     assert dataset.fingerprint[:12] in str(caught.value)
     assert other.fingerprint[:12] in str(caught.value)
 
 
-def test_the_same_data_elsewhere_and_under_another_name_is_the_same(copy, tmp_path):
-    check_trained_on(copy, save_dataset(small.text_dataset(name="moved"), tmp_path / "moved"))
-
-
 def test_what_is_said_of_a_run_can_be_written_and_read(dataset, tmp_path, monkeypatch):
+    def absent(*arguments, **options):
+        raise FileNotFoundError("git")
+
     monkeypatch.setattr("sys.argv", ["/bin/evenhand", "train", "--run", "a b"])
+    monkeypatch.setattr("subprocess.run", absent)
     config = small.config("unused", training__seed=5, mining__method="snm")
     about = about_run(tmp_path / "a b", config, dataset, CPU)
     assert json.loads(json.dumps(about)) == about
     assert about["command"] == "evenhand train --run 'a b'"
     assert (about["name"], about["method"], about["seed"]) == ("a b", "snm", 5)
     assert about["is_complete"] is False
+    assert about["commit"] is None
     assert about["versions"]["torch"] == torch.__version__
     assert about["versions"]["numpy"] == np.__version__
     assert about["dataset"]["fingerprint"] == dataset.fingerprint
 
 
-def test_without_git_there_is_no_commit(dataset, tmp_path, monkeypatch):
-    def absent(*arguments, **options):
-        raise FileNotFoundError("git")
+# --- data ---------------------------------------------------------------------------------------
 
-    monkeypatch.setattr("subprocess.run", absent)
-    about = about_run(tmp_path, small.config("unused"), dataset, CPU)
-    assert about["commit"] is None
+
+def test_places_are_prepared_once(tmp_path, monkeypatch):
+    calls = []
+
+    def load(**settings):
+        calls.append(settings)
+        return small.text_dataset()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "load_places", load)
+    config = dataclasses.replace(small.config("places").data, num_buckets=512)
+    first, second = open_data(config, QUIET), open_data(config, QUIET)
+    assert calls == [{"min_population": 15000, "num_buckets": 512}]
+    assert first.fingerprint == second.fingerprint
+    assert (tmp_path / "datasets/places-15000-512/dataset.json").is_file()

@@ -15,9 +15,8 @@ from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.models.encoders import RowRange
-from evenhand.pipeline import evaluate_run
+from evenhand.runs import begin_run, evaluate_run, is_trained
 from evenhand.saved_models import load_model, save_model, split_names, weights_folder
-from evenhand.training_run import begin_run, is_trained
 from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, text_dataset
 from split import TABLES, rank_model

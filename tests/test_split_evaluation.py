@@ -10,7 +10,7 @@ from evenhand.build import build_model
 from evenhand.data import Rows
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
-from evenhand.pipeline import evaluate_model
+from evenhand.runs import evaluate_model
 from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, text_dataset, with_parts
 from split import rank_model
@@ -21,6 +21,7 @@ CASES = {
     "scaled": {"model__scale": 7.5, **SOFTMAX},
     "dot with a bias": {"model__similarity": "dot", "model__label_bias": True, **SOFTMAX},
     "less for frequent ones": {"search__frequency_discount": 0.03},
+    "bfloat16": {},
 }
 SLACK = {"retrieved_scores": 1e-5, "scores": 1e-5}  # an outcome keeps float32
 
@@ -91,6 +92,9 @@ def evaluated_by(num_ranks, model, dataset, settings, **how):
 def test_the_outcome_is_that_of_one_process(kind, case, num_ranks):
     dataset, settings = DATASETS[kind](), config("none", **CASES[case])
     model, told = some_model(settings, dataset), []
+    if case == "bfloat16":
+        for table in (model.label_table, model.encoder.weight):
+            table.data = table.data.bfloat16()
     expected = evaluate_model(model, dataset, "validation", settings)
     outcomes = evaluated_by(
         num_ranks, model, dataset, settings, progress_fn=lambda *done: told.append(done)

@@ -34,35 +34,39 @@ def answers_of(num_ranks, vectors, bias, ask_fn):
     ("num_labels", "num_results"),
     [(300, 10), (300, 299), (20, 50), (5, 3), (1, 1)],
 )
-def test_ids_scores_and_ties_are_those_of_one_index(num_ranks, dtype, num_labels, num_results):
+@pytest.mark.parametrize("num_queries", [1, 23])  # fewer than ranks, and more
+def test_search_and_scores_and_ties_are_those_of_one_index(
+    num_ranks, dtype, num_labels, num_results, num_queries
+):
     vectors, queries = (
-        whole_numbers(num_labels, 4).to(dtype),
-        whole_numbers(23, 4, seed=1).to(dtype),
+        whole_numbers(count, 4, seed=count).to(dtype) for count in (num_labels, num_queries)
     )
     bias = whole_numbers(num_labels, seed=2).to(dtype)
+    generator = torch.Generator().manual_seed(3)
+    chosen = torch.randint(-1, num_labels, (num_queries, 6), generator=generator)
     for label_bias in (None, bias):
-        expected = ExactIndex(vectors, label_bias=label_bias).search(queries, num_results)
-        found = answers_of(
-            num_ranks, vectors, label_bias, lambda index: index.search(queries, num_results)
-        )
-        for ids, scores in found:
-            assert torch.equal(ids, expected.label_ids)
-            assert torch.equal(scores, expected.scores)
-            assert scores.dtype == dtype
+        whole = ExactIndex(vectors, label_bias=label_bias)
+
+        def ask(index):
+            return *index.search(queries, num_results), index.scores_of(queries, chosen)
+
+        for answer in answers_of(num_ranks, vectors, label_bias, ask):
+            for found, expected in zip(answer, ask(whole), strict=True):
+                assert torch.equal(found, expected)
+                assert found.dtype == expected.dtype
 
 
-@pytest.mark.parametrize("num_ranks", NUM_RANKS)
-@pytest.mark.parametrize("num_labels", [300, 5, 1])
-def test_scores_of_chosen_labels_are_those_of_one_index(num_ranks, num_labels):
-    vectors, queries = whole_numbers(num_labels, 4), whole_numbers(23, 4, seed=1)
-    bias = whole_numbers(num_labels, seed=2)
-    chosen = torch.randint(-1, num_labels, (23, 6), generator=torch.Generator().manual_seed(3))
-    for label_bias in (None, bias):
-        expected = ExactIndex(vectors, label_bias=label_bias).scores_of(queries, chosen)
-        for scores in answers_of(
-            num_ranks, vectors, label_bias, lambda index: index.scores_of(queries, chosen)
-        ):
-            assert torch.equal(scores, expected)
+def test_scores_that_are_not_finite_stand_where_they_do_in_one_index():
+    queries = torch.tensor([[1.0, 0.0]])
+    rows = [1.0, -torch.inf, torch.nan, 2.0, -torch.inf, torch.inf, 0.0]
+    vectors = torch.tensor([[row, 1.0] for row in rows])
+    for num_results in (2, 4, 7):
+        expected = ExactIndex(vectors).search(queries, num_results)
+        for num_ranks in NUM_RANKS:
+            found = answers_of(
+                num_ranks, vectors, None, lambda index, n=num_results: index.search(queries, n)
+            )
+            assert torch.equal(found[0].label_ids, expected.label_ids)
 
 
 def test_what_a_rank_sends_does_not_grow_with_labels_and_hardly_with_ranks():

@@ -249,7 +249,7 @@ def test_a_complete_search_resumed_trains_nothing_and_says_the_same(home):
     folder = home / "complete"
     shutil.copytree(home / "whole", folder)
     (folder / "best.toml").unlink()
-    disturb = ["evenhand.training_run.train", 1, "kill"]
+    disturb = ["evenhand.runs.train", 1, "kill"]
     answer = run(home, "tune", "--resume", "--run", folder, disturb=disturb)
     assert answer.code == 0, answer.err
     assert fruits(folder) == fruits(home / "whole")

@@ -2,7 +2,7 @@
 
     python benchmarks/scale/million_worker.py PHASE FOLDER
 
-It trains by `training_run.train_run`, as `evenhand train` does. Around it are clocks, and a digest
+It trains by `runs.train_run`, as `evenhand train` does. Around it are clocks, and a digest
 of all that was trained, taken from the device when the model is about to be saved.
 """
 
@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from evenhand import pipeline, training_run
+from evenhand import runs
 from evenhand.config import build_config, read_settings
 from evenhand.data import open_dataset
 from evenhand.training.loop import Training
@@ -138,7 +138,7 @@ def train(phase: str, home: Path, about: dict[str, Any]) -> None:
         kill_at=about["kill_at"] if is_killed else 0,
         checkpoint_every=about["checkpoint_every"] if is_killed else 0,
     )
-    save_model = training_run.save_model
+    save_model = runs.save_model
 
     def save(folder: Path, model: Any, **options: Any) -> None:
         assert watch.training is not None
@@ -148,19 +148,19 @@ def train(phase: str, home: Path, about: dict[str, Any]) -> None:
 
     names = {"build": "build_training", "read the checkpoint": "load_latest_checkpoint"}
     for words, name in names.items():
-        setattr(training_run, name, watch.timed(words, getattr(training_run, name)))
-    training_run.build_training = watch.built(training_run.build_training)
-    training_run.save_model = save  # type: ignore[assignment]
+        setattr(runs, name, watch.timed(words, getattr(runs, name)))
+    runs.build_training = watch.built(runs.build_training)
+    runs.save_model = save  # type: ignore[assignment]
     Training.load = watch.timed("load the checkpoint", Training.load)  # type: ignore[method-assign]
 
     device = torch.device(about["device"])
     dataset = watch.timed("open the data", open_dataset)(home / "data")
     if phase == "resume":
-        config = training_run.resumable_config(folder, None, dataset)
+        config = runs.resumable_config(folder, None, dataset)
     else:
         config = build_config(read_settings(home / f"{folder.name}.toml"))
-        training_run.begin_run(folder, config, dataset, device=device)
-    is_complete = training_run.train_run(
+        runs.begin_run(folder, config, dataset, device=device)
+    is_complete = runs.train_run(
         folder,
         config,
         dataset,
@@ -176,16 +176,16 @@ def train(phase: str, home: Path, about: dict[str, Any]) -> None:
 def evaluate(home: Path, about: dict[str, Any]) -> None:
     folder = home / "run"
     watch = Watch(folder)
-    load_model = watch.timed("read the weights", pipeline.load_model)
+    load_model = watch.timed("read the weights", runs.load_model)
 
     def load(*arguments: Any, **options: Any) -> Any:
         model = load_model(*arguments, **options)
         watch.digests = {name: digest(tensor) for name, tensor in model.state_dict().items()}
         return model
 
-    pipeline.load_model = load
+    runs.load_model = load
     dataset = open_dataset(home / "data")
-    run = watch.timed("evaluate", pipeline.evaluate_run)
+    run = watch.timed("evaluate", runs.evaluate_run)
     scores = run(folder, dataset, "test", device=torch.device(about["device"]), console=Console())
     watch.write("evaluate")
     path = home / "evaluate.json"

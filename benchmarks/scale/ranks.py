@@ -49,7 +49,7 @@ from evenhand.config import Config, build_config
 from evenhand.data.dataset import Dataset, Rows
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.files import read_json, write_json
-from evenhand.pipeline import open_data
+from evenhand.runs import open_data
 from evenhand.training import rank_step as rank_step_module
 from evenhand.training.rank_step import RankStep
 from evenhand.training.step import Step

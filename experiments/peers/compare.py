@@ -27,15 +27,15 @@ import scipy.sparse
 import torch
 from rich.console import Console
 
-from evenhand.averaging import averaged_model
+from evenhand.averaging import average_models
 from evenhand.build import build_training
 from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weight_features
 from evenhand.files import read_json, write_json
 from evenhand.models.encoders import features_of
-from evenhand.pipeline import label_index
-from evenhand.ranking import fitted_ranker
+from evenhand.runs import mine_and_fit_ranker
+from evenhand.search import label_index
 from evenhand.training.checkpoint import Keeper
 from evenhand.training.loop import train
 from experiments.peers.score_mixtures import (
@@ -326,16 +326,16 @@ class Bench:
             self.judges[side] = Judge(dataset, ASKED[side])
         trained = [self.trained_model(settings, side, seed) for seed in seeds]
         models = [model for model, _ in trained]
-        model = averaged_model(models) if len(models) > 1 else models[0]
+        model = average_models(models) if len(models) > 1 else models[0]
         config = build_config(settings)
         began = time.perf_counter()
-        ranker = fitted_ranker(model, dataset, config, console=Console(quiet=True))
+        ranker = mine_and_fit_ranker(model, dataset, config, console=Console(quiet=True))
         ranker_seconds = time.perf_counter() - began if ranker is not None else 0.0
         began = time.perf_counter()
         part = dataset.parts[ASKED[side]]
         row_ids = np.arange(len(part))
         queries = model.query_vectors(features_of(part, row_ids, device=torch.device("cpu")))
-        index = label_index(model, dataset, config)  # the settings have no handicap
+        index = label_index(model)  # the settings have no handicap
         num_candidates = NUM_CANDIDATES
         if dataset.num_labels <= MOST_LABELS_OF_OVR:
             num_candidates = dataset.num_labels

@@ -17,8 +17,7 @@ from torch import Tensor
 from evenhand.data.dataset import pad_rows
 from evenhand.data.groups import frequency_groups_by_labels, frequency_groups_by_pairs
 from evenhand.metrics import pair_ranks
-from evenhand.search import ExactIndex, NeighbourIndex
-from evenhand.search.neighbours import lookup, neighbour_votes
+from evenhand.search.neighbours import Neighbours, Votes, count_votes
 
 CUTOFFS = (5, 10, 25, 50)
 GROUPINGS = {"labels": frequency_groups_by_labels, "pairs": frequency_groups_by_pairs}
@@ -64,16 +63,14 @@ class Judge:
 
     def __init__(self, dataset, part_name):
         train, part = dataset.parts["train"], dataset.parts[part_name]
-        index = NeighbourIndex(
-            ExactIndex(torch.empty(0, 1)),  # neighbours alone are asked for
+        neighbours = Neighbours(
             train.features,
             train.positives,
             num_features=dataset.num_features,
             num_neighbours=max(NEIGHBOURS),
-            weight=1.0,
             power=1.0,
         )
-        self.neighbours, self.similarities = index.neighbours(part.features)
+        self.neighbours, self.similarities = neighbours.nearest(part.features)
         self._votes = {}
         self.train_positives, self.positives = train.positives, part.positives
         self.counts = dataset.label_counts()
@@ -85,7 +82,7 @@ class Judge:
         key, first = (num_neighbours, power), slice(num_neighbours)
         if key not in self._votes:
             near = self.neighbours[:, first], self.similarities[:, first]
-            self._votes[key] = neighbour_votes(*near, self.train_positives, power=power)
+            self._votes[key] = count_votes(*near, self.train_positives, power=power)
         return self._votes[key]
 
     def most_voted(self):
@@ -151,7 +148,7 @@ class Mixer:
     def votes(self, num_neighbours, power):
         key = num_neighbours, power
         if key not in self._votes:
-            self._votes[key] = lookup(self.scored.label_ids, *self.judge.votes(*key))
+            self._votes[key] = self.judge.votes(*key).of(self.scored.label_ids)
         return self._votes[key]  # (Q, C)
 
     def best(self, weights, *, may_take_logs):
@@ -217,7 +214,7 @@ def spread(scores):
 
 def with_labels(ids, more):
     """Candidates and the labels of `more`, -1 for those that are among them: (Q, C + M)."""
-    is_known = lookup(more, ids, torch.ones(ids.shape)) > 0
+    is_known = Votes(ids, torch.ones(ids.shape)).of(more) > 0
     return torch.cat([ids, more.masked_fill(is_known, -1)], dim=1)
 
 

@@ -9,7 +9,7 @@ import torch
 
 import evenhand
 from evenhand.data.dataset import Dataset, Part, Rows
-from evenhand.search import ExactIndex, NeighbourIndex, RankedIndex
+from evenhand.search import ExactIndex, HybridIndex, Neighbours
 from evenhand.search.ranker import fit_ranker
 from experiments.peers import compare, score_mixtures
 
@@ -59,12 +59,14 @@ def test_a_mixture_is_what_the_search_of_a_model_finds(monkeypatch):
     ranker = fit_ranker(train.features, train.positives, every, num_features=9, num_labels=30)
     mixture = score_mixtures.Mixture(20, 2.0, 3.0, 0.4, 1.5)
     discounts = 0.4 * torch.log1p(torch.from_numpy(dataset.label_counts()).float())
-    voted = NeighbourIndex(
-        ExactIndex(table, label_bias=-discounts), train.features, train.positives,
-        num_features=9, num_neighbours=20, weight=3.0, power=2.0,
+    neighbours = Neighbours(
+        train.features, train.positives, num_features=9, num_neighbours=20, power=2.0
+    )
+    index = HybridIndex(
+        ExactIndex(table, label_bias=-discounts), neighbours=neighbours, vote_weight=3.0,
+        ranker=ranker, ranker_weight=1.5, num_candidates=12,
     )  # fmt: skip
-    index = RankedIndex(voted, ranker, weight=1.5, num_candidates=12)
-    wanted = index.search(index.asked(vectors, part.features), 10)
+    wanted = index.search(index.prepare(vectors, part.features), 10)
 
     judge = score_mixtures.Judge(dataset, "test")
     exact = ExactIndex(table)

@@ -20,12 +20,14 @@ from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
-from evenhand.ranking import fitted_ranker, save_ranker
-from evenhand.runs import about_run, read_about
+from evenhand.run_folder import about_run, read_about
+from evenhand.runs import mine_and_fit_ranker, query_data_of, query_data_path, ranker_path
 from evenhand.saved_models import load_model, run_config, save_model
+from evenhand.search.query_data import save_query_data
+from evenhand.search.ranker import save_ranker
 
 
-def averaged_model(models: Sequence[Retriever]) -> Retriever:
+def average_models(models: Sequence[Retriever]) -> Retriever:
     """One model whose scores are the mean of the models' scores."""
     first = models[0]
     encoders = [model.encoder for model in models if isinstance(model.encoder, BagEncoder)]
@@ -67,13 +69,13 @@ def average_runs(
     configs = [run_config(folder) for folder in folders]
     _check_alike(folders, configs)
     device = torch.device("cpu")
-    whole = averaged_model([load_model(folder, dataset, device=device) for folder in folders])
+    whole = average_models([load_model(folder, dataset, device=device) for folder in folders])
     config = dataclasses.replace(
         configs[0],
         model=dataclasses.replace(configs[0].model, embedding_dim=whole.label_table.shape[1]),
     )
     began = time.monotonic()
-    ranker = fitted_ranker(whole, dataset, config, console=console)
+    ranker = mine_and_fit_ranker(whole, dataset, config, console=console)
     abouts = [read_about(folder) for folder in folders]
     about = {
         **about_run(out, config, dataset, device),
@@ -89,8 +91,9 @@ def average_runs(
         write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
         write_json(staging / "run.json", about)
         save_model(staging, whole)
+        save_query_data(query_data_path(staging), query_data_of(dataset, config))
         if ranker is not None:
-            save_ranker(staging, ranker)
+            save_ranker(ranker_path(staging), ranker)
     return config
 
 

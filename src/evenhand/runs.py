@@ -1,217 +1,644 @@
-"""A run folder: everything a training run leaves, and everything needed to repeat it.
+"""Runs: open their data, begin, train, resume, search and evaluate them.
 
-config.toml        every setting, resolved; `evenhand train config.toml` repeats the run
-run.json           what was run where: data set, versions, commit, device, time
-metrics.jsonl      a line a logged step or validation; the same bytes whenever repeated
-checkpoints/       where `--resume` continues (the files of each: evenhand/store.py)
-model/             the chosen weights, in the same format, and the ranker, where there is one
-evaluation/<part>/ what happened to every pair, and the scores by subpopulation; slices.json, once
-                   `evenhand slices` has looked for those that are failed
-report.html
+See `run_folder` for what a run folder holds.
 """
 
+import copy
 import dataclasses
-import platform
 import shlex
-import subprocess
-import sys
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 
-from evenhand.config import Config
-from evenhand.data.dataset import Dataset
-from evenhand.errors import UserError
-from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
-from evenhand.files import parse_json, read_json, read_text, write_json
-from evenhand.version import __version__
+from evenhand.build import (
+    build_training,
+    check_against_data,
+    check_all_ids,
+    check_neighbours,
+    check_ranker,
+    table_dtype,
+)
+from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
+from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
+from evenhand.data.weighting import inverse_frequencies, weight_features
+from evenhand.distributed.evaluation import evaluate_split
+from evenhand.distributed.ranks import ProcessRanks, Ranks
+from evenhand.distributed.shards import Shards
+from evenhand.errors import StoppedError, UserError
+from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_value
+from evenhand.evaluation.groups import BUILT_IN
+from evenhand.files import atomic_folder, write_json, write_text
+from evenhand.models.encoders import chosen_features, features_of
+from evenhand.models.retriever import Retriever
+from evenhand.progress import count_bar, step_bar
+from evenhand.run_folder import about_run, check_trained_on, read_about, save_result
+from evenhand.saved_models import has_model, load_model, run_config, save_model
+from evenhand.search import (
+    ExactIndex,
+    HybridIndex,
+    LinearRanker,
+    Neighbours,
+    QueryData,
+    Searcher,
+    label_index,
+)
+from evenhand.search.query_data import load_query_data, save_query_data
+from evenhand.search.ranker import fit_ranker, hardest_labels, load_ranker, save_ranker
+from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
+from evenhand.training.loop import train
+from evenhand.training.metrics_file import last_logged_step, rewind_metrics
+from evenhand.training.state import Training
+from evenhand.training.step import ChosenStep
 
-SECONDS = ("training_seconds", "ranker_seconds")
-MAX_SECONDS = 1e10  # three centuries
+# --- data -----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class RunResult:
-    """One evaluated run, as the report and the comparison read it."""
+def open_data(config: DataConfig, console: Console, *, folder: Path | None = None) -> Dataset:
+    """The data set of a config; `places` is prepared the first time it is asked for.
 
-    name: str
-    about: dict[str, Any]  # run.json
-    config_text: str
-    metrics: list[dict[str, Any]]
-    part_name: str
-    scores: list[Score]
-    outcome: Outcome
+    Args:
+        folder: where it lies, if not where the config says; nothing is prepared there.
+    """
+    is_own = folder is None and config.dataset == "places"
+    folder = config.folder if folder is None else folder
+    if is_own and not folder.exists():
+        with console.status(f"preparing {folder} (once)"):
+            dataset = load_places(
+                min_population=config.min_population, num_buckets=config.num_buckets
+            )
+            save_dataset(dataset, folder)
+    dataset = open_dataset(folder)
+    check_all_ids(dataset)
+    return weight_features(dataset, config.weighting)
 
 
-def save_result(folder: Path, part_name: str, outcome: Outcome, scores: list[Score]) -> None:
-    place = folder / "evaluation" / part_name
-    try:
-        save_outcome(outcome, place)
-    except OSError as error:
+def open_run_data(run: Path, console: Console, *, data: str | Path | None = None) -> Dataset:
+    """The data set of a run: where its settings say, or else where it lay when it was trained.
+
+    Args:
+        data: the folder that --data names; no other is then looked at.
+    """
+    config = run_config(run).data
+    if data is not None:
+        return open_data(config, console, folder=Path(data))
+    recorded = read_about(run)["dataset"].get("folder")
+    places = [config.folder.absolute()]
+    if isinstance(recorded, str) and Path(recorded) not in places:
+        places.append(Path(recorded))
+    found = next((place for place in places if (place / "dataset.json").exists()), None)
+    if found is None and config.dataset != "places":
         raise UserError(
-            f"{place / 'outcome.npz'} could not be written ({error.strerror or error}); what stood "
-            f"there before is untouched"
-        ) from error
-    write_json(place / "scores.json", [dataclasses.asdict(score) for score in scores])
-
-
-def load_result(folder: Path, part_name: str = "test") -> RunResult:
-    """Opens an evaluated run."""
-    place = folder / "evaluation" / part_name
-    about = read_about(folder)
-    if not (place / "scores.json").exists():
-        raise UserError(
-            f"{folder} has not been evaluated on the {part_name} part; "
-            f"run: evenhand evaluate {folder} --part {part_name}"
+            f"the data set of {run} is not there: no dataset.json in "
+            f"{' nor in '.join(map(str, places))}; name its folder with --data"
         )
-    return RunResult(
-        name=folder.resolve().name,
-        about=about,
-        config_text=_read_text(folder / "config.toml"),
-        metrics=read_metrics(folder / "metrics.jsonl"),
-        part_name=part_name,
-        scores=_read_scores(place / "scores.json"),
-        outcome=load_outcome(place),
+    return open_data(config, console, folder=None if found == places[0] else found)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def begin_run(folder: Path, config: Config, dataset: Dataset, *, device: torch.device) -> None:
+    """Makes a new run folder that says what will be run; an existing one is never touched.
+
+    Settings that the data cannot meet are refused first, and a folder is made whole or not at all.
+    """
+    if folder.exists() or folder.is_symlink():  # a link may lead nowhere, or to itself
+        raise UserError(
+            f"{folder} exists already; choose another --run folder, continue it with --resume, or "
+            f"remove it first"
+        )
+    check_against_data(config, dataset)
+    command = f"evenhand train {shlex.quote(str(folder / 'config.toml'))}"
+    with atomic_folder(folder) as staging:
+        write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
+        write_json(staging / "run.json", about_run(folder, config, dataset, device))
+
+
+def resumable_config(folder: Path, config: Config | None, dataset: Dataset | None = None) -> Config:
+    """The config of a run that is to go on; another config or data set is refused."""
+    if not (folder / "config.toml").exists():
+        raise UserError(f"{folder} cannot be resumed: it holds no config.toml")
+    saved = build_config(read_settings(folder / "config.toml"))
+    if config is not None and config != saved:
+        ours, theirs = dataclasses.asdict(config), dataclasses.asdict(saved)
+        name, ours_value, theirs_value = next(
+            (f"{section}.{key}", ours[section][key], value)
+            for section, values in theirs.items()
+            for key, value in values.items()
+            if ours[section][key] != value
+        )
+        raise UserError(
+            f"{folder} was begun with {name} = {theirs_value!r}, and now it is {ours_value!r}; "
+            f"resume it with its own settings (evenhand train --resume --run {folder}) or choose "
+            f"another --run folder"
+        )
+    if dataset is not None:
+        check_trained_on(folder, dataset)
+    return saved
+
+
+def train_run(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    console: Console,
+    title: str = "training",
+    should_stop_fn: Callable[[], bool] = lambda: False,
+    ranks: ProcessRanks | None = None,
+) -> bool:
+    """Trains into a run folder, from its newest checkpoint where there is one, then fits a ranker.
+
+    Args:
+        ranks: those that train together, each in this function.
+
+    Returns:
+        Whether all is complete; if not, it was asked to stop and can be resumed.
+    """
+    wants_ranker = config.ranker.num_mined_labels > 0
+    if (ranks is None or ranks.rank == 0) and not query_data_path(folder).exists():
+        save_query_data(query_data_path(folder), query_data_of(dataset, config))
+    if not (wants_ranker and is_trained(folder)):
+        ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
+        is_complete = _train_model(
+            folder,
+            config,
+            dataset,
+            device=device,
+            console=console,
+            title=title,
+            should_stop_fn=should_stop_fn,
+            ranks=ranks,
+        )
+        if not is_complete or not wants_ranker:
+            return is_complete
+    return _add_ranker(
+        folder, config, dataset, device=device, console=console, should_stop_fn=should_stop_fn
     )
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line cut short by a crash is left out."""
-    if not path.exists():
-        return []
-    rows = []
-    *lines, _ = _read_text(path).split("\n")  # other ends of lines may be part of a text
-    for number, line in enumerate(lines, start=1):
+def is_trained(folder: Path) -> bool:
+    """Whether the model is complete, and only the ranker may be missing."""
+    return "best_step" in read_about(folder) and has_model(folder)
+
+
+def _train_model(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    console: Console,
+    title: str,
+    should_stop_fn: Callable[[], bool],
+    ranks: ProcessRanks | None,
+) -> bool:
+    built = build_training(config, dataset, device, ranks=ranks)
+    training, is_first = built.training, ranks is None or ranks.rank == 0
+    warnings = _load_checkpoint(folder, training, ranks)
+    metrics_path = folder / "metrics.jsonl" if is_first else None
+    chosen = built.choose_step(should_stop_fn)
+    if metrics_path is not None:
+        _note_start(folder, chosen, step=training.step, warnings=warnings)
+        rewind_metrics(metrics_path, step=training.step)
+    for warning in warnings:
+        console.print(f"evenhand: {warning}", markup=False)
+    console.print(chosen.describe(), markup=False)
+    has_validation = "validation" in dataset.parts and built.plan.evaluate_every > 0
+    began, began_at = time.monotonic(), training.step
+    keeper = Keeper(
+        folder / "checkpoints",
+        keep_last=config.training.keep_last,
+        keep_best=config.training.keep_best,
+        is_async=config.training.async_checkpoints,
+        group=ranks,
+    )
+
+    def validate() -> tuple[float, dict[str, float]]:
+        value, figures = _validate(training.model, config, dataset, ranks)
+        if value > training.best_value:
+            save_model(folder, training.model, ranks=ranks)
+        return value, figures
+
+    with (
+        step_bar(console, title, total=built.plan.num_steps, done=training.step) as advance,
+        keeper,
+    ):
+        is_complete = train(
+            training,
+            built.plan,
+            chosen.step,
+            metrics_path=metrics_path,
+            keeper=keeper,
+            validate_fn=validate if has_validation else None,
+            progress_fn=advance,
+            should_stop_fn=chosen.should_stop_fn,
+            ranks=ranks,
+        )
+    if is_complete and not has_validation:
+        save_model(folder, training.model, ranks=ranks)
+    if is_first:
+        _note_end(
+            folder,
+            training,
+            is_complete=is_complete,
+            wants_ranker=config.ranker.num_mined_labels > 0,
+            seconds=time.monotonic() - began,
+            num_steps=training.step - began_at,
+            ranks=ranks,
+        )
+    return is_complete
+
+
+def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | None) -> list[str]:
+    """Continues from the newest sound checkpoint, if any; sentences on those that are not."""
+    warnings: list[str] = []
+    checkpoint = load_latest_checkpoint(
+        folder / "checkpoints",
+        training.checkpoint(),
+        group=ranks,
+        check_fn=training.check_belongs,
+        warn_fn=warnings.append,
+    )
+    if checkpoint is not None:
         try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: is damaged ({error})") from error
-        if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise UserError(f"{path}, line {number}: is damaged (it does not name its step)")
-        rows.append(row)
-    return rows
+            training.load(checkpoint)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"the newest of {folder / 'checkpoints'} is damaged, or of another version "
+                f"({type(error).__name__}: {error}); remove it, and --resume will begin anew"
+            ) from error
+    return warnings
 
 
-def read_about(folder: Path) -> dict[str, Any]:
-    """run.json, with what every reader of it needs."""
-    path = folder / "run.json"
-    if not path.exists():
-        raise UserError(f"{folder} is not a run folder: it holds no run.json")
-    about = read_json(path)
-    if not isinstance(about, dict) or not isinstance(about.get("dataset"), dict):
-        raise UserError(f"{path} is damaged (it does not say what was trained on)")
-    for name in SECONDS:
-        seconds = about.get(name, 0.0)
-        if not isinstance(seconds, int | float) or not 0 <= seconds < MAX_SECONDS:
-            raise UserError(f"{path} is damaged ({name} is {str(seconds)[:40]})")
-    return about
+def _note_start(folder: Path, chosen: ChosenStep, *, step: int, warnings: Sequence[str]) -> None:
+    """Notes in run.json that it runs, by which step, and what an end without warning cost."""
+    about = read_about(folder)
+    if about.get("is_running") or warnings:
+        lost = max(0, last_logged_step(folder / "metrics.jsonl") - step)
+        interruption = {
+            "resumed_at_step": step,
+            "lost_steps": lost,  # by what was logged; they are trained once more
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "damaged_checkpoints": list(warnings),
+        }
+        before = about.get("interruptions")
+        about["interruptions"] = [*(before if isinstance(before, list) else ()), interruption]
+    about["step"] = {"kind": chosen.kind} | ({"reason": chosen.reason} if chosen.reason else {})
+    write_json(folder / "run.json", about | {"is_running": True})
 
 
-def check_trained_on(folder: Path, dataset: Dataset) -> None:
-    """Refuses a data set that is not the one a run was trained on."""
-    fingerprint = read_about(folder)["dataset"].get("fingerprint")
-    if fingerprint != dataset.fingerprint:
-        raise UserError(
-            f"{folder} was trained on another data set (fingerprint {str(fingerprint)[:12]}, "
-            f"{dataset.name} now has {dataset.fingerprint[:12]}); name the right one with --data, "
-            f"restore it, or train anew in another --run folder"
+def _note_end(
+    folder: Path,
+    training: Training,
+    *,
+    is_complete: bool,
+    wants_ranker: bool,
+    seconds: float,
+    num_steps: int,
+    ranks: ProcessRanks | None,
+) -> None:
+    """Notes in run.json what was trained, how long that took and what the ranks sent."""
+    about = read_about(folder) | {"is_running": False}
+    if num_steps:  # else it was complete already
+        about["training_seconds"] = round(seconds + about.get("training_seconds", 0.0), 1)
+        about["milliseconds_a_step"] = round(1000 * seconds / num_steps, 2)
+    if ranks is not None:
+        about["num_ranks"] = ranks.num_ranks
+        if num_steps:
+            sent = {what: round(count / num_steps) for what, count in ranks.sent.items()}
+            about["bytes_sent_a_step"] = sent
+    if is_complete:
+        about |= {
+            "is_complete": not wants_ranker,
+            "num_steps": training.step,
+            "best_step": training.best_step or training.step,
+        }
+    write_json(folder / "run.json", about)
+
+
+def _add_ranker(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    console: Console,
+    should_stop_fn: Callable[[], bool],
+) -> bool:
+    """Fits the ranker of a trained run, if it has none yet. False: it was asked to stop."""
+    about = read_about(folder)
+    if not ranker_path(folder).is_file():
+        began = time.monotonic()
+        model = load_model(folder, dataset, device=device)
+        try:
+            ranker = mine_and_fit_ranker(
+                model, dataset, config, console=console, should_stop_fn=should_stop_fn
+            )
+        except StoppedError:
+            return False
+        assert ranker is not None
+        save_ranker(ranker_path(folder), ranker)
+        about["ranker_seconds"] = round(time.monotonic() - began, 1)
+    write_json(folder / "run.json", about | {"is_complete": True})
+    return True
+
+
+def _validate(
+    model: Retriever, config: Config, dataset: Dataset, ranks: Ranks | None
+) -> tuple[float, dict[str, float]]:
+    """The value to select by, and every validation figure to be logged."""
+    outcome = evaluate_model(model, dataset, "validation", config, ranks=ranks)
+    scores = score_table(
+        outcome,
+        dataset,
+        "validation",
+        min_pairs=config.evaluation.min_pairs,
+        num_resamples=0,
+    )
+    shown = f"recall@{10 if 10 in outcome.cutoffs else outcome.cutoffs[-1]}"
+    figures = {
+        shown
+        if score.column == "all"
+        else f"{shown} on {score.group} of {score.column}": score.value
+        for score in scores
+        if score.metric == shown
+        and (
+            score.column == "all"
+            or (score.column not in BUILT_IN and score.group in ("worst 3", "worst tenth"))
         )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_text(path)
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is damaged ({error})") from error
-
-
-def _read_scores(path: Path) -> list[Score]:
-    rows = read_json(path)
-    try:
-        return [_score(row) for row in rows]
-    except (TypeError, KeyError, ValueError) as error:  # JSON, but not what `save_result` wrote
-        raise UserError(
-            f"{path} is damaged ({type(error).__name__}: {error}); evaluate the run again"
-        ) from error
-
-
-def _score(row: dict[str, Any]) -> Score:
-    numbers = {
-        key: float("nan") if row[key] is None else row[key] for key in ("value", "low", "high")
+        and not np.isnan(score.value)
     }
-    score = Score(**{**row, **numbers, "members": tuple(row["members"])})
-    for texts in (score.metric, score.column, score.group, *score.members):
-        if not isinstance(texts, str):
-            raise ValueError(f"{str(texts)[:40]!r} is no text")
-    for number in (score.value, score.low, score.high, score.count):
-        if not isinstance(number, int | float) or abs(number) >= 2**63:
-            raise ValueError(f"{str(number)[:40]!r} is no number")
-    if type(score.count) is not int or type(score.is_judged) is not bool:
-        raise ValueError(f"count {score.count!r}, is_judged {score.is_judged!r}")
-    return score
+    value = selected_value(scores, config.training.select_by)
+    return value, figures | {config.training.select_by: value}
 
 
-def about_run(
-    folder: Path, config: Config, dataset: Dataset, device: torch.device
-) -> dict[str, Any]:
-    """What run.json says when a run begins."""
-    return {
-        "name": folder.resolve().name,
-        "method": config.mining.method,
-        "seed": config.training.seed,
-        "command": shlex.join(["evenhand", *sys.argv[1:]]),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "versions": {
-            "evenhand": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "device": _device_name(device),
-        "is_complete": False,
-        "dataset": {
-            "name": dataset.name,
-            "folder": str(config.data.folder.absolute()),  # for whoever uses the run elsewhere
-            "fingerprint": dataset.fingerprint,
-            "num_labels": dataset.num_labels,
-            "num_features": dataset.num_features,
-            "num_queries": {name: len(part) for name, part in dataset.parts.items()},
-            "attribution": dataset.attribution,
-        },
-    }
+# --- the ranker -----------------------------------------------------------------------------------
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    num_threads = torch.get_num_threads()
-    return f"{platform.machine()} CPU, {num_threads} thread{'s' * (num_threads > 1)}"
+def ranker_path(folder: Path) -> Path:
+    return folder / "model" / "ranker.safetensors"
 
 
-def _commit() -> str | None:
-    """The commit of the source tree this package runs from, if it is one."""
-    try:
-        answer = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(Path(__file__).parent),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=12",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
+def mine_and_fit_ranker(
+    model: Retriever,
+    dataset: Dataset,
+    config: Config,
+    *,
+    console: Console,
+    should_stop_fn: Callable[[], bool] = lambda: False,
+) -> LinearRanker | None:
+    """A ranker for a trained model, if the config asks for one: mined with the model alone.
+
+    The neighbours have no part in it: the nearest training query of a training query is itself.
+
+    Raises:
+        StoppedError: it was asked to stop; what is finished is not kept.
+    """
+    settings, part = config.ranker, dataset.parts["train"]
+    if not settings.num_mined_labels:
         return None
-    return answer.stdout.strip()
+    check_ranker(config, dataset)
+    assert isinstance(part.features, Rows)
+    if model.label_table.dtype != torch.float32:
+        model = copy.deepcopy(model).float()
+    device = model.label_table.device
+
+    def advance_or_stop(
+        advance: Callable[[int, int], None],
+    ) -> Callable[[int, int], None]:
+        def progress_fn(done: int, total: int) -> None:
+            advance(done, total)
+            if done < total and should_stop_fn():
+                raise StoppedError
+
+        return progress_fn
+
+    with torch.no_grad(), count_bar(console, "mining labels (queries)") as advance:
+        mined = hardest_labels(
+            lambda row_ids: model.query_vectors(features_of(part, row_ids, device=device)),
+            ExactIndex(model.label_vectors(), label_bias=model.biases()),
+            part.positives,
+            settings.num_mined_labels,
+            progress_fn=advance_or_stop(advance),
+        )
+    with count_bar(console, "fitting the ranker (pairs)") as advance:
+        return fit_ranker(
+            part.features,
+            part.positives,
+            mined,
+            num_features=dataset.num_features,
+            num_labels=dataset.num_labels,
+            positive_cost=settings.positive_cost,
+            negative_cost=settings.negative_cost,
+            smallest_weight=settings.smallest_weight,
+            seed=config.training.seed,
+            progress_fn=advance_or_stop(advance),
+        )
+
+
+def load_run_ranker(folder: Path, config: Config, data: Dataset | QueryData) -> LinearRanker | None:
+    """The ranker of a run; None where its settings ask for none."""
+    if not config.ranker.num_mined_labels:
+        return None
+    if not ranker_path(folder).exists():
+        raise UserError(
+            f"{folder} holds no fitted ranker yet; finish it: "
+            f"evenhand train --resume --run {folder}"
+        )
+    return load_ranker(
+        ranker_path(folder), num_features=data.num_features, num_labels=data.num_labels
+    )
+
+
+# --- searching ------------------------------------------------------------------------------------
+
+
+def query_data_path(folder: Path) -> Path:
+    return folder / "model" / "query_data.safetensors"
+
+
+def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = True) -> QueryData:
+    """What a run with these settings takes from its data set to answer queries.
+
+    Args:
+        weighs_features: False for queries that are weighted already, as those of `dataset` are.
+    """
+    train = dataset.parts["train"]
+    data = QueryData(
+        dataset.name,
+        dataset.fingerprint,
+        dataset.num_features,
+        dataset.num_labels,
+        dataset.is_sparse,
+        dataset.featurizer,
+        dataset.label_names,
+    )
+    if weighs_features and config.data.weighting != "as-is":
+        assert isinstance(train.features, Rows)
+        weights = train.feature_weights
+        if weights is None and config.data.weighting == "unit":
+            weights = np.ones(dataset.num_features, dtype=np.float32)
+        elif weights is None:
+            weights = inverse_frequencies(train.features, dataset.num_features)
+        data = data._replace(feature_weights=weights)
+    if config.search.frequency_discount:
+        data = data._replace(label_counts=dataset.label_counts())
+    if config.search.num_neighbours:
+        check_neighbours(config, dataset)
+        assert isinstance(train.features, Rows)
+        data = data._replace(train_features=train.features, train_positives=train.positives)
+    return data
+
+
+def load_searcher(
+    folder: Path, *, device: torch.device, dataset: Dataset | None = None
+) -> Searcher:
+    """A trained run, ready to be asked, from its folder alone.
+
+    Args:
+        dataset: of the run, for a folder of an earlier version, which needs it.
+    """
+    config, path = run_config(folder), query_data_path(folder)
+    if dataset is not None:
+        data = query_data_of(dataset, config)
+    elif path.exists():
+        data = load_query_data(path)
+    else:
+        raise UserError(
+            f"{folder} does not hold {path.name}, without which it needs its data set; write it: "
+            f"evenhand train --resume --run {folder}"
+        )
+    check_trained_on(folder, data)
+    model = load_model(folder, data, device=device)
+    return build_searcher(model, data, config, load_run_ranker(folder, config, data))
+
+
+def build_searcher(
+    model: Retriever, data: QueryData, config: Config, ranker: LinearRanker | None = None
+) -> Searcher:
+    """A model with what its settings add to its scores: handicap, votes, and a ranker if given."""
+    search = config.search
+    exact = label_index(
+        model, label_counts=data.label_counts, frequency_discount=search.frequency_discount
+    )
+    neighbours = None
+    if search.num_neighbours:
+        if data.train_features is None or data.train_positives is None:
+            raise UserError("search.num_neighbours needs the training queries, which are not there")
+        neighbours = Neighbours(
+            data.train_features,
+            data.train_positives,
+            num_features=data.num_features,
+            num_neighbours=search.num_neighbours,
+            power=search.neighbour_power,
+        )
+    if neighbours is None and ranker is None:
+        return Searcher(model, exact, data)
+    index = HybridIndex(
+        exact,
+        neighbours=neighbours,
+        vote_weight=search.neighbour_weight,
+        ranker=ranker,
+        ranker_weight=config.ranker.weight,
+        num_candidates=config.ranker.num_candidates,
+    )
+    return Searcher(model, index, data)
+
+
+# --- evaluation -----------------------------------------------------------------------------------
+
+
+def evaluate_model(
+    model: Retriever,
+    dataset: Dataset,
+    part_name: str,
+    config: Config,
+    *,
+    ranker: LinearRanker | None = None,
+    progress_fn: Callable[[int, int], None] | None = None,
+    ranks: Ranks | None = None,
+) -> Outcome:
+    """Searches all labels for every query of a part; without a ranker, by the model alone.
+
+    With ranks, the model is this rank's rows of it: all ranks evaluate together, each the whole.
+    """
+    if ranks is not None:
+        if config.search.num_neighbours or ranker is not None:
+            raise UserError(
+                "neighbours and rankers are for one process, and the model is split between "
+                f"{ranks.num_ranks}; evaluate it without torchrun"
+            )
+        first, last = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
+        own_index = label_index(
+            model,
+            label_counts=dataset.label_counts()[first:last],
+            frequency_discount=config.search.frequency_discount,
+        )
+        return evaluate_split(
+            model,
+            own_index,
+            dataset,
+            part_name,
+            ranks=ranks,
+            num_results=max(config.evaluation.cutoffs),
+            cutoffs=config.evaluation.cutoffs,
+            progress=progress_fn,
+        )
+    part = dataset.parts[part_name]
+    data = query_data_of(dataset, config, weighs_features=False)
+    searcher = build_searcher(model, data, config, ranker)
+    return evaluate(
+        lambda row_ids: searcher.prepare(chosen_features(part, row_ids)),
+        searcher.index,
+        part,
+        dataset.label_counts(),
+        num_results=max(config.evaluation.cutoffs),
+        cutoffs=config.evaluation.cutoffs,
+        num_train_queries=len(dataset.parts["train"]),
+        progress=progress_fn,
+    )
+
+
+def evaluate_run(
+    folder: Path,
+    dataset: Dataset,
+    part_name: str,
+    *,
+    device: torch.device,
+    console: Console,
+    title: str | None = None,
+    ranks: Ranks | None = None,
+) -> list[Score]:
+    """Evaluates a trained run on a part and writes the result into its folder.
+
+    With ranks, all of them together, each with its rows of the model; the first one writes.
+    """
+    if part_name not in dataset.parts:
+        raise UserError(
+            f"{dataset.name} has no {part_name} part; it has {', '.join(dataset.parts)}"
+        )
+    config = run_config(folder)
+    model = load_model(folder, dataset, device=device, dtype=table_dtype(config), ranks=ranks)
+    ranker = load_run_ranker(folder, config, dataset)
+    with count_bar(console, title or f"evaluating {folder} on {part_name}") as advance:
+        outcome = evaluate_model(
+            model, dataset, part_name, config, ranker=ranker, progress_fn=advance, ranks=ranks
+        )
+    with console.status("intervals"):
+        scores = score_table(
+            outcome,
+            dataset,
+            part_name,
+            min_pairs=config.evaluation.min_pairs,
+            num_resamples=config.evaluation.num_resamples,
+        )
+    if ranks is None or ranks.rank == 0:
+        save_result(folder, part_name, outcome, scores)
+    return scores

@@ -23,7 +23,7 @@ from evenhand.errors import UserError
 from evenhand.files import check_is_file, read_json
 from evenhand.models.encoders import RowRange, row_encoder
 from evenhand.models.retriever import Retriever
-from evenhand.runs import check_trained_on
+from evenhand.run_folder import check_trained_on
 from evenhand.store import (
     DTYPES,
     DamagedError,

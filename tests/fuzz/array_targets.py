@@ -27,11 +27,14 @@ from evenhand.data.dataset import (
     save_dataset,
     take_rows,
 )
-from evenhand.data.text import featurizer_from
+from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome
-from evenhand.ranking import load_ranker
+from evenhand.runs import build_searcher
 from evenhand.saved_models import check_shapes, fill_model, open_weights
+from evenhand.search import QueryData
+from evenhand.search.query_data import load_query_data
+from evenhand.search.ranker import load_ranker
 
 from .record_targets import JSON_WORDS
 from .target import Target, answer, in_memory, patched, require, scratch, written
@@ -263,8 +266,8 @@ RANKER = {
 
 
 def _read_ranker(data: bytes) -> Exception | None:
-    folder = written("ranked/model/ranker.safetensors", data).parent.parent
-    ranker, refusal = answer(lambda: load_ranker(folder, TINY, small_dataset()))
+    path = written("ranked/model/ranker.safetensors", data)
+    ranker, refusal = answer(lambda: load_ranker(path, num_features=5, num_labels=4))
     if refusal is None:
         weights, num_labels = ranker.weights, len(ranker)
         require(len(weights) == num_labels == 4 and weights.ids.ndim == 1, "labels")
@@ -278,4 +281,43 @@ def _read_ranker(data: bytes) -> Exception | None:
 
 RANKERS = Target("ranker", _read_ranker, (safetensors.numpy.save(RANKER),), TENSOR_WORDS)
 
-TARGETS = (DATASET, ARRAY, EVALUATION, WEIGHTS, RANKERS)
+ABOUT = {"version": 1, "name": "a", "fingerprint": "b", "num_features": 5, "num_labels": 4}
+ABOUT |= {"is_sparse": True, "featurizer": NgramFeaturizer(num_buckets=5).settings()}
+QUERY_DATA = {
+    "label_names.offsets": np.arange(5),
+    "label_names.utf8": np.frombuffer(b"wxyz", np.uint8),
+    "label_counts": np.arange(4),
+    "feature_weights": np.ones(5, np.float32),
+    "train_features.offsets": np.array([0, 2, 3]),
+    "train_features.ids": np.array([0, 4, 2], np.int32),
+    "train_features.values": np.ones(3, np.float32),
+    "train_positives.offsets": np.array([0, 1, 2]),
+    "train_positives.ids": np.array([3, 0], np.int32),
+}
+QUERY_DATA_SEED = safetensors.numpy.save(QUERY_DATA, metadata={"about": json.dumps(ABOUT)})
+SEARCH = build_config(
+    {"model": {"embedding_dim": 2}, "search": {"num_neighbours": 2, "frequency_discount": 0.1}}
+)
+
+
+def _read_query_data(data: bytes) -> Exception | None:
+    path = written("queries/model/query_data.safetensors", data)
+    loaded, refusal = answer(lambda: load_query_data(path))
+    if refusal is None and (loaded.num_features, loaded.num_labels) == (5, 4):
+        require(loaded.label_names is None or len(list(loaded.label_names)) == 4, "names")
+        if loaded.is_sparse and loaded.label_counts is not None:
+            _, refusal = answer(lambda: _search_all(loaded))
+    return refusal
+
+
+def _search_all(loaded: QueryData) -> None:
+    """A text, and rows that vote, where the data have what they take."""
+    searcher = build_searcher(build_model(SEARCH, 5, 4, is_sparse=True), loaded, SEARCH)
+    queries = Rows(np.array([0, 1, 3]), np.array([4, 0, 2], np.int32), np.ones(3, np.float32))
+    found = searcher.search(queries, 3)
+    require(found.label_ids.shape == (2, 3), "results")
+
+
+QUERIES = Target("query-data", _read_query_data, (QUERY_DATA_SEED,), TENSOR_WORDS)
+
+TARGETS = (DATASET, ARRAY, EVALUATION, WEIGHTS, RANKERS, QUERIES)

@@ -8,7 +8,7 @@ import math
 from evenhand.config import build_config
 from evenhand.files import read_json
 from evenhand.report import curves, facts
-from evenhand.runs import _read_scores, check_trained_on, read_about, read_metrics
+from evenhand.run_folder import _read_scores, check_trained_on, read_about, read_metrics
 from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
 from evenhand.tuning import search as tuning

@@ -28,10 +28,10 @@ from test_resume import (  # noqa: F401 (fixtures)
 
 WRITE, REPLACE = "evenhand.store.write_file", "evenhand.store._replace"
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
-    ("sparse", "evenhand.training_run.train", 1, "kill", []),  # nothing is there but the settings
+    ("sparse", "evenhand.runs.train", 1, "kill", []),  # nothing is there but the settings
     ("sparse", APPEND, 2, "kill", []),
     # A best model that no checkpoint knows of; half a model.
-    ("sparse", "evenhand.training_run.save_model", 2, "kill after", [15]),
+    ("sparse", "evenhand.runs.save_model", 2, "kill after", [15]),
     ("sparse", WRITE, 3, "kill after", [15]),
     ("sparse", REPLACE, 3, "kill", [15]),
     # Staging is empty; then it has its tensors; then all, but not its name.
@@ -39,8 +39,8 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("sparse", WRITE, 2, "kill after", [-15]),
     ("sparse", REPLACE, 2, "kill", [-15]),
     ("sparse", REPLACE, 7, "kill after", [15, 30, 40]),  # 15 not yet removed
-    ("sparse", "evenhand.training_run.write_json", 3, "kill", [30, 40]),  # trained, not said
-    ("sparse", "evenhand.runs.save_outcome", 1, "kill after", [30, 40]),  # half evaluated
+    ("sparse", "evenhand.runs.write_json", 3, "kill", [30, 40]),  # trained, not said
+    ("sparse", "evenhand.run_folder.save_outcome", 1, "kill after", [30, 40]),  # half evaluated
     # In the background, the first is or is not there when the second begins.
     ("background", SAVE, 1, "kill", None),
     ("background", WRITE, 2, "kill", None),
@@ -49,8 +49,8 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("dense", REPLACE, 5, "kill", [-30, 15]),
     ("several groups", APPEND, 7, "kill", [15]),
     ("tired", APPEND, 5, "kill", [15]),
-    ("tired", "evenhand.training_run.write_json", 3, "kill", [15, 20]),  # had stopped early already
-    ("without validation", "evenhand.training_run.save_model", 1, "kill", [30, 40]),
+    ("tired", "evenhand.runs.write_json", 3, "kill", [15, 20]),  # had stopped early already
+    ("without validation", "evenhand.runs.save_model", 1, "kill", [30, 40]),
 ]
 
 

@@ -8,9 +8,8 @@ from checkpoint_ranks import exit_codes
 from evenhand.build import build_model
 from evenhand.data import open_dataset, save_dataset
 from evenhand.evaluation import load_outcome, save_outcome
-from evenhand.pipeline import evaluate_model
+from evenhand.runs import begin_run, evaluate_model
 from evenhand.saved_models import load_model, run_config, save_model
-from evenhand.training_run import begin_run
 from small import config, text_dataset
 from split import rank_model
 

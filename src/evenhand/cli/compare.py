@@ -10,7 +10,7 @@ from evenhand.errors import UserError
 if TYPE_CHECKING:
     from evenhand.data import Dataset
     from evenhand.evaluation import GroupList
-    from evenhand.runs import RunResult
+    from evenhand.run_folder import RunResult
 
 
 def compare(
@@ -62,8 +62,8 @@ def _groups_to_compare(
     """The first run's worst groups, chosen on the validation part where there is another one."""
     from evenhand.cli.console import console
     from evenhand.evaluation import worst_groups
-    from evenhand.pipeline import evaluate_run
-    from evenhand.runs import load_result
+    from evenhand.run_folder import load_result
+    from evenhand.runs import evaluate_run
     from evenhand.saved_models import run_config
     from evenhand.tables import telling_titles
 
@@ -109,9 +109,9 @@ def slices(
     from evenhand.cli.console import console
     from evenhand.evaluation import checked_slices, findings_json, slices_of
     from evenhand.files import write_json
-    from evenhand.pipeline import open_run_data
     from evenhand.progress import count_bar
-    from evenhand.runs import check_trained_on, load_result
+    from evenhand.run_folder import check_trained_on, load_result
+    from evenhand.runs import open_run_data
     from evenhand.tables import slice_notes, slices_table
 
     if check_on == part:
@@ -178,8 +178,8 @@ def _open_results(
 ) -> tuple["Dataset", list["RunResult"]]:
     """The runs of `compare` and `report`, and the data set that all of them are of."""
     from evenhand.cli.console import console
-    from evenhand.pipeline import open_run_data
-    from evenhand.runs import check_trained_on, load_result
+    from evenhand.run_folder import check_trained_on, load_result
+    from evenhand.runs import open_run_data
 
     dataset = open_run_data(runs[0], console, data=data)
     for run in runs:

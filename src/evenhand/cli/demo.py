@@ -28,12 +28,11 @@ def demo(
     from evenhand.faults import explain_out_of_memory
     from evenhand.files import write_json
     from evenhand.locking import locked
-    from evenhand.pipeline import evaluate_run, open_data
     from evenhand.progress import stop_requested
     from evenhand.report import write_report
-    from evenhand.runs import load_result
+    from evenhand.run_folder import load_result
+    from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
     from evenhand.tables import results_table
-    from evenhand.training_run import begin_run, resumable_config, train_run
 
     own_device = choose_device(device)
     with locked(run), stop_requested() as should_stop_fn:

@@ -14,7 +14,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run on a part of its data."""
     from evenhand.cli.console import console
-    from evenhand.pipeline import evaluate_run, open_run_data
+    from evenhand.runs import evaluate_run, open_run_data
     from evenhand.tables import results_table
 
     dataset = open_run_data(run, console, data=data)

@@ -25,17 +25,19 @@ def export(
     """Write a run's vectors as files, for any vector store."""
     from evenhand.cli.console import console
     from evenhand.exporting import export_run
-    from evenhand.pipeline import open_run_data
     from evenhand.progress import count_bar
+    from evenhand.runs import open_run_data, query_data_path
     from evenhand.saved_models import run_config
+    from evenhand.search.query_data import load_query_data
 
-    config = run_config(run)
-    dataset = open_run_data(run, console, data=data)
+    config, path = run_config(run), query_data_path(run)
+    needs_data = queries is not None or data is not None or not path.exists()
+    source = open_run_data(run, console, data=data) if needs_data else load_query_data(path)
     with count_bar(console, f"exporting {run}") as advance:
         manifest = export_run(
             run,
             out,
-            dataset,
+            source,
             file_format=format,
             num_shards=shards,
             part_name=queries,
@@ -62,7 +64,7 @@ def average(
     """Several runs as one, by the mean of their scores."""
     from evenhand.averaging import average_runs
     from evenhand.cli.console import console
-    from evenhand.pipeline import evaluate_run, open_run_data
+    from evenhand.runs import evaluate_run, open_run_data
     from evenhand.tables import results_table
 
     dataset = open_run_data(runs[0], console, data=data)

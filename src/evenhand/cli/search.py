@@ -19,28 +19,20 @@ def search(
     from rich.text import Text
 
     from evenhand.cli.console import console
-    from evenhand.data import featurizer_from, normalize
-    from evenhand.evaluation import check_scores
-    from evenhand.models.encoders import bags_of
-    from evenhand.pipeline import label_index, open_run_data
-    from evenhand.saved_models import load_model, run_config
+    from evenhand.data import normalize
+    from evenhand.runs import load_searcher, open_run_data, query_data_path
 
     for query in queries:
         if not normalize(query):
             raise UserError(f"a query must hold more than white space, got {query!r}")
-    config = run_config(run)
-    dataset = open_run_data(run, console, data=data)
-    featurizer = featurizer_from(dataset.featurizer)
-    own_device = choose_device(device)
-    model = load_model(run, dataset, device=own_device)
-    index = label_index(model, dataset, config)  # texts have no values
-    bags = bags_of(featurizer.featurize(queries), device=own_device)
-    found = index.search(model.query_vectors(bags), results)
-    check_scores(found.label_ids, found.scores)
+    needs_data = data is not None or not query_data_path(run).exists()
+    dataset = open_run_data(run, console, data=data) if needs_data else None
+    searcher = load_searcher(run, device=choose_device(device), dataset=dataset)
+    found = searcher.search(queries, results)
     for query, ids, scores in zip(
         queries, found.label_ids.tolist(), found.scores.tolist(), strict=True
     ):
         table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)
         for label_id, score in zip(ids, scores, strict=True):
-            table.add_row(f"{score:.3f}", Text(dataset.label_name(label_id)))
+            table.add_row(f"{score:.3f}", Text(searcher.label_name(label_id)))
         console.print(table)

@@ -80,10 +80,9 @@ def _train(
     from evenhand.distributed.ranks import wait_for_all
     from evenhand.faults import explain_out_of_memory
     from evenhand.locking import locked
-    from evenhand.pipeline import evaluate_run
     from evenhand.progress import stop_requested
+    from evenhand.runs import evaluate_run, is_trained, train_run
     from evenhand.tables import results_table, unseen_notes
-    from evenhand.training_run import is_trained, train_run
 
     with join_ranks(device, timeout=timeout) as (ranks, device):
         is_first = ranks is None or ranks.rank == 0
@@ -136,8 +135,7 @@ def _open_run(
     """The run to train, new or to be continued; only the first rank makes anything."""
     from evenhand.cli.console import console
     from evenhand.distributed.processes import num_restarts
-    from evenhand.pipeline import open_data, open_run_data
-    from evenhand.training_run import begin_run, resumable_config
+    from evenhand.runs import begin_run, open_data, open_run_data, resumable_config
 
     if is_resumed and run is not None:
         resumable_config(run, None)  # there is something to resume

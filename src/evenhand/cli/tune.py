@@ -115,7 +115,7 @@ def _begin_search(
     run: Path | None, flags: SettingsFlags, given: dict[str, Any]
 ) -> tuple[Path, "Search", "Dataset"]:
     from evenhand.cli.console import console
-    from evenhand.pipeline import open_data
+    from evenhand.runs import open_data
     from evenhand.tuning.search import begin_search, plan_search, without_test
 
     config = read_config(flags)

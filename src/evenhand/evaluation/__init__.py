@@ -17,16 +17,15 @@ stand or fall together, so resampling single pairs would make intervals too narr
 
 from evenhand.evaluation.certificate import certify, is_certifiable, loss_sample
 from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes, worst_groups
+from evenhand.evaluation.groups import SUMMARIES, GroupColumn, group_columns
 from evenhand.evaluation.outcome import (
     CUTOFFS,
     Outcome,
-    check_scores,
     evaluate,
     load_outcome,
     save_outcome,
 )
 from evenhand.evaluation.scores import (
-    SUMMARIES,
     Score,
     check_selector,
     score_table,
@@ -42,7 +41,6 @@ from evenhand.evaluation.slices import (
     findings_json,
     slices_of,
 )
-from evenhand.evaluation.statistics import GroupColumn, group_columns
 
 __all__ = [
     "CUTOFFS",
@@ -55,7 +53,6 @@ __all__ = [
     "Score",
     "Slice",
     "certify",
-    "check_scores",
     "check_selector",
     "checked_slices",
     "compare_outcomes",

@@ -6,8 +6,8 @@ import numpy as np
 
 from evenhand.data.dataset import Dataset, IntArray
 from evenhand.errors import UserError
-from evenhand.evaluation.outcome import Outcome
-from evenhand.evaluation.statistics import DoubleArray, check_belongs
+from evenhand.evaluation.groups import DoubleArray, check_belongs
+from evenhand.evaluation.outcome import Outcome, pair_losses
 from evenhand.theory.subpopulation_bounds import (
     CAP,
     TAIL_FRACTIONS,
@@ -85,36 +85,28 @@ def loss_sample(outcome: Outcome, *, loss: str, units: str, cap: float = CAP) ->
     """
     if units not in UNITS:
         raise ValueError(f"units must be one of {', '.join(UNITS)}, got {units!r}")
-    pair_losses = _pair_losses(outcome, loss)
-    if not len(pair_losses):
+    cutoff = None if loss == RECIPROCAL_RANK else _cutoff(loss, outcome.num_results)
+    losses = pair_losses(outcome, cutoff)
+    if not len(losses):
         raise UserError("the part holds no (query, label) pair: there is nothing to certify")
     if units == "queries":
-        return _query_sample(outcome.query_ids, pair_losses, loss)
+        return _query_sample(outcome.query_ids, losses, loss)
     _, label_ids = np.unique(outcome.label_ids, return_inverse=True)
     if units == "whole labels":  # the pairs of a label stand or fall together: all have its mean
-        sums = np.bincount(label_ids, weights=pair_losses)
-        pair_losses = np.minimum(sums / np.bincount(label_ids), 1)[label_ids]
+        sums = np.bincount(label_ids, weights=losses)
+        losses = np.minimum(sums / np.bincount(label_ids), 1)[label_ids]
     weights = loss_weights(label_ids, cap)
-    return Sample(pair_losses, label_ids, weights, np.arange(len(pair_losses)))
+    return Sample(losses, label_ids, weights, np.arange(len(losses)))
 
 
-def _query_sample(query_ids: IntArray, pair_losses: DoubleArray, loss: str) -> Sample:
+def _query_sample(query_ids: IntArray, losses_of_pairs: DoubleArray, loss: str) -> Sample:
     ids, positions = np.unique(query_ids, return_inverse=True)
     if loss == RECIPROCAL_RANK:
         losses = np.ones(len(ids))
-        np.minimum.at(losses, positions, pair_losses)
+        np.minimum.at(losses, positions, losses_of_pairs)
     else:
-        losses = np.bincount(positions, weights=pair_losses) / np.bincount(positions)
+        losses = np.bincount(positions, weights=losses_of_pairs) / np.bincount(positions)
     return Sample(losses, None, np.ones(len(ids)), ids)
-
-
-def _pair_losses(outcome: Outcome, loss: str) -> DoubleArray:
-    """1 - 1 / rank, or whether the rank is beyond a cutoff; 1 where the label was not found."""
-    ranks = np.asarray(outcome.ranks, dtype=np.int64)
-    if loss == RECIPROCAL_RANK:
-        return np.where(ranks > 0, 1 - 1 / np.maximum(ranks, 1), 1.0)
-    cutoff = _cutoff(loss, outcome.num_results)
-    return np.where((ranks == 0) | (ranks > cutoff), 1.0, 0.0)
 
 
 def _cutoff(loss: str, num_results: int) -> int:

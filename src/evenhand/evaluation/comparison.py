@@ -9,17 +9,22 @@ from scipy.special import stdtrit
 
 from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
-from evenhand.evaluation.outcome import Outcome
-from evenhand.evaluation.scores import MIN_PAIRS, check_known, score_table, worst_members
-from evenhand.evaluation.statistics import (
+from evenhand.evaluation.groups import (
     BUILT_IN,
     DoubleArray,
     GroupColumn,
     check_belongs,
     group_columns,
+)
+from evenhand.evaluation.outcome import Outcome
+from evenhand.evaluation.scores import (
+    MIN_PAIRS,
+    check_known,
     interval,
     pair_statistics,
     resamples,
+    score_table,
+    worst_members,
 )
 
 

@@ -4,10 +4,11 @@ import dataclasses
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data.dataset import FloatArray, IntArray, Part, pad_rows, pairs_of
@@ -15,19 +16,10 @@ from evenhand.data.npy import check_npy_header
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, open_input
 from evenhand.metrics import label_propensities, pair_ranks, query_metrics
+from evenhand.search.index import Index, check_scores
 
 CUTOFFS = (1, 5, 10, 25, 50)
 NUM_SHOWN = 10  # results kept for each query
-
-
-class Index(Protocol):
-    """Queries are what `encode_fn` gives: vectors (Q, D), or what the index makes of them."""
-
-    def search(self, queries: Any, num_results: int) -> tuple[Tensor, Tensor]:
-        """Label ids (Q, R), best first, -1 where fewer were found, and their scores (Q, R)."""
-
-    def scores_of(self, queries: Any, label_ids: Tensor) -> Tensor:
-        """Scores of chosen labels: (Q, D), (Q, P) -> (Q, P)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,15 +106,12 @@ def evaluate(
     )
 
 
-def check_scores(label_ids: Tensor, scores: Tensor) -> None:
-    """Refuses scores that are no numbers, by which nothing can be ordered: (Q, R), (Q, R)."""
-    if not bool((scores.isfinite() | (label_ids < 0)).all()):
-        raise UserError(
-            "a score is infinite or no number: the model's weights, or the feature values of a "
-            "query, are too large to be multiplied; train anew with a lower "
-            "training.learning_rate or with smaller feature values, and see that no weight in "
-            "[search] or [ranker] is huge"
-        )
+def pair_losses(outcome: Outcome, cutoff: int | None = None) -> NDArray[np.float64]:
+    """1 - 1 / rank of every pair, or 1 beyond a cutoff and 0 within; 1 if not found: (N,)."""
+    ranks = np.asarray(outcome.ranks, dtype=np.int64)
+    if cutoff is None:
+        return np.where(ranks > 0, 1 - 1 / np.maximum(ranks, 1), 1.0)
+    return np.where((ranks == 0) | (ranks > cutoff), 1.0, 0.0)
 
 
 def _first(values: Tensor, absent: float) -> Tensor:

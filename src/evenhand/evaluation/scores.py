@@ -1,29 +1,160 @@
-"""The scores of one run: every metric in every group, with intervals; and choosing by one."""
+"""The scores of one run: every metric in every group, with intervals; and choosing by one.
+
+Figures of groups are functions of how much each query counts, which the bootstrap varies.
+"""
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from evenhand.data.dataset import Dataset
+from evenhand.data.dataset import Dataset, IntArray, memberships
 from evenhand.errors import UserError
-from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
-from evenhand.evaluation.statistics import (
+from evenhand.evaluation.groups import (
+    SUMMARIES,
     DoubleArray,
-    Statistics,
+    GroupColumn,
     check_belongs,
     group_columns,
-    interval,
-    pair_statistics,
-    query_statistics,
-    resamples,
 )
+from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
 
 MIN_PAIRS = 30  # a group with fewer is too small to judge, unless told otherwise
-SUMMARIES = ("worst", "worst 3", "worst tenth")
+RESAMPLES_AT_ONCE = 50  # (Q, 50) weights: 24 MB for 60,000 queries
+
+
+# --- figures as functions of how much each query counts -------------------------------------------
+
+
+class Statistics(NamedTuple):
+    """M metrics in the G groups of some columns, as a function of how much each query counts."""
+
+    metrics: tuple[str, ...]
+    columns: list[GroupColumn]
+    members: Any  # sparse (G, N) or (G, Q): the pairs, or queries with a positive, of each group
+    values_fn: Callable[[DoubleArray], DoubleArray]  # weights (Q, B) -> (G, M, B), NaN if empty
+
+    @property
+    def counts(self) -> IntArray:
+        """How many pairs or queries each group has: (G,)."""
+        return np.asarray(np.diff(self.members.indptr))
+
+    def count(self, groups: Sequence[int]) -> int:
+        """How many pairs or queries these groups have together; one in several counts once."""
+        return len(np.unique(self.members[groups].indices))
+
+
+def pair_statistics(outcome: Outcome, columns: list[GroupColumn]) -> Statistics:
+    """recall@r over pairs. A pair is one entry of a sparse table, at (group, rank bin), query:
+
+    the bins up to a cutoff sum to its hits, and all of them to the pairs.
+    """
+    num_bins = len(outcome.cutoffs) + 1
+    bins = np.searchsorted(outcome.cutoffs, outcome.ranks)  # the last one: missed
+    bins[outcome.ranks == 0] = num_bins - 1
+    starts = np.cumsum([0, *(len(column.group_names) for column in columns)])
+    found = [memberships(column.groups) for column in columns]
+    pairs = np.concatenate([pair_ids for pair_ids, _ in found])  # (memberships,)
+    rows = np.concatenate([ids + start for (_, ids), start in zip(found, starts, strict=False)])
+    ones, num_groups = np.ones(len(pairs)), int(starts[-1])
+    places = rows * num_bins + bins[pairs], outcome.query_ids[pairs]
+    shape = num_groups * num_bins, len(outcome.retrieved_ids)
+    table = csr_matrix((ones, places), shape=shape)  # (G * bins, Q)
+
+    def values_fn(weights: DoubleArray) -> DoubleArray:
+        sums = (table @ weights).reshape(num_groups, num_bins, -1).cumsum(1)  # (G, bins, B)
+        return _ratio(sums[:, :-1], sums[:, -1:])
+
+    members = csr_matrix((ones, (rows, pairs)), shape=(num_groups, len(outcome.ranks)))
+    metrics = tuple(f"recall@{cutoff}" for cutoff in outcome.cutoffs)
+    return Statistics(metrics, columns, members, values_fn)
+
+
+def query_statistics(outcome: Outcome, columns: list[GroupColumn]) -> Statistics:
+    """(Weighted) means of the query metrics, in the columns that divide queries.
+
+    A query is in every group that one of its pairs is in, once.
+    """
+    columns = [column for column in columns if column.is_of_queries]
+    metrics = tuple(outcome.query_metrics)
+    values = np.stack([outcome.query_metrics[name] for name in metrics], axis=1)  # (Q, M)
+    # Numerators of all metrics, then the denominator that most share, then those of the others.
+    numerators = values.astype(np.float64)
+    denominators = [(~np.isnan(values).any(axis=1, keepdims=True)).astype(np.float64)]  # (Q, 1)
+    places = np.full(len(metrics), len(metrics))  # (M,) where each metric's denominator stands
+    for name, weights in outcome.query_weights.items():
+        numerators[:, metrics.index(name)] *= weights
+        places[metrics.index(name)] += len(denominators)
+        denominators.append(weights[:, None].astype(np.float64))
+    table: DoubleArray = np.nan_to_num(np.hstack([numerators, *denominators]))  # (Q, M + ...)
+    queries = [ids for column in columns for ids in _queries_of_groups(column, outcome.query_ids)]
+    tables = [table[ids] for ids in queries]
+
+    def values_fn(weights: DoubleArray) -> DoubleArray:
+        # einsum, because a threaded product of matrices this thin can stall on a busy machine.
+        sums = np.stack(
+            [
+                np.einsum("qm,qb->mb", group_table, weights[ids])
+                for group_table, ids in zip(tables, queries, strict=True)
+            ]
+        )  # (G, M + ..., B)
+        return _ratio(sums[:, : len(metrics)], sums[:, places])
+
+    indices, starts = np.concatenate(queries), np.cumsum([0, *map(len, queries)])
+    shape = len(queries), len(values)
+    members = csr_matrix((np.ones(len(indices)), indices, starts), shape=shape)
+    return Statistics(metrics, columns, members, values_fn)
+
+
+def _queries_of_groups(column: GroupColumn, query_ids: IntArray) -> list[IntArray]:
+    """The queries of each group, in order, in one sort instead of one search a group."""
+    pair_ids, group_ids = memberships(column.groups)
+    num_queries = int(query_ids.max(initial=0)) + 1
+    places = np.unique(group_ids * np.int64(num_queries) + query_ids[pair_ids])
+    bounds = np.searchsorted(places, np.arange(len(column.group_names) + 1) * num_queries)
+    return [places[start:stop] % num_queries for start, stop in itertools.pairwise(bounds)]
+
+
+def _ratio(numerators: DoubleArray, denominators: DoubleArray) -> DoubleArray:
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: nothing there
+        return numerators / denominators
+
+
+def resamples(num_queries: int, num_resamples: int, seed: int) -> Iterator[DoubleArray]:
+    """How often each query is drawn, Q of Q with replacement: blocks of (Q, at most 50)."""
+    generator = np.random.default_rng(seed)
+    for start in range(0, num_resamples, RESAMPLES_AT_ONCE):
+        weights = np.empty((min(RESAMPLES_AT_ONCE, num_resamples - start), num_queries))
+        for row in weights:
+            drawn = generator.integers(num_queries, size=num_queries)
+            row[:] = np.bincount(drawn, minlength=num_queries)
+        yield np.ascontiguousarray(weights.T)
+
+
+def interval(draws: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
+    """95 % percentile interval over the last axis, skipping NaN: (..., B) -> (...), (...)."""
+    if not draws.shape[-1]:
+        nothing = np.full(draws.shape[:-1], np.nan)
+        return nothing, nothing
+    ordered = np.sort(draws, axis=-1)  # NaN last
+    last = np.maximum(np.sum(~np.isnan(draws), axis=-1, keepdims=True) - 1, 0)
+
+    def quantile(share: float) -> DoubleArray:
+        below = np.floor(share * last).astype(np.int64)
+        low, high = (
+            np.take_along_axis(ordered, position, axis=-1)
+            for position in (below, np.minimum(below + 1, last))
+        )
+        values: DoubleArray = low + (share * last - below) * (high - low)
+        return values[..., 0]
+
+    return quantile(0.025), quantile(0.975)
 
 
 # --- one run --------------------------------------------------------------------------------------

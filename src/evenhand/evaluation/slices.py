@@ -1,8 +1,9 @@
 """Who is failed: the slices that explain a model's failures, with a correction for many looks.
 
-A slice is a conjunction of conditions on different columns (`attributes`), such as "script = THAI
-and length 9 or more". `find_slices` looks at all of them that hold enough pairs, takes the one that
-explains most, sets its pairs aside and looks again, until what is left could be chance.
+A slice is a conjunction of conditions on different columns (see `slice_attributes`), such as
+"script = THAI and length 9 or more". `find_slices` looks at all of them that hold enough pairs,
+takes the one that explains most, sets its pairs aside and looks again, until what is left could be
+chance.
 
 The score is that of a scan statistic (Kulldorff 1997), on SliceLine's search space (Sagadeeva and
 Boehm 2021). For a slice of n pairs with a mean loss of t, where e is expected of them,
@@ -45,17 +46,16 @@ from numpy.typing import NDArray
 
 from evenhand.data.dataset import Dataset, IntArray
 from evenhand.errors import UserError
-from evenhand.evaluation.attributes import Attribute, attributes_of
-from evenhand.evaluation.outcome import Outcome
-from evenhand.evaluation.scan import (
-    Conditions,
+from evenhand.evaluation.groups import DoubleArray, check_belongs
+from evenhand.evaluation.outcome import Outcome, pair_losses
+from evenhand.evaluation.slice_attributes import Attribute, attributes_of
+from evenhand.evaluation.slice_search import (
     is_in_slice,
     largest_score,
     slabs_of,
     slices_to_look_at,
     strata_of,
 )
-from evenhand.evaluation.statistics import DoubleArray, check_belongs
 
 MIN_PAIRS, MIN_SHARE = 30, 0.001  # a slice with fewer pairs, or a smaller share, is not looked at
 LEVEL = 0.05
@@ -105,7 +105,7 @@ def find_slices(
     num_permutations: int = 200,
     max_slices: int = 20,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Findings:
     """The slices that explain the losses (N,) of pairs, at a level of 5 % for all together.
 
@@ -117,7 +117,7 @@ def find_slices(
         progress: called with the number of permutations done, and how many are certain to come.
 
     Example:
-        >>> from evenhand.evaluation.attributes import nominal
+        >>> from evenhand.evaluation.slice_attributes import nominal
         >>> script = nominal("script", np.repeat([0, 1], [300, 100]), ["LATIN", "THAI"])
         >>> losses = np.concatenate([np.arange(300) % 10 == 0, np.arange(100) % 2 == 0])
         >>> found = find_slices(losses.astype(float), np.arange(400), [script])
@@ -131,12 +131,16 @@ def find_slices(
     kept: IntArray = np.arange(len(losses))
     strata: IntArray = np.zeros(len(losses), dtype=np.int64)
     everything = slices_to_look_at(attributes, max_conditions=max_conditions, min_pairs=min_pairs)
-    found: list[tuple[Conditions, float]] = []
+    found: list[_Found] = []
     num_looks, p_value = 0, 0.0
     while len(found) < max_slices and everything.conditions:
         looks = everything.among(kept, min_pairs=min_pairs)
         num_looks = num_looks or len(looks.conditions)
         strata = strata_of(unit_ids[kept], strata)
+
+        def advance(count: int, done: int = len(found) * num_permutations) -> None:
+            progress(done + count, done + num_permutations)
+
         best = largest_score(
             losses[kept],
             looks,
@@ -144,16 +148,18 @@ def find_slices(
             mean_loss=mean_loss,
             num_permutations=num_permutations,
             generator=np.random.default_rng([seed, len(found)]),
-            progress=_continued(progress, len(found) * num_permutations, num_permutations),
+            progress=advance,
         )
         p_value = max(p_value, best.p_value)
         if p_value > LEVEL:
             break
-        found.append((looks.conditions[best.place], p_value))
-        is_left = ~is_in_slice(attributes, looks.conditions[best.place])[kept]
+        conditions = looks.conditions[best.place]
+        words = tuple(attributes[a].conditions[c] for a, c in conditions)
+        found.append(_Found(words, is_in_slice(attributes, conditions), p_value))
+        is_left = ~found[-1].is_member[kept]
         kept, strata = kept[is_left], strata[is_left]
     return Findings(
-        slices=_described(losses, query_ids, _members(attributes, found), seed=seed),
+        slices=_describe(losses, query_ids, found, seed=seed),
         value=1 - mean_loss,
         num_pairs=len(losses),
         num_queries=len(np.unique(query_ids)),
@@ -195,43 +201,22 @@ def _check(
         )
 
 
-def _continued(
-    progress: Callable[[int, int], None] | None, done: int, num_permutations: int
-) -> Callable[[int], None] | None:
-    if progress is None:
-        return None
-    return lambda count: progress(done + count, done + num_permutations)
-
-
 # --- figures --------------------------------------------------------------------------------------
 
 
-class _Members(NamedTuple):
-    conditions: tuple[str, ...]
+class _Found(NamedTuple):
+    conditions: tuple[str, ...]  # in words
     is_member: NDArray[np.bool_]  # (N,)
     p_value: float
 
 
-def _members(
-    attributes: Sequence[Attribute], found: Sequence[tuple[Conditions, float]]
-) -> list[_Members]:
-    return [
-        _Members(
-            tuple(attributes[a].conditions[c] for a, c in conditions),
-            is_in_slice(attributes, conditions),
-            p_value,
-        )
-        for conditions, p_value in found
-    ]
-
-
-def _described(
-    losses: DoubleArray, query_ids: IntArray, members: Sequence[_Members], *, seed: int
+def _describe(
+    losses: DoubleArray, query_ids: IntArray, found: Sequence[_Found], *, seed: int
 ) -> tuple[Slice, ...]:
     """Figures of slices in the order they were found."""
     is_old = np.zeros(len(losses), dtype=bool)
     slices = []
-    for conditions, is_member, p_value in members:
+    for conditions, is_member, p_value in found:
         new_losses, mine = losses[is_member & ~is_old], losses[is_member]
         low, high = loss_interval(mine, query_ids[is_member])
         slices.append(
@@ -307,7 +292,7 @@ def slices_of(
     num_permutations: int = 200,
     max_slices: int = 20,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Findings:
     """`find_slices` among the pairs of an evaluated part, by its groups and `attributes_of`.
 
@@ -318,7 +303,7 @@ def slices_of(
     if units not in ("queries", "labels"):
         raise ValueError(f"units must be 'queries' or 'labels', got {units!r}")
     return find_slices(
-        pair_losses(outcome, metric),
+        metric_losses(outcome, metric),
         outcome.query_ids,
         attributes_of(dataset, part_name),
         unit_ids=outcome.query_ids if units == "queries" else outcome.label_ids,
@@ -342,16 +327,16 @@ def checked_slices(
         for a, attribute in enumerate(attributes)
         for c, words in enumerate(attribute.conditions)
     }
-    losses = pair_losses(outcome, metric)
+    losses = metric_losses(outcome, metric)
     nobody = np.zeros(len(losses), dtype=bool)  # where this part has no such group
-    members = []
+    found = []
     for s in findings.slices:
         known = tuple(places[words] for words in s.conditions if words in places)
         is_member = is_in_slice(attributes, known) if len(known) == len(s.conditions) else nobody
-        members.append(_Members(s.conditions, is_member, s.p_value))
+        found.append(_Found(s.conditions, is_member, s.p_value))
     return dataclasses.replace(
         findings,
-        slices=_described(losses, outcome.query_ids, members, seed=0),
+        slices=_describe(losses, outcome.query_ids, found, seed=0),
         value=1 - float(losses.mean()),
         num_pairs=len(losses),
         num_queries=len(np.unique(outcome.query_ids)),
@@ -379,14 +364,10 @@ def findings_json(findings: Findings, outcome: Outcome, dataset: Dataset, part_n
     return {"part": part_name, **dataclasses.asdict(findings), "slices": rows}
 
 
-def pair_losses(outcome: Outcome, metric: str) -> DoubleArray:
+def metric_losses(outcome: Outcome, metric: str) -> DoubleArray:
     """1 where a pair is missed ('recall@10'), or 1 - 1/rank ('reciprocal rank'): (N,)."""
-    known = {f"recall@{cutoff}": cutoff for cutoff in outcome.cutoffs}
-    if metric == "reciprocal rank":
-        return np.where(outcome.ranks > 0, 1 - 1 / np.maximum(outcome.ranks, 1), 1.0)
+    known: dict[str, int | None] = {f"recall@{cutoff}": cutoff for cutoff in outcome.cutoffs}
+    known["reciprocal rank"] = None
     if metric not in known:
-        raise UserError(
-            f"--metric must be one of {', '.join([*known, 'reciprocal rank'])}, got {metric!r}"
-        )
-    is_found = (outcome.ranks > 0) & (outcome.ranks <= known[metric])
-    return 1 - is_found.astype(np.float64)
+        raise UserError(f"--metric must be one of {', '.join(known)}, got {metric!r}")
+    return pair_losses(outcome, known[metric])

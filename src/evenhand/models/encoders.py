@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenhand.data.dataset import IntArray, Part, Rows, take_rows
+from evenhand.data.dataset import FloatArray, IntArray, Part, Rows, take_rows
 from evenhand.data.weighting import unit_values
 from evenhand.kernels.random import GOLDEN32
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
@@ -101,17 +101,24 @@ def backward(encoder: nn.Module, features: Any, vector_gradients: Tensor) -> Row
 
 def features_of(part: Part, query_ids: IntArray, *, device: torch.device) -> Features:
     """The features of chosen queries as tensors."""
+    return as_tensors(chosen_features(part, query_ids), device=device)
+
+
+def chosen_features(part: Part, query_ids: IntArray) -> Rows | FloatArray:
+    """The features of chosen queries, weighted if the part says so: rows, or dense (B, F)."""
     if not isinstance(part.features, Rows):
-        return torch.from_numpy(np.ascontiguousarray(part.features[query_ids])).to(device)
+        return np.ascontiguousarray(part.features[query_ids])
     rows = take_rows(part.features, query_ids)
     if part.feature_weights is not None:
         rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
-    return bags_of(rows, device=device)
+    return rows
 
 
-def bags_of(rows: Rows, *, device: torch.device) -> Bags:
-    """CSR rows in numpy as bags in torch."""
-    offsets, ids, values = rows.to_torch(device)
+def as_tensors(features: Rows | FloatArray, *, device: torch.device) -> Features:
+    """Rows as bags, or a dense array as a tensor, on a device."""
+    if not isinstance(features, Rows):
+        return torch.from_numpy(features).to(device)
+    offsets, ids, values = features.to_torch(device)
     return Bags(ids, offsets, values)
 
 

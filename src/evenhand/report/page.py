@@ -15,7 +15,7 @@ from evenhand.report.rendering import join_words, render
 from evenhand.report.run_set import make_run_set
 from evenhand.report.slices import find_slices
 from evenhand.report.verdict import reach_verdict
-from evenhand.runs import RunResult
+from evenhand.run_folder import RunResult
 
 
 def write_report(

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from evenhand.data.dataset import Dataset, IntArray, Part
 from evenhand.errors import UserError
 from evenhand.evaluation import SUMMARIES, GroupColumn, Score, group_columns
-from evenhand.evaluation.statistics import check_belongs
-from evenhand.runs import RunResult
+from evenhand.evaluation.groups import check_belongs
+from evenhand.run_folder import RunResult
 
 MAIN_CUTOFF = 10
 SHOWN_CUTOFFS = (1, 10, 50)

@@ -1,16 +1,27 @@
-"""Indexes: query vectors in, label ids and scores out, best first."""
+"""Search: queries in, label ids and scores out, best first (the contract is in `index`).
 
-from evenhand.search.exact import ExactIndex, SearchResult
-from evenhand.search.neighbours import NeighbourIndex, VotedQueries
-from evenhand.search.ranked import RankedIndex, RankedQueries
+`Searcher` is the whole way, from texts or features to labels; `ExactIndex` searches by the model's
+vectors alone, `HybridIndex` adds votes of similar training queries and a linear ranker.
+"""
+
+from evenhand.search.exact import ExactIndex
+from evenhand.search.hybrid import HybridIndex, HybridQueries
+from evenhand.search.index import Index, SearchResult, check_scores
+from evenhand.search.neighbours import Neighbours
+from evenhand.search.query_data import QueryData
 from evenhand.search.ranker import LinearRanker
+from evenhand.search.searcher import Searcher, label_index
 
 __all__ = [
     "ExactIndex",
+    "HybridIndex",
+    "HybridQueries",
+    "Index",
     "LinearRanker",
-    "NeighbourIndex",
-    "RankedIndex",
-    "RankedQueries",
+    "Neighbours",
+    "QueryData",
     "SearchResult",
-    "VotedQueries",
+    "Searcher",
+    "check_scores",
+    "label_index",
 ]

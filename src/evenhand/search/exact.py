@@ -7,10 +7,11 @@ are selected from while they are in its cache. Other devices and precisions use 
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from evenhand.search.index import SearchResult
 
 # 64 MiB of float32, measured on two cores: with less the many small steps cost more than they
 # should, with more the first touch of fresh memory does.
@@ -19,11 +20,6 @@ GATHER_FLOATS = 2**24  # label vectors copied at once by `scores_of`
 SCORES_OF_THREAD = 2**20  # 4 MiB, a thread's share of a usual third-level cache
 ROWS_OF_THREAD = 1024  # queries that share a block of labels: with fewer the product is slower
 FEWEST_ROWS = 128  # of a thread; with fewer queries the product alone uses all threads
-
-
-class SearchResult(NamedTuple):
-    label_ids: Tensor  # (Q, R) int64, best first; of equal scores the lower id first
-    scores: Tensor  # (Q, R)
 
 
 class ExactIndex:
@@ -123,7 +119,7 @@ class ExactIndex:
             torch.set_num_threads(all_threads)  # what threads yet to come start with
 
     def _search_rows(self, queries: Tensor, rows: slice, found: SearchResult) -> None:
-        from evenhand.search.selection import BestSoFar  # here, because numba takes a while
+        from evenhand.search.best_so_far import BestSoFar  # here, because numba takes a while
 
         queries = queries[rows]
         num_columns = min(self.block_size, max(1, SCORES_OF_THREAD // len(queries)))

@@ -1,14 +1,11 @@
-"""Votes of the most similar training queries, added to what another index scores.
+"""Votes of the most similar training queries for their labels.
 
 A model of few dimensions knows what queries have in common, and forgets single ones. Its nearest
 training queries remember: where they agree on a label, the label rises, however rare it is.
 
-    score'(label) = score(label) + weight * sum of shares of the neighbours that have the label
-
-A neighbour's share is its similarity to the power `power`, over the sum of all neighbours'.
-Similarity is the product of the sparse features, the cosine where rows have length 1. The result
-is exact: a label that no neighbour has keeps its score, so the best labels are among the best of
-the other index and the labels of the neighbours.
+Similarity is the product of the sparse features, the cosine where rows have length 1. A label's
+votes are the sum of the shares of the neighbours that have it; a neighbour's share is its
+similarity to the power `power`, over the sum of all neighbours'.
 """
 
 from typing import NamedTuple
@@ -20,36 +17,32 @@ from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Rows, take_rows
 from evenhand.kernels.jit import jit
-from evenhand.search.exact import ExactIndex, SearchResult
 
 
-class VotedQueries(NamedTuple):
-    """Queries as the model's vectors, and what their neighbours say."""
-
-    vectors: Tensor  # (Q, D)
+class Votes(NamedTuple):
     label_ids: Tensor  # (Q, C) distinct labels of the neighbours, in order; -1 where fewer
-    votes: Tensor  # (Q, C)
+    values: Tensor  # (Q, C)
 
-    @property
-    def device(self) -> torch.device:
-        return self.vectors.device
+    def of(self, label_ids: Tensor) -> Tensor:
+        """The votes of chosen labels, 0 where there are none: (Q, R) -> (Q, R)."""
+        last = torch.iinfo(self.label_ids.dtype).max  # no label has it
+        ordered, order = self.label_ids.masked_fill(self.label_ids < 0, last).sort(dim=1)
+        positions = torch.searchsorted(ordered, label_ids.contiguous())
+        positions = positions.clamp(max=ordered.shape[1] - 1)
+        found = self.values.gather(1, order).gather(1, positions)
+        return found * (ordered.gather(1, positions) == label_ids)
 
-    def __len__(self) -> int:  # queries, not fields of the tuple
-        return len(self.vectors)
 
-
-class NeighbourIndex:
-    """The index of a model, and the training queries beside it."""
+class Neighbours:
+    """The training queries and their labels, to be asked for the nearest of other queries."""
 
     def __init__(
         self,
-        index: ExactIndex,
         features: Rows,
         positives: Rows,
         *,
         num_features: int,
         num_neighbours: int,
-        weight: float,
         power: float,
     ) -> None:
         """
@@ -62,63 +55,40 @@ class NeighbourIndex:
                 f"num_neighbours must be between 1 and {len(features)} (the training queries), "
                 f"got {num_neighbours}"
             )
-        self.index = index
+        assert features.values is not None
         self.positives = positives
         self.num_rows = len(features)
         self.num_neighbours = num_neighbours
-        self.weight = weight
         self.power = power
-        self.lists = _by_feature(features, num_features)
+        # The same entries listed by feature: which rows have it, and with what value.
+        order = np.argsort(features.ids, kind="stable")
+        row_ids = np.repeat(np.arange(len(features), dtype=np.int32), features.lengths())
+        counts = np.bincount(features.ids, minlength=num_features)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.lists = (offsets, row_ids[order], np.ascontiguousarray(features.values[order]))
 
-    def __len__(self) -> int:
-        return len(self.index)
-
-    @torch.no_grad()
-    def asked(self, vectors: Tensor, features: Rows) -> VotedQueries:
-        """The queries with their neighbours' votes: (Q, D) and (Q,) rows."""
-        label_ids, votes = neighbour_votes(
-            *self.neighbours(features), self.positives, power=self.power
-        )
-        return VotedQueries(vectors, label_ids.to(vectors.device), votes.to(vectors.device))
-
-    @torch.no_grad()
-    def search(self, queries: VotedQueries, num_results: int) -> SearchResult:
-        """The labels of the highest score, votes included: (Q, R), R = min(num_results, L)."""
-        found = self.index.search(queries.vectors, num_results)
-        scores = self.index.scores_of(queries.vectors, queries.label_ids)
-        scores = scores + self.weight * queries.votes  # (Q, C), -inf where there is no label
-        # A label that is in both lists counts once, with its votes.
-        is_voted = lookup(found.label_ids, queries.label_ids, torch.ones_like(queries.votes))
-        rest = found.scores.masked_fill(is_voted > 0, -torch.inf)
-        ids = torch.cat([found.label_ids, queries.label_ids], dim=1)
-        scores, order = torch.cat([rest, scores], dim=1).sort(dim=1, descending=True, stable=True)
-        count = found.label_ids.shape[1]
-        return SearchResult(ids.gather(1, order[:, :count]), scores[:, :count])
-
-    @torch.no_grad()
-    def scores_of(self, queries: VotedQueries, label_ids: Tensor) -> Tensor:
-        """Scores of chosen labels, votes included: (Q, P), -inf where the id is -1."""
-        scores = self.index.scores_of(queries.vectors, label_ids)
-        return scores + self.weight * lookup(label_ids, queries.label_ids, queries.votes)
-
-    def neighbours(self, features: Rows) -> tuple[IntArray, NDArray[np.float32]]:
+    def nearest(self, features: Rows) -> tuple[IntArray, NDArray[np.float32]]:
         """The most similar training queries and how similar they are: (Q, k), (Q, k)."""
-        assert features.values is not None
+        if features.values is None:
+            raise ValueError("features must have values")
         shape = len(features), self.num_neighbours
         ids, similarities = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        lists, sums = self.lists, np.zeros(self.num_rows, dtype=np.float32)
-        assert lists.values is not None
-        _most_similar(*features, *lists, sums, ids, similarities)  # type: ignore[arg-type]
+        sums = np.zeros(self.num_rows, dtype=np.float32)
+        _most_similar(*features, *self.lists, sums, ids, similarities)  # type: ignore[arg-type]
         return ids, similarities
 
+    def votes(self, features: Rows) -> Votes:
+        """What the nearest training queries of Q queries say."""
+        return count_votes(*self.nearest(features), self.positives, power=self.power)
 
-def neighbour_votes(
+
+def count_votes(
     neighbours: IntArray, similarities: NDArray[np.float32], positives: Rows, *, power: float
-) -> tuple[Tensor, Tensor]:
-    """Distinct labels of each query's neighbours and their votes: (Q, C), (Q, C).
+) -> Votes:
+    """The votes of each query's neighbours.
 
     Args:
-        neighbours, similarities: (Q, k), as `NeighbourIndex.neighbours` returns them.
+        neighbours, similarities: (Q, k), as `Neighbours.nearest` returns them.
         positives: (N,) labels of the training queries.
     """
     shares = similarities.astype(np.float64) ** power
@@ -138,26 +108,7 @@ def neighbour_votes(
     label_ids, votes = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)
     label_ids[rows, columns] = ids
     votes[rows, columns] = sums
-    return torch.from_numpy(label_ids), torch.from_numpy(votes)
-
-
-def _by_feature(rows: Rows, num_features: int) -> Rows:
-    """The same entries, listed by feature: which rows have it, and with what value."""
-    assert rows.values is not None
-    order = np.argsort(rows.ids, kind="stable")
-    row_ids = np.repeat(np.arange(len(rows), dtype=np.int32), rows.lengths())
-    counts = np.bincount(rows.ids, minlength=num_features)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return Rows(offsets, row_ids[order], np.ascontiguousarray(rows.values[order]))
-
-
-def lookup(wanted: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-    """The value of each wanted id, 0 where a row does not hold it: (Q, R), (Q, C) -> (Q, R)."""
-    last = torch.iinfo(ids.dtype).max  # no label has it
-    ordered, order = ids.masked_fill(ids < 0, last).sort(dim=1)
-    positions = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=ids.shape[1] - 1)
-    found = values.gather(1, order).gather(1, positions)
-    return found * (ordered.gather(1, positions) == wanted)
+    return Votes(torch.from_numpy(label_ids), torch.from_numpy(votes))
 
 
 @jit

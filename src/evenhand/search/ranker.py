@@ -5,7 +5,7 @@ vectors of some hundred dimensions blur. So each label gets weights of the spars
 on its positive training queries and on those for which the trained retriever ranks it high although
 it is wrong. These are the hardest labels of each query, the idea of S2M once more.
 
-The objective and how it is minimised are in `kernels.cpu_classifiers`. A label without a positive
+The objective and how it is minimised are in `classifiers`. A label without a positive
 query has nothing to be told from: no weights, and the score of a wrong label, -1, for all queries.
 
 Memory: the mined labels, 4 N M bytes (N queries, M mined each: 1.4 GB for 1.2 million and 300),
@@ -14,16 +14,21 @@ lists of PAIRS_AT_ONCE pairs, a row of weights a thread, and the weights that ar
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.numpy
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 
 from evenhand.data.dataset import IntArray, Rows
-from evenhand.kernels import cpu_classifiers
+from evenhand.errors import UserError
+from evenhand.files import atomic_path, check_is_file
 from evenhand.kernels.jit import num_threads_for
+from evenhand.search import classifiers
 from evenhand.search.exact import ExactIndex
 
 Mined = NDArray[np.int32]
@@ -31,6 +36,7 @@ ProgressFn = Callable[[int, int], None]  # what is done, and how much there is
 
 PAIRS_AT_ONCE = 2**26  # listed by label: 256 MiB
 PAIRS_OF_TASK = 2**16  # fitted by a thread before it takes the next ones
+DTYPES = {"offsets": "int64", "features": "int32", "values": "float32", "biases": "float32"}
 WRONG = -1.0  # where the squared hinge wants the score of a wrong label to be
 
 
@@ -46,7 +52,7 @@ class LinearRanker(NamedTuple):
 
     def scores(self, features: Rows, label_ids: IntArray) -> NDArray[np.float32]:
         """What is said of chosen labels: (Q,) rows, (Q, C) -> (Q, C), 0 where the id is -1."""
-        check_rows(features, self.num_features, "features")
+        check_rows(features, self.num_features, "features", needs_values=True)
         if label_ids.ndim != 2 or len(label_ids) != len(features):
             raise ValueError(f"label_ids must be ({len(features)}, C), got {label_ids.shape}")
         if label_ids.max(initial=-1) >= len(self):
@@ -57,11 +63,11 @@ class LinearRanker(NamedTuple):
         wanted = np.ascontiguousarray(label_ids, dtype=np.int64)
         order = np.empty(wanted.size, dtype=np.int64)
         starts = np.zeros(len(self) + 1, dtype=np.int64)
-        count = cpu_classifiers.order_by_label(wanted.ravel(), starts, order)
+        count = classifiers.order_by_label(wanted.ravel(), starts, order)
         num_threads = num_threads_for(
             label_ids.size * (1 + len(features.ids) // max(1, len(features)))
         )
-        cpu_classifiers.score_labels(
+        classifiers.score_labels(
             num_threads,
             *_arrays(features),
             *_arrays(self.weights),
@@ -97,7 +103,7 @@ def hardest_labels(
         found = index.search(encode_fn(row_ids), count)
         block = mined[start : start + batch_size]
         block[:] = found.label_ids.cpu().numpy()
-        cpu_classifiers.clear_positives(block, *_lists(positives), start)
+        classifiers.clear_positives(block, *_lists(positives), start)
         if progress_fn is not None:
             progress_fn(int(row_ids[-1]) + 1, len(positives))
     return mined
@@ -130,7 +136,7 @@ def fit_ranker(
         max_passes: over the rows of a label, converged or not.
         progress_fn: called with the number of (query, label) pairs done and of all.
     """
-    check_rows(features, num_features, "features")
+    check_rows(features, num_features, "features", needs_values=True)
     check_rows(positives, num_labels, "positives")
     if len(positives) != len(features) or mined.ndim != 2 or len(mined) != len(features):
         raise ValueError(
@@ -145,18 +151,18 @@ def fit_ranker(
         raise ValueError(f"costs must be above 0, got {positive_cost} and {negative_cost}")
     mined = np.ascontiguousarray(mined, dtype=np.int32)
     arrays = _arrays(features)
-    squares = cpu_classifiers.squared_lengths(*arrays, num_features)
+    squares = classifiers.squared_lengths(*arrays, num_features)
     limits: Any = positive_cost, negative_cost, tolerance, max_passes, smallest_weight, seed
     positive_counts = np.bincount(positives.ids, minlength=num_labels).astype(np.int64)
     counts = positive_counts.copy()
-    cpu_classifiers.count_labels(mined, counts)
+    classifiers.count_labels(mined, counts)
     counts[positive_counts == 0] = 0
     num_pairs, num_done = int(counts.sum()), 0
 
     def fit(task: _Task) -> tuple[_Task, Any]:
         numbers = task.labels, task.starts, counts[task.labels], positive_counts[task.labels]
         numbers = tuple(map(np.ascontiguousarray, numbers))  # type: ignore[assignment]
-        return task, cpu_classifiers.fit_labels(
+        return task, classifiers.fit_labels(
             *numbers, task.rows, *arrays, squares, num_features, *limits
         )
 
@@ -171,7 +177,7 @@ def fit_ranker(
                     progress_fn(num_done, num_pairs)
         finally:
             pool.shutdown(cancel_futures=True)
-    return _joined(fitted, num_features=num_features, num_labels=num_labels)
+    return _join_tasks(fitted, num_features=num_features, num_labels=num_labels)
 
 
 class _Task(NamedTuple):
@@ -193,7 +199,7 @@ def _tasks(positives: Rows, mined: Mined, counts: NDArray[np.int64]) -> Iterator
         starts = np.cumsum(own) - own
         rows = np.empty(own.sum(), dtype=np.int32)
         places = np.where(own > 0, starts, -1)
-        cpu_classifiers.list_rows(*_lists(positives), mined, first, last, places, rows)
+        classifiers.list_rows(*_lists(positives), mined, first, last, places, rows)
         order = np.argsort(-own, kind="stable")[: np.count_nonzero(own)]
         cuts = np.flatnonzero(np.diff(np.cumsum(own[order]) // PAIRS_OF_TASK)) + 1
         yield [
@@ -202,7 +208,7 @@ def _tasks(positives: Rows, mined: Mined, counts: NDArray[np.int64]) -> Iterator
         first = last
 
 
-def _joined(fitted: list[Any], *, num_features: int, num_labels: int) -> LinearRanker:
+def _join_tasks(fitted: list[Any], *, num_features: int, num_labels: int) -> LinearRanker:
     """What the tasks found, in the order of the labels; the list is emptied on the way."""
     lengths = np.zeros(num_labels, dtype=np.int64)
     for labels, num_kept, *_ in fitted:
@@ -222,10 +228,47 @@ def _joined(fitted: list[Any], *, num_features: int, num_labels: int) -> LinearR
     return LinearRanker(Rows(offsets, ids, values), biases, num_features)
 
 
-def check_rows(rows: Rows, limit: int, name: str) -> None:
+# --- on disk --------------------------------------------------------------------------------------
+
+
+def save_ranker(path: Path, ranker: LinearRanker) -> None:
+    """Writes a .safetensors file, all of it or nothing."""
+    offsets, features, values = ranker.weights
+    arrays = {"offsets": offsets, "features": features, "values": values, "biases": ranker.biases}
+    with atomic_path(path) as staging:
+        staging.write_bytes(safetensors.numpy.save(arrays))  # type: ignore[arg-type]
+
+
+def load_ranker(path: Path, *, num_features: int, num_labels: int) -> LinearRanker:
+    """Reads what `save_ranker` wrote, for a model of as many features and labels."""
+    try:
+        check_is_file(path)
+        arrays = safetensors.numpy.load_file(path)
+        for name, dtype in DTYPES.items():
+            if arrays[name].dtype != dtype:  # to convert could make one id of another
+                raise ValueError(f"{name} are {arrays[name].dtype}, expected {dtype}")
+        weights = Rows(arrays["offsets"], arrays["features"], arrays["values"])
+        biases = arrays["biases"]
+        check_rows(weights, num_features, "features", needs_values=True)
+        if not (np.isfinite(arrays["values"]).all() and np.isfinite(biases).all()):
+            raise ValueError("a weight is not finite")
+        if len(weights) != num_labels or biases.shape != (num_labels,):
+            raise ValueError(f"{len(weights)} labels, the data set has {num_labels}")
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise UserError(
+            f"{path} does not fit this run's data, or is damaged ({error}); remove it and finish "
+            f"the run again: evenhand train --resume --run {path.parent.parent}"
+        ) from error
+    return LinearRanker(weights, biases, num_features)
+
+
+# --- arrays for compiled code ---------------------------------------------------------------------
+
+
+def check_rows(rows: Rows, limit: int, name: str, *, needs_values: bool = False) -> None:
     """Refuses rows that compiled code would read, or write, beyond an array with."""
-    if name == "features" and rows.values is None:
-        raise ValueError("features must have values")
+    if needs_values and rows.values is None:
+        raise ValueError(f"{name} must have values")
     offsets, num_entries = rows.offsets, rows.ids.size
     if offsets.ndim != 1 or rows.ids.ndim != 1:
         raise ValueError(f"the arrays of {name} must have one dimension")

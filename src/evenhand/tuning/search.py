@@ -37,17 +37,16 @@ from evenhand.evaluation import (
     selected_score,
     selected_value,
 )
+from evenhand.evaluation.groups import BUILT_IN
 from evenhand.evaluation.scores import MIN_PAIRS
-from evenhand.evaluation.statistics import BUILT_IN
 from evenhand.faults import explain_out_of_memory
 from evenhand.files import atomic_folder, read_json, write_json, write_text
 from evenhand.locking import locked
-from evenhand.pipeline import evaluate_run, open_data
 from evenhand.report.rendering import format_duration
-from evenhand.runs import load_result, read_about
+from evenhand.run_folder import load_result, read_about
+from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
 from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
-from evenhand.training_run import begin_run, resumable_config, train_run
 from evenhand.tuning.results import (
     NAN,
     Rule,

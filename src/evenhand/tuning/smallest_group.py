@@ -11,7 +11,7 @@ from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import group_columns
 from evenhand.evaluation.scores import check_known
-from evenhand.pipeline import open_data
+from evenhand.runs import open_data
 from evenhand.tuning.space import NUM_HARD_EXAMPLES, TAIL_FRACTION, with_settings
 
 

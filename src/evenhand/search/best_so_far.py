@@ -7,7 +7,7 @@ A score and its label are held as one integer, a key: keys are in the order of t
 equal scores in that of the labels, lowest first. So no two are equal and ties need no care.
 
 It is not `kernels.selection.largest` of each block because that ignores what earlier blocks held:
-measured on a row of 16 blocks of 2,048 labels, it takes eleven times as long.
+a whole search of 34,006 labels, the product included, then takes 1.3 to 1.9 times as long.
 """
 
 import numpy as np

@@ -7,7 +7,10 @@ sign) are given. Sought are the weights w, of which the last is for a constant f
 
 The dual has a number alpha_i >= 0 a row, w = sum of alpha_i y_i x_i, and its coordinates can be
 minimised exactly one after the other (Hsieh et al., A Dual Coordinate Descent Method for
-Large-scale Linear SVM, 2008). Rows that are by far on the right side rest for a while.
+Large-scale Linear SVM, 2008; the solver of liblinear). Rows that are by far on the right side rest
+for a while. It is by hand because a library fits one matrix at a time: here every label has rows of
+its own out of one matrix, and to copy them for each of a hundred thousand labels costs more than
+the fit.
 """
 
 from typing import Any

@@ -16,8 +16,8 @@ from scipy.sparse import block_diag, csr_matrix
 from scipy.special import xlogy
 
 from evenhand.data.dataset import IntArray
-from evenhand.evaluation.attributes import Attribute
-from evenhand.evaluation.statistics import DoubleArray
+from evenhand.evaluation.groups import DoubleArray
+from evenhand.evaluation.slice_attributes import Attribute
 
 MAX_SHARE = 0.5  # a slice is a part: a larger one is what others are seen against
 VALUES_AT_ONCE = 2**22  # of permuted losses: 16 MB
@@ -45,7 +45,7 @@ class Looks(NamedTuple):
     def among(self, pairs: IntArray, *, min_pairs: int) -> "Looks":
         """Of these pairs alone: slices that hold enough of them and not most, each set once."""
         cells = self.cells[:, pairs]
-        counts, sums = (self.unions @ (cells @ _marked(len(pairs)))).T  # (S,), (S,)
+        counts, sums = (self.unions @ (cells @ _marks(len(pairs)))).T  # (S,), (S,)
         small = np.flatnonzero((counts >= min_pairs) & (counts <= MAX_SHARE * len(pairs)))
         kept = small[_firsts(sums[small])]
         return Looks(
@@ -71,17 +71,17 @@ def slices_to_look_at(
         for chosen in itertools.combinations(range(len(attributes)), size):
             parent, last = families.get(chosen[:-1]), singles[chosen[-1]]
             if parent is not None and parent.conditions and last.conditions:
-                families[chosen] = _joined(parent, last, min_pairs)
+                families[chosen] = _join(parent, last, min_pairs)
     num_singles = sum(len(family.conditions) for family in singles)
-    return _stacked([f for f in families.values() if f.conditions], num_singles)
+    return _stack([f for f in families.values() if f.conditions], num_singles)
 
 
 def _single(attribute: Attribute, place: int, min_pairs: int) -> _Family:
     conditions: list[Conditions] = [((place, c),) for c in range(len(attribute.conditions))]
-    return _kept(_Family(attribute.codes, attribute.members, conditions), min_pairs)
+    return _keep(_Family(attribute.codes, attribute.members, conditions), min_pairs)
 
 
-def _joined(parent: _Family, last: _Family, min_pairs: int) -> _Family:
+def _join(parent: _Family, last: _Family, min_pairs: int) -> _Family:
     """Every slice of one family with every condition of a further column."""
     is_known = (parent.cells >= 0) & (last.cells >= 0)
     codes = parent.cells[is_known].astype(np.int64) * last.unions.shape[1] + last.cells[is_known]
@@ -91,7 +91,7 @@ def _joined(parent: _Family, last: _Family, min_pairs: int) -> _Family:
     firsts, lasts = np.divmod(present, max(1, last.unions.shape[1]))
     unions = _khatri_rao(parent.unions[:, firsts], last.unions[:, lasts])
     conditions = [a + b for a in parent.conditions for b in last.conditions]
-    return _kept(_Family(cells, unions, conditions), min_pairs)
+    return _keep(_Family(cells, unions, conditions), min_pairs)
 
 
 def _khatri_rao(first: Any, second: Any) -> Any:
@@ -111,16 +111,16 @@ def _khatri_rao(first: Any, second: Any) -> Any:
     return csr_matrix((np.ones(len(rows)), (rows, columns[owners])), shape=shape)
 
 
-def _kept(family: _Family, min_pairs: int) -> _Family:
+def _keep(family: _Family, min_pairs: int) -> _Family:
     """Without the slices that are too small, that hold all pairs, or that are others again."""
     num_pairs = len(family.cells)
-    counts, sums = (family.unions @ (_cell_matrix([family]) @ _marked(num_pairs))).T  # (s,), (s,)
+    counts, sums = (family.unions @ (_cell_matrix([family]) @ _marks(num_pairs))).T  # (s,), (s,)
     enough = np.flatnonzero((counts >= min_pairs) & (counts < num_pairs))
     kept = enough[_firsts(sums[enough])]
     return _Family(family.cells, family.unions[kept], [family.conditions[row] for row in kept])
 
 
-def _stacked(families: list[_Family], num_singles: int) -> Looks:
+def _stack(families: list[_Family], num_singles: int) -> Looks:
     if not families:
         return Looks([], csr_matrix((0, 0)), csr_matrix((0, 0)), num_singles)
     conditions = [slice_ for family in families for slice_ in family.conditions]
@@ -138,7 +138,7 @@ def _cell_matrix(families: Sequence[_Family]) -> Any:
     return csr_matrix((np.ones(len(places[0])), places), shape=shape)
 
 
-def _marked(num_pairs: int) -> DoubleArray:
+def _marks(num_pairs: int) -> DoubleArray:
     """A one and a random number for each pair, the sum of which tells sets apart: (N, 2).
 
     The numbers are whole, so that sums do not depend on their order.
@@ -182,7 +182,7 @@ def slabs_of(query_ids: IntArray, strata: IntArray) -> list[IntArray]:
     return slabs
 
 
-def permuted_losses(
+def permute_losses(
     losses: NDArray[np.floating[Any]],
     slabs: Sequence[IntArray],
     count: int,
@@ -312,7 +312,7 @@ def largest_score(
     mean_loss: float,
     num_permutations: int,
     generator: np.random.Generator,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> Found:
     """The slice of the largest score, and how often chance alone would reach that score."""
     if not looks.conditions:
@@ -329,10 +329,9 @@ def largest_score(
     at_once = max(1, min(num_permutations, VALUES_AT_ONCE // len(losses)))
     for start in range(0, num_permutations, at_once):
         count = min(at_once, num_permutations - start)
-        permuted = permuted_losses(single, slabs, count, generator)
+        permuted = permute_losses(single, slabs, count, generator)
         largest = scorer.scores(fast.totals(permuted)).max(axis=0)  # (B,)
         num_reached += int((largest >= to_reach - ROUNDING * max(1.0, to_reach)).sum())
-        if progress is not None:
-            progress(start + count)
+        progress(start + count)
     p_value = (1 + num_reached) / (1 + num_permutations) if score > 0 else 1.0
     return Found(place, score, p_value)

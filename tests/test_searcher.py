@@ -1,0 +1,394 @@
+"""A run folder answers queries on its own: texts or features in, labels and scores out."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from rich.console import Console
+
+import small
+from evenhand import runs
+from evenhand.build import check_against_data, check_ranker
+from evenhand.config import build_config, to_toml
+from evenhand.data import Rows, open_dataset, save_dataset
+from evenhand.data.dataset import take_rows
+from evenhand.data.text import NgramFeaturizer
+from evenhand.errors import UserError
+from evenhand.run_folder import load_result, read_about
+from evenhand.runs import (
+    begin_run,
+    build_searcher,
+    evaluate_model,
+    evaluate_run,
+    load_run_ranker,
+    load_searcher,
+    open_data,
+    query_data_of,
+    query_data_path,
+    ranker_path,
+    train_run,
+)
+from evenhand.saved_models import load_model
+from evenhand.search import LinearRanker
+from evenhand.search import query_data as query_data_module
+from evenhand.search.query_data import QueryData, load_query_data, save_query_data
+from evenhand.search.ranker import load_ranker, save_ranker
+from experiments.table3 import fixture
+
+CPU, QUIET = torch.device("cpu"), Console(quiet=True)
+VOTES, RANKER = {"search__num_neighbours": 5}, {"ranker__num_mined_labels": 10}
+HANDICAP = {"search__frequency_discount": 0.3}
+
+
+def config_of(folder, **changes):
+    """A run of three steps on feature rows; changes are named section__key."""
+    values = {
+        "data": {"dataset": str(folder), "weighting": "tf-idf"},
+        "model": {"similarity": "dot", "label_bias": True, "embedding_dim": 8},
+        "loss": {"name": "softmax"},
+        "mining": {
+            "batch_size": 64, "num_sampled_labels": 32, "num_hard_labels": 8,
+            "num_hard_examples": 32,
+        },
+        "training": {"num_steps": 3, "checkpoint_every": 0},
+        "evaluation": {"num_resamples": 0},
+    }  # fmt: skip
+    for name, value in changes.items():
+        section, key = name.split("__")
+        values.setdefault(section, {})[key] = value
+    return build_config(values)
+
+
+def begun(home, dataset=None, config=None):
+    """A run folder that is ready to be trained, its settings and its data."""
+    save_dataset(dataset or fixture(), home / "data")
+    config = config or config_of(home / "data", **VOTES, **RANKER)
+    opened = open_data(config.data, QUIET)
+    begin_run(home / "run", config, opened, device=CPU)
+    return home / "run", config, opened
+
+
+def trained(home, dataset=None, config=None):
+    run = begun(home, dataset, config)
+    assert train_run(*run, device=CPU, console=QUIET)
+    return run
+
+
+# --- without the data set -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, HANDICAP], ids=["plain", "handicap"])
+def test_a_copied_run_answers_texts_without_its_data(tmp_path, capsys, monkeypatch, changes):
+    save_dataset(small.text_dataset(), tmp_path / "data")
+    path = small.settings_file(tmp_path / "a.toml", tmp_path / "data", **changes)
+    assert small.run_main(capsys, "train", path, "--run", tmp_path / "run").code == 0
+    words = ["search", tmp_path / "run", "marsaum12", "dokiba7", "--results", "4"]
+    before = small.run_main(capsys, *words)
+    assert (before.code, before.out.count("\n")) == (0, 12)
+    with monkeypatch.context() as patch:  # nor is it opened where it is there
+        patch.setattr(runs, "open_dataset", None)
+        assert small.run_main(capsys, *words) == before
+    query_data = query_data_path(tmp_path / "run")
+    query_data.rename(tmp_path / "aside")
+    assert small.run_main(capsys, *words) == before  # a run of an earlier version
+    (tmp_path / "aside").rename(query_data)
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "run", tmp_path / "elsewhere/run")
+    shutil.rmtree(tmp_path / "data")
+    words[1] = tmp_path / "elsewhere/run"
+    assert small.run_main(capsys, *words) == before
+    query_data_path(words[1]).unlink()
+    assert "no dataset.json in" in small.run_main(capsys, *words).sentence
+    with pytest.raises(UserError, match="train --resume --run"):
+        load_searcher(words[1], device=CPU)
+    save_dataset(small.text_dataset(seed=1), tmp_path / "other")
+    answer = small.run_main(capsys, *words, "--data", tmp_path / "other")
+    assert "trained on another data set" in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("weighting", "changes"),
+    [
+        ("as-is", {}),
+        ("unit", HANDICAP),
+        ("tf-idf", VOTES),
+        ("unit", RANKER),
+        ("tf-idf", HANDICAP | VOTES | RANKER),
+    ],
+)
+def test_a_copied_run_finds_for_features_what_its_evaluation_found(tmp_path, changes, weighting):
+    config = config_of(tmp_path / "data", data__weighting=weighting, **changes)
+    run, _, dataset = trained(tmp_path, config=config)
+    evaluate_run(run, dataset, "test", device=CPU, console=QUIET)
+    features = open_dataset(tmp_path / "data").parts["test"].features  # not weighted
+    features = Rows(*map(np.array, features))
+    shutil.copytree(run, tmp_path / "elsewhere/run")
+    shutil.rmtree(tmp_path / "data")
+    searcher = load_searcher(tmp_path / "elsewhere/run", device=CPU)
+    found, outcome = searcher.search(features, 10), load_result(run, "test").outcome
+    np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids)
+    np.testing.assert_allclose(found.scores, outcome.retrieved_scores, rtol=1e-5)
+    assert searcher.encode(features).shape == (len(features), 8)
+    one = searcher.search(take_rows(features, np.array([0])), 3)
+    np.testing.assert_array_equal(one.label_ids, found.label_ids[:1, :3])
+
+
+def test_dense_queries_are_answered_and_others_refused(tmp_path):
+    config = small.config(tmp_path / "data", training__num_steps=3)
+    run, _, dataset = trained(tmp_path, small.dense_dataset(), config)
+    searcher, queries = load_searcher(run, device=CPU), dataset.parts["test"].features
+    found = searcher.search(np.asarray(queries[:4], np.float64), 5)
+    outcome = evaluate_model(load_model(run, dataset, device=CPU), dataset, "test", config)
+    np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids[:4, :5])
+    assert searcher.label_name(3) == "label 3"
+    with pytest.raises(ValueError, match=r"dense, of width 12, got \(2, 11\)"):
+        searcher.search(np.zeros((2, 11)))
+    with pytest.raises(ValueError, match="got sparse rows"):
+        searcher.search(Rows(np.array([0, 1]), np.array([3], np.int32)))
+    with pytest.raises(UserError, match="cannot turn a text into features"):
+        searcher.search(["Wien"])
+
+
+def test_rows_that_are_none_of_the_model_are_refused(tmp_path):
+    searcher = load_searcher(trained(tmp_path)[0], device=CPU)
+    rows = {"offsets": np.array([0, 1]), "ids": np.array([0], np.int32)}
+    rows["values"] = np.ones(1, np.float32)
+    for change, words in (
+        ({"ids": np.array([10**6], np.int32)}, "ids of queries must be from 0"),
+        ({"offsets": np.array([0, 2])}, "must rise from 0 to 1"),
+        ({"offsets": np.array([0, 0])}, "must end at 1, the entries, got 0"),
+        ({"values": None}, "queries must have values"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            searcher.search(Rows(**rows | change))
+    with pytest.raises(ValueError, match="sparse rows of ids below"):
+        searcher.search(np.zeros((1, searcher.data.num_features)))
+
+
+DAMAGES = {
+    "cut": (None, "SafetensorError"),
+    "no about": ({"about": None}, "KeyError"),
+    "version": ({"version": 2}, "version must be 1"),
+    "no number": ({"num_labels": "4"}, "num_labels must be"),
+    "no label": ({"num_labels": 0}, "num_labels must be between 1"),
+    "many labels": ({"num_labels": 2**31}, "num_labels must be between 1"),
+    "other labels": ({"num_labels": 5}, "rows, expected 5"),
+    "buckets": ({"num_features": 3}, "got 0 to 4|3 labels|more buckets|rows, expected 3"),
+    "featurizer": ({"featurizer": {"kind": "words"}}, "kind 'ngrams'"),
+    "types": ({"label_counts": np.zeros(4, np.float32)}, "expected int64"),
+    "shape": ({"label_counts": np.zeros((2, 2), np.int64)}, "expected int64"),
+    "negative": ({"label_counts": np.array([0, 1, -1, 0])}, "at least 0, got -1"),
+    "infinite": ({"feature_weights": np.full(5, np.inf, np.float32)}, "not finite"),
+    "falling": ({"label_names.offsets": np.array([0, 3, 2, 3, 4])}, "offsets decrease"),
+    "beyond": ({"label_names.offsets": np.array([0, 1, 2, 3, 9])}, "must go from 0 to 4"),
+    "features": ({"train_features.ids": np.array([0, 5, 2], np.int32)}, "from 0 to 4, got 0 to 5"),
+    "labels": ({"train_positives.ids": np.array([4, 0], np.int32)}, "from 0 to 3, got 0 to 4"),
+    "queries": ({"train_positives.offsets": np.array([0, 2])}, "1 rows, expected 2"),
+    "unknown": ({"other": np.zeros(1)}, "expected None"),
+    "no type of numpy": (b'"F8_E4M3"', "AttributeError|TypeError"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_query_data_are_refused_in_one_sentence(tmp_path, damage):
+    rows = Rows(np.array([0, 2, 3]), np.array([0, 4, 2], np.int32), np.ones(3, np.float32))
+    names = small.text_dataset().label_names.pack("wxyz")
+    data = QueryData(
+        "a", "b", 5, 4, True, NgramFeaturizer(num_buckets=5).settings(), names,
+        np.ones(5, np.float32), np.arange(4), rows, Rows(np.arange(3), np.array([3, 0], np.int32)),
+    )  # fmt: skip
+    path, (changes, words) = tmp_path / "model/query_data.safetensors", DAMAGES[damage]
+    save_query_data(path, data)
+    assert str(load_query_data(path)._replace(label_names=None)) == str(
+        data._replace(label_names=None)
+    )
+    arrays = safetensors.numpy.load_file(path)
+    about = {"version": 1, **{name: getattr(data, name) for name in query_data_module.KINDS}}
+    if changes is None:
+        path.write_bytes(path.read_bytes()[:-3])
+    elif isinstance(changes, bytes):
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = data[8:end].replace(b'"U8"', changes)
+        path.write_bytes(len(header).to_bytes(8, "little") + header + data[end:])
+    elif changes == {"about": None}:
+        path.write_bytes(safetensors.numpy.save(arrays))
+    else:
+        of_about = {name: value for name, value in changes.items() if name in about}
+        arrays |= {name: value for name, value in changes.items() if name not in about}
+        text = json.dumps(about | of_about)
+        path.write_bytes(safetensors.numpy.save(arrays, metadata={"about": text}))
+    with pytest.raises(UserError, match=words) as caught:
+        load_query_data(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_query_data_of_another_run_are_refused(tmp_path):
+    config = small.config(tmp_path / "data", training__num_steps=3)
+    run, _, dataset = trained(tmp_path, small.text_dataset(), config)
+    data = query_data_of(dataset, config)
+    save_query_data(query_data_path(run), data._replace(fingerprint="of another"))
+    with pytest.raises(UserError, match="trained on another data set"):
+        load_searcher(run, device=CPU)
+    save_query_data(query_data_path(run), data._replace(num_features=2**31 - 1))
+    with pytest.raises(UserError, match="does not fit"):  # before memory of that size is asked for
+        load_searcher(run, device=CPU)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_frequency_discount_takes_the_logarithm_of_its_pairs_off_every_label(has_bias):
+    dataset = small.text_dataset()
+    changes = {"loss__name": "softmax", "model__similarity": "dot", "model__label_bias": has_bias}
+    plain = small.config("unused", **changes)
+    config = small.config("unused", search__frequency_discount=0.7, **changes)
+    model = runs.build_training(plain, dataset, CPU).training.model
+    if has_bias:
+        torch.nn.init.normal_(model.label_bias)
+    texts, labels = ["a", "b"], torch.arange(dataset.num_labels).expand(2, -1)
+    before, after = (
+        searcher.index.scores_of(searcher.encode(texts), labels)
+        for searcher in (
+            build_searcher(model, query_data_of(dataset, one), one) for one in (plain, config)
+        )
+    )
+    num_pairs = [0] * dataset.num_labels
+    for label in dataset.parts["train"].positives.ids.tolist():
+        num_pairs[label] += 1
+    taken = torch.tensor([0.7 * np.log(1 + count) for count in num_pairs])
+    torch.testing.assert_close(before - after, taken.expand(2, -1).float(), rtol=1e-4, atol=1e-5)
+
+
+# --- runs with a ranker ---------------------------------------------------------------------------
+
+
+def test_a_run_leaves_a_ranker_that_its_evaluation_uses(tmp_path):
+    folder, config, dataset = trained(tmp_path)
+    about = read_about(folder)
+    assert about["is_complete"]
+    assert about["ranker_seconds"] >= 0
+    assert sorted(path.name for path in (folder / "model").iterdir()) == [
+        "query_data.safetensors", "ranker.safetensors", "weights",
+    ]  # fmt: skip
+    ranker, model = (
+        load_run_ranker(folder, config, dataset),
+        load_model(folder, dataset, device=CPU),
+    )
+    again = runs.mine_and_fit_ranker(model, dataset, config, console=QUIET)
+    for one, other in zip(
+        (*again.weights, again.biases), (*ranker.weights, ranker.biases), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
+    found = load_result(folder, "test").outcome
+    expected = evaluate_model(model, dataset, "test", config, ranker=ranker)
+    np.testing.assert_array_equal(found.ranks, expected.ranks)
+    assert (found.ranks != evaluate_model(model, dataset, "test", config).ranks).any()
+
+
+def killed(*arguments, **settings):
+    raise KeyboardInterrupt
+
+
+def test_a_kill_or_a_wish_to_stop_costs_no_more_than_the_ranker(tmp_path, monkeypatch):
+    folder, _config, dataset = run = begun(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "mine_and_fit_ranker", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(*run, device=CPU, console=QUIET)
+    assert not read_about(folder)["is_complete"]
+    with pytest.raises(UserError, match="no fitted ranker yet; finish it: evenhand train --resume"):
+        evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
+    weights = small.weights_file(folder).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "train", killed)  # the model must not be trained again
+        patch.setattr("evenhand.search.ranker.PAIRS_OF_TASK", 64)
+        assert not train_run(*run, device=CPU, console=QUIET, should_stop_fn=lambda: True)
+        assert not ranker_path(folder).exists()
+        assert train_run(*run, device=CPU, console=QUIET)
+        ranker = ranker_path(folder).read_bytes()
+        patch.setattr(runs, "mine_and_fit_ranker", killed)  # nor fitted, once all is there
+        assert train_run(*run, device=CPU, console=QUIET)
+    assert read_about(folder)["is_complete"]
+    assert small.weights_file(folder).read_bytes() == weights
+    shutil.rmtree(folder / "model/weights")  # trained anew, it gets a ranker of its own
+    ranker_path(folder).write_bytes(b"of another model")
+    assert train_run(*run, device=CPU, console=QUIET)
+    assert ranker_path(folder).read_bytes() == ranker
+
+
+@pytest.mark.parametrize("damage", ["cut", "other data", "missing array", "ids"])
+def test_a_damaged_ranker_is_refused(tmp_path, damage):
+    weights = Rows(np.array([0, 1, 2]), np.array([0, 3], np.int32), np.ones(2, np.float32))
+    ranker, path = (
+        LinearRanker(weights, np.zeros(2, np.float32), 4),
+        tmp_path / "ranker.safetensors",
+    )
+    save_ranker(path, ranker)
+    sizes = {"num_features": 4, "num_labels": 2}
+    load_ranker(path, **sizes)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-7])
+    elif damage == "other data":
+        sizes["num_labels"] = 3
+    elif damage == "missing array":
+        path.write_bytes(safetensors.numpy.save({"biases": ranker.biases}))
+    else:
+        sizes["num_features"] = 3
+    with pytest.raises(UserError, match=r"ranker\.safetensors does not fit .* or is damaged"):
+        load_ranker(path, **sizes)
+
+
+def test_an_average_has_a_ranker_of_its_own(tmp_path, capsys):
+    save_dataset(fixture(), tmp_path / "data")
+    folders = [tmp_path / f"run{seed}" for seed in (1, 2)]
+    (tmp_path / "a.toml").write_text(to_toml(config_of(tmp_path / "data", **RANKER)))
+    for seed, folder in enumerate(folders):
+        words = ["train", tmp_path / "a.toml", "--run", folder, "--seed", seed]
+        assert small.run_main(capsys, *words).code == 0
+    out = tmp_path / "both"
+    assert small.run_main(capsys, "average", *folders, "--run", out).code == 0
+    assert small.run_main(capsys, "evaluate", out, "--part", "validation").code == 0
+    assert len({ranker_path(folder).read_bytes() for folder in (*folders, out)}) == 3
+    assert "ranker_seconds" in read_about(out)
+    assert load_searcher(out, device=CPU).model.label_table.shape[1] == 16
+    text = (folders[1] / "config.toml").read_text().replace("weight = 12.0", "weight = 13.0")
+    (folders[1] / "config.toml").write_text(text)
+    answer = small.run_main(capsys, "average", *folders, "--run", tmp_path / "other")
+    assert "differ in their [ranker] settings" in answer.sentence
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_settings_that_the_data_cannot_meet_are_refused():
+    dataset = fixture()
+    for changes, words in (
+        ({"ranker__num_mined_labels": 10**6}, r"num_mined_labels must be at most \d+ \(the lab"),
+        ({"search__num_neighbours": 401}, r"search\.num_neighbours must be at most 400"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_against_data(config_of("unused", **changes), dataset)
+    for other in (small.text_dataset(), small.dense_dataset()):
+        with pytest.raises(UserError, match=r"num_mined_labels needs sparse features with values"):
+            check_ranker(config_of("unused", **RANKER), other)
+    for name, value in {
+        "ranker__num_mined_labels": -1, "ranker__weight": -1.0, "ranker__smallest_weight": -0.1,
+        "ranker__positive_cost": 0.0, "ranker__negative_cost": 0.0, "ranker__num_candidates": 0,
+        "search__neighbour_power": -1.0, "search__frequency_discount": -1.0,
+    }.items():  # fmt: skip
+        with pytest.raises(
+            UserError, match=rf"{name.replace('__', '.')} must be (at least|above) 0"
+        ):
+            config_of("unused", **{name: value})
+
+
+def test_features_may_lie_on_disk(tmp_path):
+    config = config_of(tmp_path / "data", data__weighting="as-is", **VOTES, **RANKER)
+    run, _, dataset = trained(tmp_path, config=config)
+    assert dataset.parts["train"].features.values.base is not None
+    evaluate_run(run, dataset, "test", device=CPU, console=QUIET)
+    assert dataclasses.replace(dataset).fingerprint == read_about(run)["dataset"]["fingerprint"]

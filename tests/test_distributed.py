@@ -79,7 +79,7 @@ def test_places_among_none_are_none():
     assert places_among(ids, torch.tensor([], dtype=torch.long)).tolist() == [[-1, -1]]
 
 
-def named(calls, silent=(), own_calls=9, **state):
+def named(calls, silent=(), own_calls=9, has_store=True):
     """The message of rank 0 of three, where the others have begun so many calls."""
     now = time.monotonic()
     seen = {
@@ -87,7 +87,7 @@ def named(calls, silent=(), own_calls=9, **state):
         for rank, count in enumerate([own_calls, *calls])
     }
     ranks = types.SimpleNamespace(rank=0, num_ranks=3, calls=own_calls)
-    return late_message(ranks, seen, waited=30.0, **state)
+    return late_message(ranks, seen, waited=30.0, has_store=has_store)
 
 
 def test_the_late_rank_is_named():

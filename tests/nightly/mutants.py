@@ -644,7 +644,7 @@ MUTANTS += [
     ),
     Mutant(
         "training/feed.py",
-        "        positives = np.where(is_drawn, positives[:, :1], positives)\n",
+        "            positives = np.where(is_drawn, positives[:, :1], positives)\n",
         "",
         "mask_of_all",
     ),
@@ -658,7 +658,7 @@ MUTANTS += [
         "distributed/search.py",
         "scores.masked_fill(label_ids < 0",
         "scores.masked_fill(label_ids <= 0",
-        "chosen_labels",
+        "those_of_one",
     ),
     Mutant(
         "distributed/exchange.py",

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -330,6 +331,13 @@ def test_a_run_on_a_gpu_without_a_graph_names_the_setting_that_prevents_it(as_if
     chosen = choose_step(training, dataclasses.replace(plan_of(), **OBSTACLES[reason]))
     assert (chosen.kind, chosen.reason) == ("eager", reason)
     assert chosen.describe() == f"training step: eager (no CUDA graph: {reason})"
+
+
+def test_without_triton_the_step_is_eager_and_says_so(as_if_on_cuda, monkeypatch):
+    training, _ = as_if_on_cuda
+    monkeypatch.setitem(sys.modules, "evenhand.training.gpu_step", None)  # as if it failed to load
+    chosen = choose_step(training, plan_of())
+    assert (chosen.kind, chosen.reason) == ("eager", "triton is not installed")
 
 
 def test_all_settings_that_prevent_a_graph_are_named_together(as_if_on_cuda):

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenhand.data.dataset import FloatArray, IntArray, Part, Rows, take_rows
+from evenhand.data import FloatArray, IntArray, Part, Rows, take_rows
 from evenhand.data.weighting import unit_values
 from evenhand.kernels.random import GOLDEN32
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows
+from evenhand.data import IntArray, Rows
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, check_is_file
 from evenhand.kernels.jit import num_threads_for

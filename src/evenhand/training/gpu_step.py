@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import Rows, pairs_of
+from evenhand.data import Rows, pairs_of
 from evenhand.kernels.gpu.bags import bag_entries, bag_vectors, entry_capacity
 from evenhand.kernels.gpu.batches import Clock, DevicePairs, draw_batch
 from evenhand.kernels.gpu.entries import update_by_entries

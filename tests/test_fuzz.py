@@ -21,7 +21,7 @@ from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normali
 from evenhand.errors import UserError
 from evenhand.evaluation import load_outcome
 from evenhand.files import parse_json, read_json
-from evenhand.run_folder import _read_scores, read_about, read_metrics
+from evenhand.run_folder import read_about, read_metrics, read_scores
 from evenhand.search.ranker import load_ranker
 from evenhand.tuning.space import parse_space
 from fuzz import array_targets, network_targets
@@ -117,7 +117,7 @@ def test_scores_of_other_types_are_refused(tmp_path):
     )
     for rest in ('"value": "1", "members": []', '"value": 1, "members": [1]'):
         with pytest.raises(UserError, match="damaged"):
-            _read_scores(written(tmp_path, "scores.json", f"[{{{row}, {rest}}}]"))
+            read_scores(written(tmp_path, "scores.json", f"[{{{row}, {rest}}}]"))
 
 
 @pytest.mark.parametrize(

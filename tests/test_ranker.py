@@ -118,7 +118,7 @@ def test_rows_that_rest_are_looked_at_again(seed):
 def test_squared_lengths_are_those_of_summed_values():
     offsets, ids = np.array([0, 3, 3]), np.array([1, 0, 1], np.uint32)
     values = np.array([0.5, 2, 1.5], np.float32)
-    squares = classifiers.squared_lengths(offsets, ids, values, 2)
+    squares = classifiers.squared_lengths((offsets, ids, values), 2)
     assert squares.tolist() == [1 + 2**2 + 2**2, 1]
 
 
@@ -265,7 +265,7 @@ def test_what_does_not_fit_together_is_refused():
         fitted(features, is_right, np.full_like(mined, 5))
     with pytest.raises(ValueError, match="costs must be above 0"):
         fitted(features, is_right, mined, negative_cost=0.0)
-    with pytest.raises(ValueError, match="label_ids must be below 5"):
+    with pytest.raises(ValueError, match="label_ids must be from -1 to 4, got 5 to 5"):
         ranker.scores(rows_of(features), np.full((30, 1), 5))
     with pytest.raises(ValueError, match=r"label_ids must be \(30, C\)"):
         ranker.scores(rows_of(features), np.zeros((29, 1), int))
@@ -275,11 +275,11 @@ def test_what_does_not_fit_together_is_refused():
     ("change", "message"),
     [
         ({"values": None}, "must have values"),
-        ({"offsets": np.array([0, 3, 2])}, "must rise from 0 to 3"),
-        ({"offsets": np.array([0, 1, 4])}, "must rise from 0 to 3"),
+        ({"offsets": np.array([0, 4, 3])}, "decrease after row 1"),
+        ({"offsets": np.array([0, 1, 4])}, "must go from 0 to 3"),
         ({"ids": np.array([0, 1, 7], np.int32)}, "from 0 to 6, got 0 to 7"),
         ({"ids": np.array([0, -1, 3], np.int32)}, "from 0 to 6, got -1 to 3"),
-        ({"values": np.ones(2, np.float32)}, "3 ids and 2 values"),
+        ({"values": np.ones(2, np.float32)}, "do not belong together"),
     ],
 )
 def test_damaged_rows_are_refused_before_compiled_code_reads_them(change, message):

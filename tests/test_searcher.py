@@ -144,7 +144,7 @@ def test_dense_queries_are_answered_and_others_refused(tmp_path):
     found = searcher.search(np.asarray(queries[:4], np.float64), 5)
     outcome = evaluate_model(load_model(run, dataset, device=CPU), dataset, "test", config)
     np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids[:4, :5])
-    assert searcher.label_name(3) == "label 3"
+    assert searcher.label_names([3]) == ["label 3"]
     with pytest.raises(ValueError, match=r"dense, of width 12, got \(2, 11\)"):
         searcher.search(np.zeros((2, 11)))
     with pytest.raises(ValueError, match="got sparse rows"):
@@ -159,8 +159,8 @@ def test_rows_that_are_none_of_the_model_are_refused(tmp_path):
     rows["values"] = np.ones(1, np.float32)
     for change, words in (
         ({"ids": np.array([10**6], np.int32)}, "ids of queries must be from 0"),
-        ({"offsets": np.array([0, 2])}, "must rise from 0 to 1"),
-        ({"offsets": np.array([0, 0])}, "must end at 1, the entries, got 0"),
+        ({"offsets": np.array([0, 2])}, "offsets must go from 0 to 1"),
+        ({"offsets": np.array([0, 0])}, "go from 0 to 1, and goes from 0 to 0"),
         ({"values": None}, "queries must have values"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -171,11 +171,11 @@ def test_rows_that_are_none_of_the_model_are_refused(tmp_path):
 
 DAMAGES = {
     "cut": (None, "SafetensorError"),
-    "no about": ({"about": None}, "KeyError"),
+    "no about": ({"about": None}, "version must be 1"),
     "version": ({"version": 2}, "version must be 1"),
     "no number": ({"num_labels": "4"}, "num_labels must be"),
-    "no label": ({"num_labels": 0}, "num_labels must be between 1"),
-    "many labels": ({"num_labels": 2**31}, "num_labels must be between 1"),
+    "no label": ({"num_labels": 0}, "there must be 1 to"),
+    "many labels": ({"num_labels": 2**31}, "there must be 1 to"),
     "other labels": ({"num_labels": 5}, "rows, expected 5"),
     "buckets": ({"num_features": 3}, "got 0 to 4|3 labels|more buckets|rows, expected 3"),
     "featurizer": ({"featurizer": {"kind": "words"}}, "kind 'ngrams'"),
@@ -338,7 +338,7 @@ def test_a_damaged_ranker_is_refused(tmp_path, damage):
         path.write_bytes(safetensors.numpy.save({"biases": ranker.biases}))
     else:
         sizes["num_features"] = 3
-    with pytest.raises(UserError, match=r"ranker\.safetensors does not fit .* or is damaged"):
+    with pytest.raises(UserError, match=r"ranker\.safetensors is damaged, or of another run"):
         load_ranker(path, **sizes)
 
 

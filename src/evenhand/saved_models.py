@@ -103,6 +103,7 @@ def load_model(
     ranks: Ranks | None = None,
     label_rows: RowRange | None = None,
     feature_rows: RowRange | None = None,
+    config: Config | None = None,
 ) -> Retriever:
     """The trained model of a run, its tables as `dtype` whatever they were trained in.
 
@@ -110,6 +111,7 @@ def load_model(
         sizes: of the data; a data set must be the one that the run was trained on.
         ranks: this rank's rows are read alone; how many ranks saved the model does not matter.
         label_rows, feature_rows: without ranks, the rows of the tables to read; None: all.
+        config: of the run, where it has been read.
     """
     if isinstance(sizes, Dataset):
         check_trained_on(folder, sizes)
@@ -118,7 +120,7 @@ def load_model(
         feature_rows = Shards(sizes.num_features, ranks.num_ranks).rows_of(ranks.rank)
     build_fn = partial(
         build_model,
-        run_config(folder),
+        config or run_config(folder),
         sizes.num_features,
         sizes.num_labels,
         is_sparse=sizes.is_sparse,
@@ -127,8 +129,10 @@ def load_model(
     rows = {"label_table": label_rows, "label_bias": label_rows, "encoder.weight": feature_rows}
     while True:
         saved = open_weights(folder)
-        check_shapes(saved, build_fn())
-        model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
+        model = build_fn(dtype=dtype)
+        check_shapes(saved, model)
+        if label_rows is not None or feature_rows is not None:
+            model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
         try:
             return fill_model(model.to_empty(device=device), saved, rows=rows)
         except DamagedError as error:

@@ -8,7 +8,7 @@ import math
 from evenhand.config import build_config
 from evenhand.files import read_json
 from evenhand.report import curves, facts
-from evenhand.run_folder import _read_scores, check_trained_on, read_about, read_metrics
+from evenhand.run_folder import check_trained_on, read_about, read_metrics, read_scores
 from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
 from evenhand.tuning import search as tuning
@@ -95,7 +95,7 @@ SCORE = {
 
 def _read_score_file(data: bytes) -> Exception | None:
     path = in_memory("scores.json", data)
-    scores, refusal = answer(lambda: _read_scores(path))
+    scores, refusal = answer(lambda: read_scores(path))
     if refusal is None:
         results_table([("a", scores)]) if scores else None
         for score in scores:

@@ -111,9 +111,7 @@ class ExactIndex:
         # One thread for each product: the idle threads of a shared one would wait in a busy loop
         # and slow the selection down.
         try:
-            with ThreadPoolExecutor(
-                num_threads, initializer=torch.set_num_threads, initargs=(1,)
-            ) as pool:
+            with ThreadPoolExecutor(num_threads, "", torch.set_num_threads, (1,)) as pool:
                 list(pool.map(lambda rows: self._search_rows(queries, rows, found), tasks))
         finally:
             torch.set_num_threads(all_threads)  # what threads yet to come start with
@@ -142,31 +140,27 @@ class ExactIndex:
         """Fills `found` with torch alone: for every device and precision, and the tests' oracle."""
         num_rows = max(1, SCORES_AT_ONCE // max(1, self.block_size))
         buffer = queries.new_empty(min(num_rows, len(queries)) * self.block_size)
+        num_results = found.scores.shape[1]
         for start in range(0, len(queries), num_rows):
-            rows = slice(start, start + num_rows)
-            best = self._search_block(queries[rows], found.scores.shape[1], buffer)
-            found.label_ids[rows], found.scores[rows] = best
-
-    def _search_block(self, queries: Tensor, num_results: int, buffer: Tensor) -> SearchResult:
-        """One block of queries against all labels, merging the best of each block of labels."""
-        best_ids = queries.new_empty(len(queries), 0, dtype=torch.long)
-        best_scores = queries.new_empty(len(queries), 0)
-        for start in range(0, len(self), self.block_size):
-            columns = slice(start, start + self.block_size)
-            vectors = self.vectors_fn(self.label_vectors[columns])  # (b, D)
-            shape = (len(queries), len(vectors))
-            scores = buffer[: shape[0] * shape[1]].view(shape)  # (q * b,) -> (q, b)
-            torch.mm(queries, vectors.T, out=scores)
-            if self.label_bias is not None:
-                scores += self.label_bias[columns]
-            positions = _best_columns(scores, num_results)  # (q, r), ascending
-            # What is held has the lower ids and stands first, so a stable sort keeps ties by id.
-            best_ids = torch.cat([best_ids, positions + start], dim=1)
-            best_scores = torch.cat([best_scores, scores.gather(1, positions)], dim=1)
-            best_scores, order = best_scores.sort(dim=1, descending=True, stable=True)
-            best_scores = best_scores[:, :num_results]
-            best_ids = best_ids.gather(1, order[:, :num_results])
-        return SearchResult(best_ids, best_scores)
+            asked = queries[start : start + num_rows]
+            best_ids = asked.new_empty(len(asked), 0, dtype=torch.long)
+            best_scores = asked.new_empty(len(asked), 0)
+            for first in range(0, len(self), self.block_size):
+                columns = slice(first, first + self.block_size)
+                vectors = self.vectors_fn(self.label_vectors[columns])  # (b, D)
+                scores = buffer[: len(asked) * len(vectors)].view(len(asked), -1)  # (q, b)
+                torch.mm(asked, vectors.T, out=scores)
+                if self.label_bias is not None:
+                    scores += self.label_bias[columns]
+                positions = _best_columns(scores, num_results)  # (q, r), ascending
+                # What is held has the lower ids and stands first: a stable sort keeps ties by id.
+                best_ids = torch.cat([best_ids, positions + first], dim=1)
+                best_scores = torch.cat([best_scores, scores.gather(1, positions)], dim=1)
+                best_scores, order = best_scores.sort(dim=1, descending=True, stable=True)
+                best_scores = best_scores[:, :num_results]
+                best_ids = best_ids.gather(1, order[:, :num_results])
+            found.label_ids[start : start + num_rows] = best_ids
+            found.scores[start : start + num_rows] = best_scores
 
 
 def _best_columns(scores: Tensor, num_results: int) -> Tensor:

@@ -443,14 +443,19 @@ MUTANTS = [
         "probabilities=None",
         "minimum_over",
     ),
-    Mutant("evaluation/slice_search.py", "counts <= MAX_SHARE", "counts < MAX_SHARE", "looked_at"),
+    Mutant("evaluation/slice_search.py", "counts <= most", "counts < most", "looked_at"),
     Mutant(
         "evaluation/slice_search.py",
-        "_pairs) & (counts <=",
-        "_pairs + 1) & (counts <=",
+        "counts >= min_pairs",
+        "counts > min_pairs",
         "looked_at",
     ),
-    Mutant("evaluation/slice_search.py", "small[_firsts(sums[small])]", "small", "looked_at"),
+    Mutant(
+        "evaluation/slice_search.py",
+        "enough[np.sort(np.unique(sums[enough], return_index=True)[1])]",
+        "enough",
+        "looked_at",
+    ),
     Mutant("evaluation/slice_search.py", "(codes >= 0) & fulfils", "fulfils", "members"),
     Mutant(
         "evaluation/slice_search.py",

@@ -85,21 +85,18 @@ def attributes_of(dataset: Dataset, part_name: str) -> list[Attribute]:
         for c in group_columns(dataset, part_name)
         if c.name not in BUILT_IN  # finer below
     ]
-    label_counts = dataset.label_counts()[pairs.label_ids]  # (N,)
     features = [
-        ordinal("training pairs of the label", label_counts, DOUBLINGS),
-        *(_of_pairs(column, pairs.query_ids) for column in _query_features(dataset, part)),
+        attribute._replace(codes=attribute.codes[pairs.query_ids])
+        for attribute in _query_features(dataset, part)
     ]
+    label_counts = dataset.label_counts()[pairs.label_ids]  # (N,)
+    features.insert(0, ordinal("training pairs of the label", label_counts, DOUBLINGS))
     taken = {attribute.name for attribute in own}
     return [*own, *(attribute for attribute in features if attribute.name not in taken)]
 
 
-def _of_pairs(attribute: Attribute, query_ids: IntArray) -> Attribute:
-    """From codes of the queries (Q,) to those of their pairs (N,)."""
-    return attribute._replace(codes=attribute.codes[query_ids])
-
-
 def _query_features(dataset: Dataset, part: Part) -> Iterable[Attribute]:
+    """What can be said of the queries of a part, with codes of the queries (Q,)."""
     train = dataset.parts["train"].features
     if isinstance(part.features, Rows) and isinstance(train, Rows):
         counts = np.bincount(train.ids, minlength=dataset.num_features)  # (features,)

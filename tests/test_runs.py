@@ -92,22 +92,6 @@ def test_a_run_begins_as_a_whole_or_not_at_all(dataset, tmp_path, monkeypatch):
         resumable_config(run, other)
 
 
-def test_a_saved_model_is_loaded_to_the_bit_and_one_of_other_settings_refused(dataset, tmp_path):
-    config, run = small.config("unused"), tmp_path / "run"
-    begin_run(run, config, dataset, device=CPU)
-    with pytest.raises(UserError, match="no trained model yet"):
-        load_model(run, dataset, device=CPU)
-    model = build_training(small.config("unused", training__seed=9), dataset, CPU).training.model
-    save_model(run, model)
-    loaded = load_model(run, dataset, device=CPU)
-    for name, tensor in model.state_dict().items():
-        assert loaded.state_dict()[name].equal(tensor), name
-    assert [path.name for path in (run / "model").iterdir()] == ["weights"]
-    save_model(run, build_model(small.config("a", model__embedding_dim=9), 512, 60, is_sparse=True))
-    with pytest.raises(UserError, match="model/weights does not fit"):
-        load_model(run, dataset, device=CPU)
-
-
 def test_a_checkpoint_of_another_run_is_refused(dataset, tmp_path):
     for name, seed in (("one", 1), ("two", 2)):
         config = small.config("unused", training__num_steps=6, training__seed=seed)
@@ -187,24 +171,14 @@ def test_a_result_is_read_as_it_was_written(trained):
     result = load_result(run)
     assert (result.name, result.part_name) == ("run", "test")
     assert repr(result.scores) == repr(scores)  # in which NaN equals NaN
+    nothing = Score("recall@1", "style", "worst 3", *[math.nan] * 3, 0, False, ("a", "b"))
+    save_result(run, "validation", result.outcome, [nothing])
+    assert "NaN" not in (run / "evaluation/validation/scores.json").read_text("utf-8")
+    assert repr(load_result(run, "validation").scores) == repr([nothing])
     assert result.about["is_complete"]
     assert result.config_text == (run / "config.toml").read_text("utf-8")
     assert [row["step"] for row in result.metrics] == [5, 10, 10]
     assert len(result.outcome.retrieved_ids) == small.SIZES["test"]
-
-
-def test_scores_without_a_value_stay_without(folder):
-    nothing = Score("recall@1", "style", "worst 3", *[math.nan] * 3, 0, False, ("a", "b"))
-    save_result(folder, "test", load_result(folder).outcome, [nothing])
-    assert "NaN" not in (folder / "evaluation/test/scores.json").read_text("utf-8")
-    (score,) = load_result(folder).scores
-    assert repr(score) == repr(nothing)
-
-
-def test_the_name_of_a_run_does_not_depend_on_how_its_folder_is_written(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    assert load_result(folder / "model" / "..").name == "copy"
-    assert load_result(small.Path(".")).name == "copy"
 
 
 def test_what_is_missing_is_said(folder, tmp_path):

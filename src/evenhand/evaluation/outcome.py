@@ -17,7 +17,7 @@ from evenhand.data.npy import check_npy_header
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, open_input
 from evenhand.metrics import label_propensities, pair_ranks, query_metrics
-from evenhand.search.index import Index, check_scores
+from evenhand.search.exact import Index, check_scores
 
 CUTOFFS = (1, 5, 10, 25, 50)
 NUM_SHOWN = 10  # results kept for each query

@@ -1,4 +1,6 @@
-"""Exact search: every label is scored, a block at a time, in memory that does not grow with L.
+"""What every index is asked and answers, and exact search.
+
+Exact: every label is scored, a block at a time, in memory that does not grow with L.
 
 On a CPU each thread takes its queries all the way, product and selection by turns, so that scores
 are selected from while they are in its cache. Other devices and precisions use torch alone.
@@ -7,11 +9,13 @@ are selected from while they are in its cache. Other devices and precisions use 
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from evenhand.search.index import SearchResult
+from evenhand.errors import UserError
+from evenhand.search.best_so_far import BestSoFar
 
 # 64 MiB of float32, measured on two cores: with less the many small steps cost more than they
 # should, with more the first touch of fresh memory does.
@@ -20,6 +24,32 @@ GATHER_FLOATS = 2**24  # label vectors copied at once by `scores_of`
 SCORES_OF_THREAD = 2**20  # 4 MiB, a thread's share of a usual third-level cache
 ROWS_OF_THREAD = 1024  # queries that share a block of labels: with fewer the product is slower
 FEWEST_ROWS = 128  # of a thread; with fewer queries the product alone uses all threads
+
+
+class SearchResult(NamedTuple):
+    label_ids: Tensor  # (Q, R) int64, best first; of equal scores the lower id first
+    scores: Tensor  # (Q, R)
+
+
+class Index(Protocol):
+    """Queries are vectors (Q, D), or what the index makes of them (`HybridIndex.prepare`)."""
+
+    def search(self, queries: Any, num_results: int) -> tuple[Tensor, Tensor]:
+        """Label ids (Q, R), best first, -1 where fewer were found, and their scores (Q, R)."""
+
+    def scores_of(self, queries: Any, label_ids: Tensor) -> Tensor:
+        """Scores of chosen labels: (Q, P) -> (Q, P), -inf where the id is -1."""
+
+
+def check_scores(label_ids: Tensor, scores: Tensor) -> None:
+    """Refuses scores that are no numbers, by which nothing can be ordered: (Q, R), (Q, R)."""
+    if not bool((scores.isfinite() | (label_ids < 0)).all()):
+        raise UserError(
+            "a score is infinite or no number: the model's weights, or the feature values of a "
+            "query, are too large to be multiplied; train anew with a lower "
+            "training.learning_rate or with smaller feature values, and see that no weight in "
+            "[search] or [ranker] is huge"
+        )
 
 
 class ExactIndex:
@@ -117,8 +147,6 @@ class ExactIndex:
             torch.set_num_threads(all_threads)  # what threads yet to come start with
 
     def _search_rows(self, queries: Tensor, rows: slice, found: SearchResult) -> None:
-        from evenhand.search.best_so_far import BestSoFar  # here, because numba takes a while
-
         queries = queries[rows]
         num_columns = min(self.block_size, max(1, SCORES_OF_THREAD // len(queries)))
         buffer = queries.new_empty(len(queries) * num_columns)

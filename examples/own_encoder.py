@@ -9,7 +9,6 @@ gradient, mines it, and encodes the survivors again with gradient. Features are 
 
 import numpy as np
 import torch
-from evenhand.pipeline import evaluate_model
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
@@ -17,6 +16,7 @@ from evenhand.build import build_training
 from evenhand.config import build_config
 from evenhand.data import Dataset, Part, Rows
 from evenhand.models.encoders import Bags
+from evenhand.runs import evaluate_model
 from evenhand.training.loop import train
 
 NUM_TOKENS, NUM_LABELS, DIM = 12, 132, 32

@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import resource
 import shutil
 import signal
@@ -415,17 +416,13 @@ def _warm_up():
     """A first run, for all that is imported, looked up and compiled the first time."""
     import torch
 
+    import evenhand
     from evenhand.cli import main
     from evenhand.data import save_dataset
 
-    for name in (
-        "averaging",
-        "exporting",
-        "cli.public_data",
-        "report",
-        "tuning.search",
-    ):  # what verbs load
-        importlib.import_module(f"evenhand.{name}")
+    for module in pkgutil.walk_packages(evenhand.__path__, "evenhand."):  # what verbs load
+        if not module.name.startswith("evenhand.kernels.gpu") and "__main__" not in module.name:
+            importlib.import_module(module.name)
     torch.set_num_threads(1)
     torch.optim.Adam([torch.zeros(1)])  # imports half of torch
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):

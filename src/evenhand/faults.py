@@ -33,7 +33,7 @@ DISK_ERRORS = (
 )  # fmt: skip
 
 # All but tab and newline; and surrogates, which stand for bytes of file names that are no UTF-8.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # Messages of libraries that have no exception of their own for it.
 _NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|cannot allocate memory|std::bad_alloc"
@@ -103,7 +103,7 @@ def say(sentence: str) -> None:
 
 def without_controls(text: str) -> str:
     """Replaces control characters: names come from data and must not command the terminal."""
-    return _CONTROLS.sub("\ufffd", text)
+    return CONTROLS.sub("\ufffd", text)
 
 
 def insist() -> None:

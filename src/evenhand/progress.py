@@ -28,7 +28,7 @@ from rich.progress import (
 from rich.segment import Segment
 from rich.text import Text
 
-from evenhand.faults import insist, silence, without_controls
+from evenhand.faults import CONTROLS, insist, silence
 
 LINES = 10  # of progress, where the output is a file
 
@@ -140,7 +140,7 @@ class PipedConsole(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
         for part in super().render(renderable, options):
-            yield part if part.control else part._replace(text=without_controls(part.text))
+            yield part if part.control else part._replace(text=CONTROLS.sub("\ufffd", part.text))
 
 
 class _Output:

@@ -5,36 +5,19 @@ A slice is a conjunction of conditions on different columns (see `slice_attribut
 takes the one that explains most, sets its pairs aside and looks again, until what is left could be
 chance.
 
-The score is that of a scan statistic (Kulldorff 1997), on SliceLine's search space (Sagadeeva and
-Boehm 2021). For a slice of n pairs with a mean loss of t, where e is expected of them,
+For a slice of n pairs with a mean loss of t, where e is expected of them,
 
     score = scale * n * KL(t, e) - (conditions - 1) * log(number of single conditions)
 
-if t is above e, and nothing otherwise. KL is the divergence of two coins: n KL is how much likelier
-the losses are if the slice has a rate of its own, which weighs loss and size without a knob. e is
-the mean loss of the queries with as many pairs that are left, or of all pairs if that is higher.
-`scale` is the variance
-of n coins over the variance that permutations give the slice: it corrects for losses that are no
-coins, for pairs that come in queries, and for slices that are a large part of all pairs. A further
-condition has to earn the logarithm of how many there are to choose from: without that, a chance
-detail of a bad slice would be shown in its place.
+if t is above e, and nothing otherwise. e is the mean loss of the queries with as many pairs that
+are left, or of all pairs if that is higher; `scale` is the variance of n coins over the variance
+that permutations give the slice.
 
-The test permutes losses. Queries with as many pairs change places, and the pairs within a query;
-a query's losses stay together. If losses have nothing to do with any column, every such
-permutation is equally likely, so the share of permutations whose *largest* score over all slices
-reaches the observed one is an exact p-value for having found anything, however many slices were
-looked at and however they overlap. Labels are taken as they are: where some are harder than others,
-the queries of one label fare alike, and a group of few labels may differ from the rest by that
-alone. It is then bad, for these labels, but the column need not be the reason. With labels as the
-units, labels with as many pairs change places instead, and what is found would hold for new labels.
-
-After a slice is set aside the same test is made of the rest (Zhang, Assuncao and Kulldorff 2010); a
-slice's p-value is never below that of those before it. The first test is exact, the later ones
-nearly: what is left was chosen by its losses. On made data with one bad slice
-(`benchmarks/slices.py`) a further, false claim follows in 5 % of the cases.
-
-The library `sliceline` does not fit: it has no test, knows no queries of several pairs, and brings
-scikit-learn.
+The test permutes losses: queries with as many pairs change places, and the pairs within a query.
+The share of permutations whose *largest* score over all slices reaches the observed one is an exact
+p-value. With labels as the units, labels with as many pairs change places instead. After a slice is
+set aside the same test is made of the rest; a slice's p-value is never below that of those before
+it. Why all this is so, and what was measured: docs/slices.md.
 """
 
 import dataclasses

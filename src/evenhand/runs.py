@@ -50,7 +50,7 @@ from evenhand.search import (
     Searcher,
     label_index,
 )
-from evenhand.search.query_data import load_query_data, save_query_data
+from evenhand.search.query_data import KINDS, load_query_data, save_query_data
 from evenhand.search.ranker import fit_ranker, hardest_labels, load_ranker, save_ranker
 from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
 from evenhand.training.loop import train
@@ -70,11 +70,8 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
     place = config.folder if folder is None else folder
     if folder is None and config.dataset == "places" and not place.exists():
         with console.status(f"preparing {place} (once)"):
-            cities: Any = {
-                "min_population": config.min_population,
-                "num_buckets": config.num_buckets,
-            }
-            save_dataset(load_places(**cities), place)
+            least, num_buckets = config.min_population, config.num_buckets
+            save_dataset(load_places(min_population=least, num_buckets=num_buckets), place)
     dataset = open_dataset(place)
     check_all_ids(dataset)
     return weight_features(dataset, config.weighting)
@@ -409,15 +406,8 @@ def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = T
         weighs_features: False for queries that are weighted already, as those of `dataset` are.
     """
     train, weighting = dataset.parts["train"], config.data.weighting
-    data = QueryData(
-        dataset.name,
-        dataset.fingerprint,
-        dataset.num_features,
-        dataset.num_labels,
-        dataset.is_sparse,
-        dataset.featurizer,
-        dataset.label_names,
-    )
+    shared = (*KINDS, "label_names")
+    data = QueryData(**{name: getattr(dataset, name) for name in shared})
     if weighs_features and weighting != "as-is":
         weights = train.feature_weights
         if weights is None:

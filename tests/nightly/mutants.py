@@ -254,9 +254,7 @@ MUTANTS = [
     Mutant("search/classifiers.py", "if label != current:", "if current < 0:", "products"),
     Mutant("search/classifiers.py", "mined[place, column] = -1", "pass", "mined"),
     Mutant("search/ranker.py", "counts[positive_counts == 0] = 0", "pass", "without_positives"),
-    Mutant(
-        "search/ranker.py", "np.full(num_labels, WRONG,", "np.full(num_labels, 0,", "without_pos"
-    ),
+    Mutant("search/ranker.py", "np.array([WRONG], ", "np.array([0], ", "without_pos"),
     Mutant(
         "search/hybrid.py", "max(num_results, self.num_candidates)", "num_results", "of_the_loops"
     ),

@@ -201,18 +201,15 @@ class Scorer(NamedTuple):
 
     def scores(self, totals: DoubleArray) -> DoubleArray:
         """(S, B) -> (S, B), 0 or less where a slice is not worse than its baseline."""
-        divergences = _surprise(totals, self.baselines)
-        divergences += _surprise(
-            np.maximum(self.counts - totals, 0.0), self.counts - self.baselines
-        )
+        divergences = np.zeros_like(totals)
+        for observed, expected in (
+            (totals, self.baselines),
+            (np.maximum(self.counts - totals, 0.0), self.counts - self.baselines),
+        ):  # t log(t / e); 0 where nothing is expected, since the total is then 0 too
+            ratios = np.maximum(observed, 1e-300) / np.maximum(expected, 1e-300)
+            divergences += xlogy(observed, ratios)
         is_worse = totals > self.baselines + 1e-9
         return np.where(is_worse, self.scales * divergences, 0.0) - self.penalties
-
-
-def _surprise(totals: DoubleArray, expected: DoubleArray) -> DoubleArray:
-    """t log(t / e); 0 where nothing is expected, since the total is then 0 too."""
-    expected = np.maximum(expected, 1e-300)
-    return np.asarray(xlogy(totals, np.maximum(totals, 1e-300) / expected))
 
 
 def scorer_of(
@@ -244,7 +241,23 @@ def _variances(losses: DoubleArray, looks: Looks, slabs: Sequence[IntArray]) -> 
 
         sum_q (c_q - mean c)^2 * var(means)    and    sum_q c_q (m - c_q) / m * var(rests).
     """
-    sums, squares = _query_counts(looks, slabs)  # (S, strata)
+    num_pairs = looks.cells.shape[1]
+    is_here = np.zeros((num_pairs, len(slabs)))
+    for stratum, pairs in enumerate(slabs):
+        is_here[pairs.ravel(), stratum] = 1
+    sums = looks.totals(is_here)  # of c_q over each stratum: (S, strata)
+    squares = sums.copy()  # of c_q ** 2; where a query has one pair, c_q is 0 or 1
+    by_query = {}  # of each stratum with several pairs a query: (cells, queries)
+    for stratum, pairs in enumerate(slabs):
+        if pairs.shape[1] > 1:
+            columns = np.repeat(np.arange(len(pairs)), pairs.shape[1])
+            entries = np.ones(pairs.size), (pairs.ravel(), columns)
+            by_query[stratum] = looks.cells @ csr_matrix(entries, shape=(num_pairs, len(pairs)))
+    for start in range(0, len(sums) if by_query else 0, SLICES_AT_ONCE):  # bounds the memory
+        some = slice(start, start + SLICES_AT_ONCE)
+        unions = looks.unions[some]
+        for stratum, cells in by_query.items():
+            squares[some, stratum] = (unions @ cells).power(2).sum(axis=1).A1
     num_queries, lengths = np.array([pairs.shape for pairs in slabs]).T  # (strata,)
     between, within = [], []
     for pairs in slabs:
@@ -255,31 +268,6 @@ def _variances(losses: DoubleArray, looks: Looks, slabs: Sequence[IntArray]) -> 
     of_means = (squares - sums**2 / num_queries) @ np.array(between)
     of_rests = (sums - squares / lengths) @ np.array(within)
     return np.asarray(of_means + of_rests)
-
-
-def _query_counts(looks: Looks, slabs: Sequence[IntArray]) -> tuple[DoubleArray, DoubleArray]:
-    """Sums of c and of c^2, the pairs a slice has of a query, over each stratum: (S, strata)."""
-    num_pairs = looks.cells.shape[1]
-    is_here = np.zeros((num_pairs, len(slabs)))
-    for stratum, pairs in enumerate(slabs):
-        is_here[pairs.ravel(), stratum] = 1
-    sums = looks.totals(is_here)
-    squares = sums.copy()  # where a query has one pair, c is 0 or 1
-    several = [stratum for stratum, pairs in enumerate(slabs) if pairs.shape[1] > 1]
-    if not several:
-        return sums, squares
-    lengths = np.concatenate([np.full(*slabs[stratum].shape) for stratum in several])
-    rows = np.concatenate([slabs[stratum].ravel() for stratum in several])
-    columns = np.repeat(np.arange(len(lengths)), lengths)
-    owners = csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(num_pairs, len(lengths)))
-    cells = looks.cells @ owners  # sparse (cells, queries of several pairs)
-    bounds = np.cumsum([0, *(len(slabs[stratum]) for stratum in several)])
-    for start in range(0, len(sums), SLICES_AT_ONCE):  # bounds the memory
-        counts = (looks.unions[start : start + SLICES_AT_ONCE] @ cells).power(2).tocsc()
-        for stratum, (first, last) in zip(several, itertools.pairwise(bounds), strict=True):
-            block = counts[:, first:last].sum(axis=1)
-            squares[start : start + SLICES_AT_ONCE, stratum] = np.asarray(block).ravel()
-    return sums, squares
 
 
 # --- the test -------------------------------------------------------------------------------------

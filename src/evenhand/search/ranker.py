@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data.checks import check_ids, check_length
-from evenhand.data.csr import PIECE, IntArray, Rows, iterate_pieces
+from evenhand.data.csr import PIECE, IntArray, Rows, iterate_pieces, take_rows
 from evenhand.kernels.threads import num_threads_for
 from evenhand.search import classifiers
 from evenhand.search.arrays import check_rows, open_arrays, save_arrays
@@ -162,18 +162,25 @@ def fit_ranker(
             num_features, limits, seed,
         )  # fmt: skip
 
-    fitted = []
-    for rows, tasks in _tasks(positives, mined, counts):
+    nothing = np.zeros(0, np.uint32), np.zeros(0, np.float32), np.array([WRONG], np.float32)
+    fitted = [(np.array([num_labels]), np.array([0]), *nothing)]  # for labels that have no rows
+    for listed, tasks in _tasks(positives, mined, counts):
         pool = ThreadPoolExecutor(max(1, torch.get_num_threads()))
         try:
-            for result in pool.map(partial(fit, rows=rows), tasks):
+            for result in pool.map(partial(fit, rows=listed), tasks):
                 fitted.append(result)
                 num_done += int(counts[result[0]].sum())
                 if progress_fn is not None:
                     progress_fn(num_done, num_pairs)
         finally:
             pool.shutdown(cancel_futures=True)
-    return _join_tasks(fitted, num_features=num_features, num_labels=num_labels)
+    columns = zip(*fitted, strict=True)
+    labels, num_kept, ids, values, biases = [np.concatenate(column) for column in columns]
+    fitted.clear()  # at no time are there more than two copies of the weights
+    rows = Rows(np.concatenate([[0], np.cumsum(num_kept)]), ids.view(np.int32), values)
+    row_of = np.zeros(num_labels + 1, dtype=np.int64)  # that of no label, if not fitted
+    row_of[labels] = np.arange(len(labels))
+    return LinearRanker(take_rows(rows, row_of[:-1]), biases[row_of[:-1]], num_features)
 
 
 def _tasks(
@@ -200,26 +207,6 @@ def _tasks(
         parts = [part for part in np.split(order, cuts) if len(part)]
         yield rows, [(first + part, starts[part]) for part in parts]
         first = last
-
-
-def _join_tasks(fitted: list[Any], *, num_features: int, num_labels: int) -> LinearRanker:
-    """What the tasks found, in the order of the labels; the list is emptied on the way."""
-    lengths = np.zeros(num_labels, dtype=np.int64)
-    for labels, num_kept, *_ in fitted:
-        lengths[labels] = num_kept
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    ids, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
-    biases = np.full(num_labels, WRONG, dtype=np.float32)
-    while fitted:
-        labels, num_kept, kept_ids, kept_values, kept_biases = fitted.pop()
-        biases[labels] = kept_biases
-        start = 0
-        for label, count in zip(labels.tolist(), num_kept.tolist(), strict=True):
-            place = slice(offsets[label], offsets[label + 1])
-            ids[place] = kept_ids[start : start + count]
-            values[place] = kept_values[start : start + count]
-            start += count
-    return LinearRanker(Rows(offsets, ids, values), biases, num_features)
 
 
 # --- on disk --------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import math
 
 import numpy as np
@@ -160,26 +161,21 @@ def test_an_outcome_comes_back_from_disk_as_it_was(outcome, tmp_path):
         assert type(getattr(loaded, field.name)) is type(getattr(outcome, field.name))
 
 
-@pytest.mark.parametrize(
-    "damage", ["cut short", "a byte changed", "not a zip", "pickle", "missing"]
-)
-def test_a_damaged_outcome_is_refused_with_its_path(outcome, tmp_path, damage):
-    save_outcome(outcome, tmp_path)
+def test_a_damaged_outcome_is_refused_with_its_path(outcome, tmp_path):
     path = tmp_path / "outcome.npz"
-    content = bytearray(path.read_bytes())
-    if damage == "missing":
+    save_outcome(outcome, tmp_path)
+    content = path.read_bytes()
+    place = len(content) // 3
+    changed = content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+    pickled = io.BytesIO()
+    np.savez(pickled, ranks=np.array([{}], dtype=object))
+    for damaged in (content[: len(content) // 2], changed, b"hello", pickled.getvalue(), None):
         path.unlink()
-    elif damage == "cut short":
-        path.write_bytes(content[: len(content) // 2])
-    elif damage == "not a zip":
-        path.write_bytes(b"hello")
-    elif damage == "pickle":
-        np.savez(path, ranks=np.array([{}], dtype=object))
-    else:
-        content[len(content) // 3] ^= 255
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=str(tmp_path)):
-        load_outcome(tmp_path)
+        if damaged is not None:
+            path.write_bytes(damaged)
+        with pytest.raises(UserError, match=str(tmp_path)):
+            load_outcome(tmp_path)
+        path.touch()
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -276,19 +272,13 @@ def test_a_tenth_of_n_groups_is_n_over_ten_rounded_down_and_at_least_one():
         worst_members(numbers, "c", "n")
 
 
-def test_a_group_is_judged_from_the_very_number_of_pairs_that_is_needed(outcome, dataset):
-    counts = {
-        name: row(
-            score_table(outcome, dataset, "test", num_resamples=0), "recall@5", "script", name
-        )
-        for name in SCRIPTS
-    }
-    for name, counted in counts.items():
-        for needed, is_judged in ((counted.count, True), (counted.count + 1, False)):
-            scores = score_table(
-                outcome, dataset, "test", min_pairs={"script": needed}, num_resamples=0
-            )
-            assert row(scores, "recall@5", "script", name).is_judged == is_judged
+def test_a_group_is_judged_from_the_very_number_of_pairs_that_is_needed(outcome, dataset, scores):
+    for name in SCRIPTS:
+        count = row(scores, "recall@5", "script", name).count
+        for needed, is_judged in ((count, True), (count + 1, False)):
+            least = {"script": needed}
+            table = score_table(outcome, dataset, "test", min_pairs=least, num_resamples=0)
+            assert row(table, "recall@5", "script", name).is_judged == is_judged
 
 
 def test_nothing_judged_gives_a_summary_without_value(outcome, dataset):

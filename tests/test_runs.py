@@ -33,7 +33,7 @@ from evenhand.runs import (
     resumable_config,
     train_run,
 )
-from evenhand.saved_models import load_model, run_config, save_model
+from evenhand.saved_models import load_model, run_config
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 
@@ -150,17 +150,13 @@ def test_tables_in_bfloat16_are_evaluated_in_float32_and_stay_as_they_are(
     np.testing.assert_array_equal(outcome.ranks, expected.ranks)
 
 
-def test_an_evaluation_asks_for_the_largest_cutoff_even_above_the_labels(dataset, tmp_path):
-    config = small.config("unused", evaluation__cutoffs=[2, 3])
-    model = build_model(config, 512, 60, is_sparse=True)
-    outcome = evaluate_model(model, dataset, "test", config)
-    assert (outcome.cutoffs, outcome.num_results) == ((2, 3), 3)
-    config = small.config("unused", evaluation__cutoffs=[1, 500], training__select_by="recall@500")
-    begin_run(tmp_path / "run", config, dataset, device=CPU)
-    save_model(tmp_path / "run", model)
-    scores = evaluate_run(tmp_path / "run", dataset, "test", device=CPU, console=QUIET)
-    (score,) = [s for s in scores if (s.metric, s.group) == ("recall@500", "all")]
-    assert score.value == 1.0
+def test_an_evaluation_asks_for_the_largest_cutoff_even_above_the_labels(dataset):
+    for cutoffs in ([2, 3], [1, 500]):
+        config = small.config("unused", evaluation__cutoffs=cutoffs)
+        model = build_model(config, 512, 60, is_sparse=True)
+        outcome = evaluate_model(model, dataset, "test", config)
+        assert (outcome.cutoffs, outcome.num_results) == (tuple(cutoffs), cutoffs[-1])
+    assert (outcome.ranks > 0).all()
 
 
 # --- its folder -----------------------------------------------------------------------------------
@@ -227,20 +223,13 @@ def test_another_data_set_is_refused_by_its_fingerprint_and_a_moved_one_is_not(
 
 
 def test_what_is_said_of_a_run_can_be_written_and_read(dataset, tmp_path, monkeypatch):
-    def absent(*arguments, **options):
-        raise FileNotFoundError("git")
-
     monkeypatch.setattr("sys.argv", ["/bin/evenhand", "train", "--run", "a b"])
-    monkeypatch.setattr("subprocess.run", absent)
+    monkeypatch.setenv("PATH", "")  # without git
     config = small.config("unused", training__seed=5, mining__method="snm")
     about = about_run(tmp_path / "a b", config, dataset, CPU)
     assert json.loads(json.dumps(about)) == about
-    assert about["command"] == "evenhand train --run 'a b'"
-    assert (about["name"], about["method"], about["seed"]) == ("a b", "snm", 5)
-    assert about["is_complete"] is False
-    assert about["commit"] is None
-    assert about["versions"]["torch"] == torch.__version__
-    assert about["versions"]["numpy"] == np.__version__
+    said = {"command": "evenhand train --run 'a b'", "name": "a b", "method": "snm", "seed": 5}
+    assert about | said | {"is_complete": False, "commit": None} == about
     assert about["dataset"]["fingerprint"] == dataset.fingerprint
 
 

@@ -114,26 +114,6 @@ def test_a_method_is_four_numbers_of_the_plan(
     assert (plan.num_hard_examples, plan.anneal_fraction) == (num_examples, fraction)
 
 
-def test_settings_of_training_reach_the_plan(dataset):
-    changes = {
-        "num_steps": 7, "learning_rate": 0.25, "learning_rate_shape": "cosine", "warmup_steps": 3,
-        "max_gradient_norm": 1.5, "log_every": 2, "evaluate_every": 4, "checkpoint_every": 6,
-        "patience": 8,
-    }  # fmt: skip
-    plan = built(dataset, **{f"training__{name}": value for name, value in changes.items()}).plan
-    assert {name: getattr(plan, name) for name in changes} == changes
-
-
-def test_log_q_and_samples_for_each_are_for_methods_that_draw(dataset):
-    changes = {"loss__name": "softmax", "loss__log_q": True, "mining__for_each_example": True}
-    plan = built(dataset, **changes).plan
-    assert plan.is_log_q_corrected
-    assert plan.draws_for_each
-    plan = built(dataset, **changes, mining__method="topk-sgd").plan
-    assert not plan.is_log_q_corrected
-    assert not plan.draws_for_each
-
-
 def test_the_model_and_its_optimizer_are_those_of_the_settings(dataset):
     training = built(
         dataset,

@@ -33,7 +33,7 @@ from evenhand.data import open_dataset, save_dataset
 from evenhand.data.dataset import Dataset, Rows
 from evenhand.files import write_json
 from evenhand.runs import open_data
-from evenhand.training.checkpoint import Keeper
+from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import train
 from places import SIZES, about, compared, figures_of, pool, threads, trained_outcomes
 
@@ -293,7 +293,7 @@ def time_steps(options: argparse.Namespace, console: Console) -> None:
             train(
                 built.training, built.plan, built.choose_step().step,
                 metrics_path=Path(folder) / "metrics.jsonl",
-                keeper=Keeper(Path(folder) / "checkpoints"),
+                keeper=CheckpointManager(Path(folder) / "checkpoints"),
             )  # fmt: skip
             times[method].append(1000 * (time.monotonic() - began) / options.steps)
     median = {method: round(float(np.median(values)), 3) for method, values in times.items()}

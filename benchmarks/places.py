@@ -38,7 +38,7 @@ from evenhand.evaluation import (
 from evenhand.files import write_json
 from evenhand.runs import evaluate_model, open_data
 from evenhand.tables import differences_table
-from evenhand.training.checkpoint import Keeper
+from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import train
 
 RESULTS = Path(__file__).parent / "results"
@@ -132,7 +132,7 @@ def trained_outcomes(
             built.plan,
             built.choose_step().step,
             metrics_path=Path(folder) / "metrics.jsonl",
-            keeper=Keeper(Path(folder) / "checkpoints"),
+            keeper=CheckpointManager(Path(folder) / "checkpoints"),
         )
         seconds = time.monotonic() - began
     model = built.training.model

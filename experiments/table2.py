@@ -26,7 +26,7 @@ from evenhand.config import check_positive, to_type
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.progress import count_bar
-from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
+from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.version import __version__
 from experiments.image_data import ImageData
 from experiments.image_models import Classifier, LeNet, ResNet
@@ -229,7 +229,7 @@ def run_table(
         )
         write_json(path, result)
         if run.saves and time.perf_counter() - saved_at > SAVE_SECONDS:
-            Keeper(folder).save(training.checkpoint(), step=training.step)
+            CheckpointManager(folder).save(training.checkpoint(), step=training.step)
             saved_at = time.perf_counter()
 
     _train(
@@ -240,7 +240,7 @@ def run_table(
     if training.step >= first.num_steps:
         shutil.rmtree(folder, ignore_errors=True)
     elif run.saves:
-        Keeper(folder).save(training.checkpoint(), step=training.step)
+        CheckpointManager(folder).save(training.checkpoint(), step=training.step)
     title = (
         f"{run.table}, tail classes {', '.join(map(str, first.tail_classes))}, "
         f"{training.step:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"

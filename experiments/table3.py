@@ -37,7 +37,7 @@ from evenhand.evaluation import (
 from evenhand.files import read_json, write_json
 from evenhand.progress import count_bar, file_bar, step_bar
 from evenhand.runs import evaluate_model, open_data
-from evenhand.training.checkpoint import Keeper
+from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import train
 from experiments.output_folder import claim, digest_of
 from experiments.table2 import Run
@@ -193,7 +193,7 @@ def outcome_of(
             built.plan,
             built.choose_step().step,
             metrics_path=place / "metrics.jsonl",
-            keeper=Keeper(place / "checkpoints"),
+            keeper=CheckpointManager(place / "checkpoints"),
             progress_fn=advance,
             should_stop_fn=run.should_stop_fn,
         )

@@ -261,10 +261,10 @@ def test_counts_stand_for_repeats():
 @pytest.mark.parametrize(
     ("losses", "options", "message"),
     [
-        ([], {}, "losses must hold one number a query, at least one"),
-        ([[0.5]], {}, "losses must hold one number a query"),
-        ([0.5, 1.5], {}, "losses must be between 0 and 1 .* got 0.5 to 1.5"),
-        ([0.5, math.nan], {}, "losses must be between 0 and 1"),
+        ([], {}, "losses must be one or more numbers between 0 and 1"),
+        ([[0.5]], {}, "losses must be one or more numbers"),
+        ([0.5, 1.5], {}, r"between 0 and 1, got \[0.5 1.5\]"),
+        ([0.5, math.nan], {}, "numbers between 0 and 1"),
         ([0.5], {"delta": 0.0}, "delta must be between 0 and 1"),
         ([0.5], {"delta": 1.0}, "delta must be between 0 and 1"),
         ([0.5], {"tail_fractions": [0.0]}, "tail_fractions must be above 0"),

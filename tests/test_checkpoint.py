@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from evenhand import store
 from evenhand.errors import UserError
 from evenhand.store import Table
 from evenhand.training import checkpoint as module
-from evenhand.training.checkpoint import Checkpoint, Keeper, load_latest_checkpoint
+from evenhand.training.checkpoint import Checkpoint, CheckpointManager, load_latest_checkpoint
 from small import bytes_of
 
 
@@ -34,9 +35,9 @@ def assert_holds(checkpoint, value):
 
 
 def save_all(folder, *steps, **options):
-    with Keeper(folder, **options) as keeper:
+    with CheckpointManager(folder, **options) as manager:
         for step in steps:
-            keeper.save(made(step), step=step)
+            manager.save(made(step), step=step)
 
 
 def steps_in(folder):
@@ -47,11 +48,6 @@ def steps_in(folder):
 def damage(folder, step):
     path = folder / f"step-{step:08d}/rank-0-file-0.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-
-
-def test_there_is_none_before_the_first(tmp_path):
-    assert load_latest_checkpoint(tmp_path) is None
-    assert load_latest_checkpoint(tmp_path / "nowhere") is None
 
 
 # --- which are kept -------------------------------------------------------------------------------
@@ -69,22 +65,23 @@ def test_there_is_none_before_the_first(tmp_path):
 )
 @pytest.mark.parametrize("is_async", [False, True])
 def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path, keep_last, steps, left, is_async):
+    assert load_latest_checkpoint(tmp_path) is load_latest_checkpoint(tmp_path / "none") is None
     save_all(tmp_path, *steps, keep_last=keep_last, is_async=is_async)
     assert steps_in(tmp_path) == left
     assert_holds(load_latest_checkpoint(tmp_path), steps[-1])
 
 
 def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
-    keeper = Keeper(tmp_path, keep_last=2, keep_best=True)
+    manager = CheckpointManager(tmp_path, keep_last=2, keep_best=True)
     for step, best_step in [(1, 0), (2, 2), (3, 2), (4, 2), (5, 2)]:
-        keeper.save(made(step), step=step, best_step=best_step)
+        manager.save(made(step), step=step, best_step=best_step)
     assert steps_in(tmp_path) == [2, 4, 5]
-    Keeper(tmp_path, keep_last=1, keep_best=True).save(made(6), step=6, best_step=5)
+    CheckpointManager(tmp_path, keep_last=1, keep_best=True).save(made(6), step=6, best_step=5)
     assert steps_in(tmp_path) == [5, 6]
-    Keeper(tmp_path, keep_last=1).save(made(7), step=7, best_step=5)
+    CheckpointManager(tmp_path, keep_last=1).save(made(7), step=7, best_step=5)
     assert steps_in(tmp_path) == [7]
     with pytest.raises(ValueError, match="keep_last must be at least 1, got 0"):
-        Keeper(tmp_path, keep_last=0)
+        CheckpointManager(tmp_path, keep_last=0)
 
 
 def test_what_a_crash_left_is_cleared_without_a_save(tmp_path):
@@ -92,10 +89,10 @@ def test_what_a_crash_left_is_cleared_without_a_save(tmp_path):
     (tmp_path / ".step-00000005").mkdir()
     (tmp_path / ".step-00000003").mkdir()
     shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000003.replaced")
-    keeper = Keeper(tmp_path, keep_last=2)
-    keeper.clear(step=3, keeps_later=True)  # the fourth may be damaged: the next save removes it
+    manager = CheckpointManager(tmp_path, keep_last=2)
+    manager.clear(step=3, keeps_later=True)  # the fourth may be damaged: the next save removes it
     assert steps_in(tmp_path) == [2, 3, 4]
-    keeper.clear(step=3)
+    manager.clear(step=3)
     assert steps_in(tmp_path) == [2, 3]
 
 
@@ -104,7 +101,7 @@ def test_one_that_was_being_replaced_is_still_there(tmp_path):
     save_all(tmp_path / "old", 5)
     (tmp_path / "old/step-00000005").rename(tmp_path / "old/step-00000005.replaced")
     assert_holds(load_latest_checkpoint(tmp_path / "old"), 5)
-    Keeper(tmp_path / "new").save(made(2), step=5)
+    CheckpointManager(tmp_path / "new").save(made(2), step=5)
     shutil.move(tmp_path / "new/step-00000005", tmp_path / "old/step-00000005")
     assert_holds(load_latest_checkpoint(tmp_path / "old"), 2)
 
@@ -112,37 +109,17 @@ def test_one_that_was_being_replaced_is_still_there(tmp_path):
 # --- loading --------------------------------------------------------------------------------------
 
 
-def test_tables_are_filled_in_place(tmp_path):
-    save_all(tmp_path, 3)
-    into = made(0)
-    loaded = load_latest_checkpoint(tmp_path, into)
-    assert_holds(loaded, 3)
-    assert all(loaded.tables[name].rows is table.rows for name, table in into.tables.items())
-
-
-MISFITS = {
-    "another shape": ({"rows": torch.zeros(5, 3)}, r"rows is \(5, 2\).*\(5, 3\)"),
-    "another type": ({"rows": torch.zeros(5, 2).double()}, "float32.*float64"),
-    "more rows": ({"rows": torch.zeros(6, 2)}, r"\(5, 2\).*\(6, 2\)"),
-    "another table": ({"x": torch.zeros(1)}, "the tables .'rows', 'sums'.*not .*'x'"),
-    "a table less": ({"sums": None}, "the tables .'rows', 'sums'., not .'rows'"),
-}
-
-
-@pytest.mark.parametrize("misfit", MISFITS)
-def test_tables_of_another_run_are_refused(tmp_path, misfit):
-    changes, words = MISFITS[misfit]
+def test_tables_are_filled_in_place_and_what_does_not_fit_is_refused_before(tmp_path):
     save_all(tmp_path, 1)
-    tables = made(0).tables | {
-        name: rows is not None and Table(rows) for name, rows in changes.items()
-    }
-    into = Checkpoint({}, {}, {name: table for name, table in tables.items() if table})
-    with pytest.raises(UserError, match=f"step-00000001 does not fit this run.*{words}"):
-        load_latest_checkpoint(tmp_path, into)
-
-
-def test_a_state_that_does_not_fit_is_refused_before_a_table_is_touched(tmp_path):
-    save_all(tmp_path, 1)
+    for changes, words in (
+        ({"rows": torch.zeros(5, 3)}, r"rows is \(5, 2\).*\(5, 3\)"),
+        ({"rows": torch.zeros(5, 2).double()}, "float32.*float64"),
+        ({"rows": torch.zeros(6, 2)}, r"\(5, 2\).*\(6, 2\)"),
+        ({"x": torch.zeros(1)}, "the tables .'rows', 'sums'.*not .*'x'"),
+    ):
+        tables = made(0).tables | {name: Table(rows) for name, rows in changes.items()}
+        with pytest.raises(UserError, match=f"step-00000001 does not fit this run.*{words}"):
+            load_latest_checkpoint(tmp_path, Checkpoint({}, {}, tables))
 
     def refuse(state):
         raise UserError(f"not step {state['step']}")
@@ -151,6 +128,9 @@ def test_a_state_that_does_not_fit_is_refused_before_a_table_is_touched(tmp_path
     with pytest.raises(UserError, match="not step 1"):
         load_latest_checkpoint(tmp_path, into, check_fn=refuse)
     assert into.tables["rows"].rows.eq(7).all()
+    loaded = load_latest_checkpoint(tmp_path, into)
+    assert_holds(loaded, 1)
+    assert all(loaded.tables[name].rows is table.rows for name, table in into.tables.items())
 
 
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path):
@@ -167,9 +147,8 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path):
     assert steps_in(tmp_path) == [1, 2]
     for step in (1, 2):
         damage(tmp_path, step)
-    with pytest.raises(
-        UserError, match=r"step-00000002 is damaged .*step-00000001 is damaged .*new"
-    ):
+    both = "step-00000002 is damaged .*step-00000001 is damaged .*new"
+    with pytest.raises(UserError, match=both):
         load_latest_checkpoint(tmp_path)
 
 
@@ -191,38 +170,35 @@ def held_back(monkeypatch):
 
 def test_what_changes_after_a_save_began_is_not_in_it(tmp_path, held_back):
     live = made(1)
-    keeper = Keeper(tmp_path, is_async=True)
-    keeper.save(live, step=1)
+    manager = CheckpointManager(tmp_path, is_async=True)
+    manager.save(live, step=1)
     for tensor in live.everything().values():
         tensor.zero_()
     live.state["step"] = 0
     assert load_latest_checkpoint(tmp_path) is None
     held_back.set()
-    keeper.wait()
+    manager.wait()
     assert_holds(load_latest_checkpoint(tmp_path), 1)
 
 
 def test_memory_is_used_again_and_sizes_may_change(tmp_path):
-    keeper = Keeper(tmp_path, is_async=True, keep_last=3)
-    keeper.save(made(1), step=1)
-    first = dict(keeper.buffers)
-    keeper.save(made(2), step=2)
-    assert all(keeper.buffers[name] is buffer for name, buffer in first.items())
+    manager = CheckpointManager(tmp_path, is_async=True, keep_last=3)
+    manager.save(made(1), step=1)
+    first = dict(manager.buffers)
+    manager.save(made(2), step=2)
+    assert all(manager.buffers[name] is buffer for name, buffer in first.items())
     longer = made(3)._replace(tensors={**made(3).tensors, "a": torch.zeros(9, 2)})
-    keeper.save(longer, step=3)
-    keeper.wait()
+    manager.save(longer, step=3)
+    manager.wait()
     assert load_latest_checkpoint(tmp_path).tensors["a"].shape == (9, 2)
     shutil.rmtree(tmp_path / "step-00000003")
     assert_holds(load_latest_checkpoint(tmp_path), 2)
 
 
-def test_a_copy_that_finds_no_memory_names_the_setting_and_without_a_background_there_is_none(
+def test_a_copy_that_finds_no_memory_names_the_setting_and_else_there_is_none(
     tmp_path, monkeypatch
 ):
-    def refuse(*arguments, **options):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(torch, "empty", refuse)
+    monkeypatch.setattr(torch, "empty", Mock(side_effect=RuntimeError("can't allocate memory")))
     with pytest.raises(UserError, match=r"no memory .*training\.async_checkpoints = false"):
         save_all(tmp_path, 1, is_async=True)
     save_all(tmp_path, 1)
@@ -232,28 +208,25 @@ def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("surfaces_at", ["save", "wait", "end"])
-def test_an_error_of_the_background_is_raised_by_the_next_call_once(
-    tmp_path, monkeypatch, surfaces_at
-):
+def test_an_error_of_the_background_is_raised_by_the_next_call_once(tmp_path, monkeypatch):
     save_all(tmp_path, 1)
     before = bytes_of(tmp_path)
-    keeper = Keeper(tmp_path, is_async=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "write_file", full)
-        keeper.save(made(2), step=2)
-        keeper.thread.join()
-    calls = {
-        "save": lambda: keeper.save(made(3), step=3),
-        "wait": keeper.wait,
-        "end": lambda: keeper.__exit__(None, None, None),
-    }
-    with pytest.raises(UserError, match=r"step-00000002 could not be written .*No space left"):
-        calls[surfaces_at]()
-    keeper.wait()
-    assert bytes_of(tmp_path) == before
-    keeper.save(made(4), step=4)
-    keeper.wait()
+    manager = CheckpointManager(tmp_path, is_async=True)
+    for next_call in (
+        lambda: manager.save(made(3), step=3),
+        manager.wait,
+        lambda: manager.__exit__(None, None, None),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "write_file", full)
+            manager.save(made(2), step=2)
+            manager.thread.join()
+        with pytest.raises(UserError, match=r"step-00000002 could not be written .*No space left"):
+            next_call()
+        manager.wait()
+        assert bytes_of(tmp_path) == before
+    manager.save(made(4), step=4)
+    manager.wait()
     assert steps_in(tmp_path) == [4]
 
 
@@ -261,8 +234,8 @@ def test_an_error_of_training_is_the_one_that_is_told_and_the_save_is_finished(t
     threading.Timer(0.1, held_back.set).start()
 
     def train():
-        with Keeper(tmp_path, is_async=True) as keeper:
-            keeper.save(made(1), step=1)
+        with CheckpointManager(tmp_path, is_async=True) as manager:
+            manager.save(made(1), step=1)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -295,17 +268,17 @@ def checkpoint_of(ranks, seed):
 def save_twice(ranks, folder, is_async):
     """Changes everything at once after a save; training's ranks talk in the meantime."""
     store.FILE_BYTES = 40  # so that a rank writes many files
-    keeper = Keeper(folder, keep_last=2, is_async=is_async, group=ranks)
+    manager = CheckpointManager(folder, keep_last=2, is_async=is_async, ranks=ranks)
     for seed in (1, 2):
         live = checkpoint_of(ranks, seed)
-        keeper.save(live, step=seed)
+        manager.save(live, step=seed)
         for tensor in live.everything().values():
             tensor.zero_()
         for _ in range(20):
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total == ranks.num_ranks
-    keeper.wait()
+    manager.wait()
     dist.barrier()
     assert steps_in(folder) == [1, 2]
 
@@ -313,7 +286,7 @@ def save_twice(ranks, folder, is_async):
 def load(ranks, folder, seed, num_warnings):
     said = []
     into = checkpoint_of(ranks, seed=99)
-    loaded = load_latest_checkpoint(folder, into, group=ranks, warn_fn=said.append)
+    loaded = load_latest_checkpoint(folder, into, ranks=ranks, warn_fn=said.append)
     assert len(said) == (num_warnings if ranks.rank == 0 else 0)
     assert loaded.state == {"seed": seed}
     for name, tensor in checkpoint_of(ranks, seed).everything().items():
@@ -324,20 +297,20 @@ def fail_on_rank_1(ranks, folder):
     """The disk of rank 1 is full: every rank says so."""
     if ranks.rank == 1:
         store.write_file = full
-    keeper = Keeper(folder, is_async=True, group=ranks)
-    keeper.save(checkpoint_of(ranks, 3), step=3)
+    manager = CheckpointManager(folder, is_async=True, ranks=ranks)
+    manager.save(checkpoint_of(ranks, 3), step=3)
     with pytest.raises(UserError, match=r"step-00000003 could not .*rank 1: No space left"):
-        keeper.wait()
+        manager.wait()
 
 
 def die(ranks, folder, victim):
     """A rank is killed while it writes; the others are told."""
     if ranks.rank == victim:
         store.write_file = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-    keeper = Keeper(folder, is_async=True, group=ranks)
-    keeper.save(checkpoint_of(ranks, 3), step=3)
+    manager = CheckpointManager(folder, is_async=True, ranks=ranks)
+    manager.save(checkpoint_of(ranks, 3), step=3)
     with pytest.raises(UserError, match=r"step-00000003 could not .*a rank was lost"):
-        keeper.wait()
+        manager.wait()
     os._exit(7)
 
 

@@ -98,7 +98,7 @@ def test_ranks_that_never_meet_time_out():
         run_ranks(2, rank_fn, timeout=0.2)
 
 
-def named(calls, silent=(), own_calls=9, **state):
+def named(calls, silent=(), own_calls=9, has_store=True):
     """The message of rank 0 of three, where the others have begun so many calls."""
     now = time.monotonic()
     seen = {
@@ -106,7 +106,7 @@ def named(calls, silent=(), own_calls=9, **state):
         for rank, count in enumerate([own_calls, *calls])
     }
     ranks = types.SimpleNamespace(rank=0, num_ranks=3, calls=own_calls)
-    return late_message(ranks, seen, waited=30.0, **state)
+    return late_message(ranks, seen, waited=30.0, has_store=has_store)
 
 
 def test_the_late_rank_is_named():

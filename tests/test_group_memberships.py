@@ -36,7 +36,7 @@ from evenhand.report.bounds import known_groups
 from evenhand.report.run_set import make_run_set
 from evenhand.run_folder import RunResult
 from evenhand.tuning.search import default_criterion
-from evenhand.tuning.smallest_group import group_share
+from evenhand.tuning.smallest_group import count_members
 from small import run_main
 from test_evaluation import evaluated, row
 
@@ -246,7 +246,7 @@ def test_tuning_counts_every_membership(dataset, languages_of):
     assert default_criterion(settings, dataset) == "recall@10 on worst tenth of language"
     for language in LANGUAGES:
         is_member = of_language(dataset, "train", languages_of, language)
-        assert group_share(dataset, f"language={language}") == (sum(is_member), len(is_member))
+        assert count_members(dataset, f"language={language}") == (sum(is_member), len(is_member))
 
 
 def test_no_column_is_lost_by_its_name(dataset, outcome):

@@ -20,7 +20,7 @@ from evenhand.models.encoders import MlpEncoder, RowGradients
 from evenhand.models.retriever import Retriever
 from evenhand.run_folder import read_metrics
 from evenhand.runs import begin_run, evaluate_run, train_run
-from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
+from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.training.loop import train
 from evenhand.training.metrics_file import append_line, rewind_metrics
 from evenhand.training.optimizers import Gradients
@@ -52,7 +52,7 @@ class Loop:
             plan,
             choose_step(self.training, plan).step,
             metrics_path=self.metrics,
-            keeper=Keeper(self.checkpoints),
+            keeper=CheckpointManager(self.checkpoints),
             **others,
         )
 

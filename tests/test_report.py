@@ -14,33 +14,27 @@ from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, certify, score_table
 from evenhand.report import rendering, write_report
 from evenhand.report.bounds import describe_bound, known_groups
-from evenhand.report.charts import Series, line_plot
+from evenhand.report.charts import line_plot
 from evenhand.report.curves import recall_curve
 from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.facts import format_fact
-from evenhand.report.groups import mark_best, name_members
+from evenhand.report.groups import main_table, mark_best, name_members
 from evenhand.report.maps import change_classes, dot_path, draw_dots, recall_classes
 from evenhand.report.rendering import interval, join_words, percent, shorten
 from evenhand.report.run_set import make_run_set
 from evenhand.report.verdict import compare, reach_verdict
 from evenhand.run_folder import RunResult
+from evenhand.tables import main_rows, row_title
 
 NUM_LABELS = 60
 EVIL = '<script>alert("x")</script>'
 SCRIPTS = ("LATIN", "THAI", "GREEK", f"S {EVIL}", "LAO", "NOBODY")
 REGIONS = ("N", "E", f"R {EVIL}", "W")
 ATTRIBUTION = "Place names: GeoNames (geonames.org), licensed under CC BY 4.0."
-ALL_SECTIONS = {
-    "summary": "Who is served",
-    "groups": "Subpopulations",
-    "slices": "Who is failed",
-    "certificate": "What is guaranteed",
-    "map": "Map",
-    "cutoffs": "Cut-offs",
-    "training": "Training",
-    "examples": "Examples",
-    "making": "How it was made",
-}
+SECTIONS = [
+    "summary", "groups", "slices", "certificate", "map", "cutoffs", "training", "examples",
+    "making",
+]  # fmt: skip
 
 
 def part_of(lists, groups=None, texts=None):
@@ -141,9 +135,9 @@ class Reader(html.parser.HTMLParser):
 
 
 @pytest.fixture
-def page_of(tmp_path):
-    def page_of(results, dataset, **options):
-        write_report(results, dataset, tmp_path / "report.html", **options)
+def page_of(tmp_path, dataset):
+    def page_of(*runs, dataset=dataset):
+        write_report(runs, dataset, tmp_path / "report.html")
         return (tmp_path / "report.html").read_text(encoding="utf-8")
 
     return page_of
@@ -174,11 +168,12 @@ def rows_of(text):
 
 @pytest.mark.parametrize("names", [["snm"], ["snm", "s2m-long"], ["snm", "s2m-long", "sgd"]])
 def test_a_page_of_one_two_or_three_runs_has_every_section(page_of, dataset, names):
-    page = page_of([result_of(dataset, name) for name in names], dataset)
+    runs = [result_of(dataset, name) for name in names]
+    page = page_of(*runs)
+    assert page == page_of(*runs)
     tags = Reader(page).tags
-    assert [a["id"] for tag, a in tags if tag == "section"] == list(ALL_SECTIONS)
-    for name, title in ALL_SECTIONS.items():
-        assert f'<li><a href="#{name}">{title}</a></li>' in page
+    assert [a["id"] for tag, a in tags if tag == "section"] == SECTIONS
+    assert re.findall(r'<li><a href="#(\w+)">', page) == SECTIONS
     assert ("Change from" in page) == (len(names) == 2)
     assert ("Repaired" in page) == (len(names) > 1)
     assert ("<code>evenhand compare</code> pairs their queries" in page) == (len(names) > 1)
@@ -228,11 +223,6 @@ def test_templates_leave_nothing_unescaped_but_style_and_script_and_nothing_unde
         environment.from_string("{{ nowhere }}").render()
 
 
-def test_a_page_is_the_same_again(page_of, dataset):
-    runs = [result_of(dataset)]
-    assert page_of(runs, dataset) == page_of(runs, dataset)
-
-
 def test_groups_too_small_to_judge_are_said_to_be_so(page):
     groups = section(page, "groups")
     assert re.search(
@@ -244,12 +234,10 @@ def test_groups_too_small_to_judge_are_said_to_be_so(page):
 
 @pytest.mark.parametrize("kind", ["without figures", "without intervals"])
 def test_what_is_missing_is_a_dash_and_never_a_word(page_of, dataset, kind):
-    run = result_of(dataset)
-    nan = {"low": math.nan, "high": math.nan}
-    if kind == "without figures":
-        nan["value"] = math.nan
+    run, names = result_of(dataset), ["low", "high"] + ["value"] * (kind == "without figures")
+    nan = dict.fromkeys(names, math.nan)
     run = dataclasses.replace(run, scores=[dataclasses.replace(s, **nan) for s in run.scores])
-    page = page_of([run, run], dataset)
+    page = page_of(run, run)
     shown = " ".join(Reader(re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)).texts)
     assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
     assert ("holds no pair to judge by" in shown) == (kind == "without figures")
@@ -262,7 +250,7 @@ def test_a_bare_data_set_has_no_map_and_numbers_for_names(page_of, dataset):
     bare = dataclasses.replace(
         dataset, parts={**dataset.parts, "test": test}, attribution="", **nothing
     )
-    page = page_of([result_of(bare), result_of(bare, "other", share=0.9)], bare)
+    page = page_of(result_of(bare), result_of(bare, "other", share=0.9), dataset=bare)
     assert '<section id="map"' not in page
     assert '"#map"' not in page
     assert re.search(r"query \d+", page)
@@ -272,10 +260,10 @@ def test_a_bare_data_set_has_no_map_and_numbers_for_names(page_of, dataset):
 
 def test_empty_metrics_and_an_empty_about_are_borne(page_of, dataset):
     run = result_of(dataset, metrics=[], about={}, config_text="")
-    page = page_of([run], dataset)
+    page = page_of(run)
     assert "left no record of their training" in page
     assert "What was run, and where" not in page
-    page = page_of([run, result_of(dataset, "s2m")], dataset)
+    page = page_of(run, result_of(dataset, "s2m"))
     assert "No record of the training of snm." in page
 
 
@@ -311,7 +299,7 @@ INTERRUPTIONS = [
 def test_a_fact_of_a_run_is_shown_for_people(page_of, dataset, key, value, shown):
     assert format_fact(key, value) == shown
     if key in ("step", "odd"):
-        page = page_of([result_of(dataset, about={key: value, "is_running": True})], dataset)
+        page = page_of(result_of(dataset, about={key: value, "is_running": True}))
         assert f"<td>{shown}</td>" in page
         assert "is_running" not in page
 
@@ -421,6 +409,13 @@ def test_the_best_is_the_highest_as_shown_and_none_where_all_look_alike(values, 
     assert [n for n, (_, is_best) in enumerate(marked) if is_best] == best
 
 
+def test_the_page_lists_the_worst_groups_that_the_terminal_does(dataset):
+    run = result_of(dataset)
+    titles = [title.lower() for title, *_ in main_table(make_run_set([run], dataset))["rows"]]
+    rows = [row for row in main_rows(run.scores) if row.metric == "recall@10"]
+    assert sorted(t for t in titles if "worst" in t) == sorted(map(row_title, rows[4:]))
+
+
 def test_the_members_of_worst_rows_are_named_beside_few_runs_and_below_many():
     runs = ["r", "s", "t", "u"]
     assert name_members(runs[:2], [(), ()]) == []
@@ -453,7 +448,7 @@ def test_the_gap_is_to_the_best_wrong_result():
 def test_repaired_and_broken_are_counted(page_of, dataset):
     first, last = result_of(dataset), result_of(dataset, "s2m-long", share=0.9)
     before, after = first.outcome.ranks > 0, last.outcome.ranks > 0
-    words = " ".join("".join(Reader(page_of([first, last], dataset)).texts).split())
+    words = " ".join("".join(Reader(page_of(first, last)).texts).split())
     repaired, broken = (~before & after).sum(), (before & ~after).sum()
     assert f"{repaired} pairs are repaired and {broken} broken, of {len(before)}" in words
     assert f"Repaired: missed by snm, found by s2m-long ({repaired})" in words
@@ -461,10 +456,11 @@ def test_repaired_and_broken_are_counted(page_of, dataset):
 
 
 def test_labels_fall_into_the_classes_of_the_maps():
-    recalls = np.array([np.nan, 0, 1 / 3, 0.5, 0.9, 1])
-    assert recall_classes(recalls).tolist() == [-1, 0, 1, 2, 3, 4]
-    changes = np.array([np.nan, -1, -0.1, 0, 0.1, 0.5])
-    assert change_classes(changes).tolist() == [-1, 0, 1, 2, 3, 4]
+    for classes, values in (
+        (recall_classes, [np.nan, 0, 1 / 3, 0.5, 0.9, 1]),
+        (change_classes, [np.nan, -1, -0.1, 0, 0.1, 0.5]),
+    ):
+        assert classes(np.array(values)).tolist() == [-1, 0, 1, 2, 3, 4]
 
 
 def test_north_is_up_and_east_is_right_on_a_map_and_its_dots_are_small():
@@ -487,7 +483,7 @@ def test_the_curve_of_recall_counts_what_is_among_the_first_r_and_no_miss(datase
 @pytest.mark.parametrize("ys", [[0.0, 0.0], [5.0, 5.0], [1e-9, 3e-9], [-2.0, 1e6]])
 @pytest.mark.parametrize("is_log", [False, True])
 def test_a_line_chart_stays_inside_its_frame(ys, is_log):
-    plot = line_plot("t", [Series(0, [1, 1], ys)], x_title="x", is_log=is_log)
+    plot = line_plot("t", [(0, [1, 1], ys)], "x", is_log=is_log, is_share=False)
     for x, y in [(mark.x, mark.y) for mark in plot.marks]:
         assert plot.frame.left <= x <= plot.frame.right
         assert plot.frame.top <= y <= plot.frame.bottom
@@ -501,8 +497,8 @@ def test_a_line_chart_stays_inside_its_frame(ys, is_log):
 @pytest.fixture
 def bounds_of(page_of, dataset):
     def bounds_of(*names, **options):
-        runs = [result_of(dataset, name, **options) for name in names]
-        return " ".join(section(page_of(runs, dataset), "certificate").split())
+        page = page_of(*(result_of(dataset, name, **options) for name in names))
+        return " ".join(section(page, "certificate").split())
 
     return bounds_of
 
@@ -528,8 +524,7 @@ def test_every_chart_says_in_words_what_it_draws(bounds_of, dataset):
         said = re.search(rf"<title>{title}.*?</title>", text).group()
         for share in (100, 50, 20, 10, 5, 2, 1):
             shown = float(re.search(rf"([\d.]+) for {share} %", said).group(1))
-            bound = float(found.bound_at(share / 100))
-            assert bound - 1e-6 <= shown <= bound + 0.001  # never printed below what it is
+            assert 0 <= shown - float(found.bound_at(share / 100)) + 1e-6 <= 0.001  # rounded up
     assert describe_bound(0.99951) == "for a group of that size nothing below 1 is guaranteed"
     assert describe_bound(0.9981) == "the bound for that size is 0.999"  # rounded up
 
@@ -576,7 +571,7 @@ def test_only_the_test_part_is_called_a_certificate(bounds_of, page_of, dataset)
     assert "<svg" not in refused
     empty = {**dataset.parts, "test": part_of([[], []])}
     alone = dataclasses.replace(dataset, parts=empty)
-    assert 'id="certificate"' not in page_of([result_of(alone)], alone)
+    assert 'id="certificate"' not in page_of(result_of(alone), dataset=alone)
 
 
 # --- who is failed --------------------------------------------------------------------------------
@@ -590,7 +585,7 @@ def test_the_failed_are_named_with_their_figures_and_other_runs_beside_them(page
     missed = is_of_region(dataset, 2)
     half = missed & (np.arange(len(missed)) % 2 == 0)
     runs = [result_of(dataset, f"run {n}", is_missed=m) for n, m in enumerate((missed, half))]
-    text = section(page_of(runs, dataset), "slices")
+    text = section(page_of(*runs), "slices")
     head, everyone, failed = rows_of(text)[:3]
     titles = ["Slice", "recall@10, %", "pairs", "excess failures", "chance"]
     assert [cell for n, cell in enumerate(head) if n != 1] == titles
@@ -607,6 +602,6 @@ def test_the_failed_are_named_with_their_figures_and_other_runs_beside_them(page
 
 def test_where_nothing_stands_out_one_sentence_says_so(page_of, dataset):
     nothing = np.zeros(len(is_of_region(dataset, 0)), dtype=bool)
-    text = section(page_of([result_of(dataset, is_missed=nothing)], dataset), "slices")
+    text = section(page_of(result_of(dataset, is_missed=nothing)), "slices")
     assert "No slice is worse than chance explains" in text
     assert "<table" not in text

@@ -73,8 +73,7 @@ def undisturbed(home):
 
 def assert_same(actual, expected):
     """As equality, but says which files differ."""
-    names = {*actual, *expected}
-    assert not sorted(name for name in names if actual.get(name) != expected.get(name))
+    assert not [name for name in {*actual, *expected} if actual.get(name) != expected.get(name)]
 
 
 def resumed(home, folder):

@@ -1,9 +1,9 @@
 """Tensors on disk: written whole or not at all, by any number of ranks, read by any other."""
 
+import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import threading
 
@@ -44,9 +44,9 @@ TABLES = ("table", "wide", "flat", "deep", "one row", "no rows")  # split over r
 
 def save_whole(folder, seed=0, ranks=None, **options):
     tensors, tables = whole(seed), {}
+    rank, num_ranks = (0, 1) if ranks is None else (ranks.rank, ranks.num_ranks)
     for name in TABLES:
         rows = tensors.pop(name)
-        rank, num_ranks = (0, 1) if ranks is None else (ranks.rank, ranks.num_ranks)
         own = Shards(len(rows), num_ranks).rows_of(rank)
         tables[name] = Table(rows[slice(*own)], own.first, len(rows))
     save_tensors(folder, tensors, tables, ranks=ranks, **options)
@@ -60,18 +60,14 @@ def save_by(num_ranks, folder, seed=0):
         run_ranks(num_ranks, lambda ranks: save_whole(folder, seed, ranks))
 
 
-def same_bits(ours, theirs):
-    ours, theirs = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (ours, theirs))
-    return ours.equal(theirs)
-
-
 def assert_holds(folder, seed=0):
     saved, expected = open_store(folder), whole(seed)
     assert saved.entries.keys() == expected.keys()
     for name, tensor in expected.items():
         found = saved.load(name)
         assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype), name
-        assert same_bits(found, tensor), name
+        bits = [each.contiguous().view(-1).view(torch.uint8) for each in (found, tensor)]
+        assert bits[0].equal(bits[1]), name
 
 
 # --- what is saved is loaded ----------------------------------------------------------------------
@@ -134,26 +130,26 @@ class KilledError(BaseException):
     pass
 
 
-class Power:
-    """Goes off at the n-th thing that is done to the disk, and then nothing more is done to it."""
+def cut_power(patch, *, last):
+    """After so many things done to the disk, nothing more is done to it; a list of all tries."""
+    tries, lock = [], threading.Lock()
 
-    def __init__(self, patch, *, last):
-        self.count, self.last, self.lock = 0, last, threading.Lock()
-        patch.setattr(store, "write_file", self._counted(store.write_file))
-        for name in ("replace", "unlink", "rmdir", "mkdir", "fsync"):
-            patch.setattr(os, name, self._counted(getattr(os, name)))
-
-    def _counted(self, function):
-        def counted(*arguments, **others):
-            with self.lock:
-                self.count += 1
-                if self.count > self.last:
-                    if self.count == self.last + 1 and function.__name__ == "write_file":
-                        arguments[0].write_bytes(b"half of it")
+    def counted(function):
+        def call(*arguments, **others):
+            with lock:
+                tries.append(function.__name__)
+                if len(tries) == last + 1 and function.__name__ == "write_file":
+                    arguments[0].write_bytes(b"half of it")
+                if len(tries) > last:
                     raise KilledError
             return function(*arguments, **others)
 
-        return counted
+        return call
+
+    patch.setattr(store, "write_file", counted(store.write_file))
+    for name in ("replace", "unlink", "rmdir", "mkdir", "fsync"):
+        patch.setattr(os, name, counted(getattr(os, name)))
+    return tries
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 2), (3, 2), (2, 0), (None, 2)])
@@ -166,13 +162,10 @@ def test_a_kill_at_any_moment_leaves_the_old_store_or_the_new_one(tmp_path, befo
         shutil.rmtree(tmp_path / "home", ignore_errors=True)
         shutil.copytree(tmp_path / "kept", tmp_path / "home")
         with pytest.MonkeyPatch.context() as patch:
-            power = Power(patch, last=last)
-            try:
+            tries = cut_power(patch, last=last)
+            with contextlib.suppress(KilledError):
                 save_by(after, folder, seed=1)
-                is_killed = power.count > last  # a removal that failed is not an error
-            except KilledError:
-                is_killed = True
-        if not is_killed:
+        if len(tries) <= last:  # not killed
             break
         if before is None and not store.has_store(folder):
             seen.append("none")
@@ -190,17 +183,16 @@ def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [(os, "replace"), (os, "fsync"), (os, "mkdir"), (store, "sync"), (store, "write_file")],
-)
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, place, name):
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     save_whole(tmp_path / "a", seed=0)
-    before = bytes_of(tmp_path)
-    monkeypatch.setattr(place, name, full)
-    with pytest.raises(UserError, match=r"a could not be written \(No space left on device\); "):
-        save_whole(tmp_path / "a", seed=1)
-    assert bytes_of(tmp_path) == before
+    before, words = bytes_of(tmp_path), r"a could not be written \(No space left on device\); "
+    points = ((os, "replace"), (os, "fsync"), (os, "mkdir"), (store, "sync"), (store, "write_file"))
+    for place, name in points:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(place, name, full)
+            with pytest.raises(UserError, match=words):
+                save_whole(tmp_path / "a", seed=1)
+        assert bytes_of(tmp_path) == before
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -231,14 +223,6 @@ def flip(path):
     path.write_bytes(data)
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def drop(path):
-    path.unlink()
-
-
 def to_pipe(path):
     path.unlink()
     os.mkfifo(path)
@@ -250,18 +234,18 @@ def writing(data):
 
 DAMAGES = {  # file, what is done to it, what is said of it
     "a bit": (FILE, flip, f"{FILE} does not match its SHA-256"),
-    "a byte less": (FILE, cut, f"{FILE} has .* bytes instead of"),
-    "no file": (FILE, drop, f"{FILE} is missing"),
+    "cut": (FILE, lambda path: path.write_bytes(path.read_bytes()[:-1]), f"{FILE} has .* bytes in"),
+    "no file": (FILE, os.unlink, f"{FILE} cannot be read: .*No such file"),
     "a pipe": (FILE, to_pipe, f"{FILE} .* a pipe, not a file"),
-    "no manifest": (MANIFEST, drop, f"{MANIFEST} is missing, or .* earlier version"),
+    "no manifest": (MANIFEST, os.unlink, f"{MANIFEST} is missing, or .* earlier version"),
     "a pipe as a manifest": (MANIFEST, to_pipe, "a pipe, not a file"),
-    "no JSON": (MANIFEST, writing(b"{"), f"{MANIFEST} cannot be read"),
-    "no text": (MANIFEST, writing(b"\xff" * 50), f"{MANIFEST} cannot be read"),
-    "a list": (MANIFEST, writing(b"[]"), "format None, and .* reads 2"),
+    "no JSON": (MANIFEST, writing(b"{"), f"{MANIFEST}: "),
+    "no text": (MANIFEST, writing(b"\xff" * 50), f"{MANIFEST}: "),
+    "a list": (MANIFEST, writing(b"[]"), f"{MANIFEST} is not one of ours"),
     "another format": (MANIFEST, writing(b'{"format": 1}'), "format 1, and .* reads 2"),
     "another state": (
         MANIFEST, lambda path: path.write_text(path.read_text().replace('"step": 3', '"step": 2')),
-        f"{MANIFEST} does not match its SHA-256",
+        f"{MANIFEST}: it does not match its SHA-256",
     ),
 }  # fmt: skip
 
@@ -271,23 +255,17 @@ def test_what_is_damaged_is_named(tmp_path, damage):
     name, harm, words = DAMAGES[damage]
     save_whole(tmp_path / "a", state={"step": 3})
     harm(tmp_path / "a" / name)
-    with pytest.raises(DamagedError) as caught:
+    with pytest.raises(DamagedError, match=rf"^[^\n]*/a is damaged \([^\n]*{words}[^\n]*\)$"):
         open_store(tmp_path / "a").verify()
-    assert re.search(rf"/a is damaged[a-z ]* \(.*{words}.*\)$", str(caught.value))
-    assert "\n" not in str(caught.value)
 
 
-def forge(path):
-    """A function that changes the manifest by a path of keys, and signs what it has written."""
-
-    def change(*keys, to):
-        manifest = inner = json.loads(path.read_text())
-        for key in keys[:-1]:
-            inner = inner[key]
-        inner[keys[-1]] = to
-        path.write_text(json.dumps(sign(manifest)))
-
-    return change
+def forge(path, *keys, to):
+    """Changes the manifest at a path of keys, and signs it."""
+    manifest = inner = json.loads(path.read_text())
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = to
+    path.write_text(json.dumps(sign(manifest)))
 
 
 HUGE = 2**60
@@ -296,36 +274,35 @@ FORGERIES = [
     (("files", FILE), [], "not a file of ours"),
     (("files", FILE, "size"), -1, "not a number of rows or bytes"),
     (("files", FILE, "size"), True, "not a number of rows or bytes"),
-    (("files",), [], "AttributeError"),
+    (("files",), [], "not one of ours"),
     (("tensors", "table", "shape"), [13, 2**40], "larger than the files"),
     (("tensors", "no rows", "shape"), [0, HUGE], "not a number of rows or bytes"),
     (("tensors", "table", "shape"), [14, 6], "13 of .*14"),
-    (("tensors", "table", "shape"), 3, "TypeError"),
-    (("tensors", "table", "dtype"), "F4", "KeyError"),
+    (("tensors", "table", "shape"), 3, "not one of ours"),
+    (("tensors", "table", "dtype"), "F4", "not one of ours"),
     (("tensors", "table", "pieces"), [[FILE, 0, 6], [FILE, 7, 13]], "missing or doubled"),
     (("tensors", "table", "pieces"), [[FILE, 0, 7], [FILE, 6, 13]], "missing or doubled"),
     (("tensors", "table", "pieces"), [["/etc/passwd", 0, 13]], "missing or doubled"),
-    (("tensors", "table", "pieces"), [[FILE, 0, "13"]], "TypeError"),
-    (("state",), 3, "TypeError"),
+    (("tensors", "table", "pieces"), [[FILE, 0, "13"]], "not one of ours"),
+    (("state",), 3, "not one of ours"),
 ]
 
 
-@pytest.mark.parametrize("number", range(len(FORGERIES)))
-def test_a_forged_manifest_is_refused(tmp_path, number):
-    keys, value, words = FORGERIES[number]
+def test_a_forged_manifest_is_refused(tmp_path):
     save_whole(tmp_path / "a")
-    forge(tmp_path / "a" / MANIFEST)(*keys, to=value)
-    with pytest.raises(DamagedError, match=words):
-        open_store(tmp_path / "a")
+    genuine = (tmp_path / "a" / MANIFEST).read_bytes()
+    for keys, value, words in FORGERIES:
+        (tmp_path / "a" / MANIFEST).write_bytes(genuine)
+        forge(tmp_path / "a" / MANIFEST, *keys, to=value)
+        with pytest.raises(DamagedError, match=words):
+            open_store(tmp_path / "a")
 
 
 def test_files_that_do_not_hold_what_a_forged_manifest_says_are_refused(tmp_path):
     save_whole(tmp_path / "a")
-    change = forge(tmp_path / "a" / MANIFEST)
-    change("tensors", "flat", "shape", to=[13, 2])
-    change(
-        "tensors", "more", to=json.loads((tmp_path / "a" / MANIFEST).read_text())["tensors"]["flat"]
-    )
+    path = tmp_path / "a" / MANIFEST
+    forge(path, "tensors", "flat", "shape", to=[13, 2])
+    forge(path, "tensors", "more", to=json.loads(path.read_text())["tensors"]["flat"])
     saved = open_store(tmp_path / "a")
     for name in ("flat", "more"):
         with pytest.raises(DamagedError, match=FILE):
@@ -335,13 +312,13 @@ def test_files_that_do_not_hold_what_a_forged_manifest_says_are_refused(tmp_path
 # --- numbers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("block_bytes", [2**26, 24])
-def test_one_number_that_is_not_finite_is_found(monkeypatch, bad, block_bytes):
-    monkeypatch.setattr(store, "BLOCK_BYTES", block_bytes)
-    table = torch.zeros(50, 3, dtype=torch.bfloat16)
-    assert all_finite(table)
-    assert all_finite(torch.zeros(0, 3))
-    table[49, 2] = bad
-    assert not all_finite(table)
-    assert not all_finite(torch.tensor(bad))
+def test_one_number_that_is_not_finite_is_found(monkeypatch):
+    for block_bytes in (2**26, 24):
+        monkeypatch.setattr(store, "BLOCK_BYTES", block_bytes)
+        for bad in (float("nan"), float("inf"), float("-inf")):
+            table = torch.zeros(50, 3, dtype=torch.bfloat16)
+            assert all_finite(table)
+            assert all_finite(torch.zeros(0, 3))
+            table[49, 2] = bad
+            assert not all_finite(table)
+            assert not all_finite(torch.tensor(bad))

@@ -57,22 +57,24 @@ def test_rows_are_called_as_people_call_them(column, group, title):
     assert row_title(score(column, group)) == title
 
 
-def test_the_main_rows_are_all_the_frequencies_and_the_worst_of_every_column():
-    scores = [
-        *(ALL, TAIL, score("frequency", "worst 3"), score("frequency over pairs", "worst 3")),
-        *(*SCRIPTS, score("script", "worst"), score("script", "worst 3")),
-        score("script", "worst tenth", math.nan),
-    ]
-    kept = [(row.column, row.group) for row in main_rows(scores)]
-    assert kept == [("all", "all"), ("frequency", "tail"), ("script", "worst 3")]
-
-
-@pytest.mark.parametrize(("num_judged", "shown"), [(1, []), (2, ["worst"]), (3, ["worst"])])
-def test_the_worst_3_of_two_or_three_groups_are_not_shown_but_the_worst_is(num_judged, shown):
+@pytest.mark.parametrize(
+    ("num_judged", "shown"),
+    [
+        (1, []),
+        (2, ["worst"]),
+        (3, ["worst"]),
+        (4, ["worst", "worst 3"]),
+        (39, ["worst", "worst 3"]),  # whose worst tenth are the worst 3
+        (40, ["worst", "worst 3", "worst tenth"]),
+    ],
+)
+def test_the_main_rows_are_all_the_frequencies_and_what_tells_of_the_worst(num_judged, shown):
     groups = [score("device", f"{n}") for n in range(num_judged)]
-    groups.append(score("device", "rare", 0.1, count=2, is_judged=False))
-    scores = [*groups, score("device", "worst"), score("device", "worst 3")]
-    assert [row.group for row in main_rows(scores)] == shown
+    groups += [score("device", "rare", is_judged=False), score("device", "none", math.nan)]
+    for column in ("frequency", "frequency over pairs", "device"):
+        groups += [score(column, summary) for summary in ("worst", "worst 3", "worst tenth")]
+    kept = [(row.column, row.group) for row in main_rows([ALL, TAIL, *groups])]
+    assert kept == [("all", "all"), ("frequency", "tail"), *(("device", name) for name in shown)]
 
 
 def test_the_results_of_two_runs_stand_side_by_side_and_the_best_is_bold():

@@ -128,9 +128,7 @@ def test_the_kept_sets_are_enumerated_not_the_draws():
     assert law.values.tolist() == list(range(499, 1000))
     assert law.probabilities[-1] == pytest.approx(500 / 1000, rel=1e-12)
     assert law.probabilities[-2] == pytest.approx(500 / 1000 * 500 / 999, rel=1e-12)
-
-
-def test_too_many_sets_are_refused():
+    # Of 39, 12 are drawn and 8 kept: too many sets.
     message = rf"at most 200000 sets of labels .* got {math.comb(35, 8)}: 8 of 35"
     with pytest.raises(ValueError, match=message):
         snm_loss_distribution(0.0, np.zeros(39), num_sampled_labels=12, num_hard_labels=8)
@@ -167,18 +165,15 @@ def test_thresholds_in_blocks_give_the_same(monkeypatch):
     assert expected_order_weighted_average(laws, weights) == pytest.approx(whole, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("values", "probabilities", "message"),
-    [
+def test_what_is_no_distribution_is_refused():
+    for values, probabilities, message in (
         ([2.0, 1.0], [0.5, 0.5], "values of a distribution must rise"),
         ([1.0, 2.0], [0.5, 0.6], "probabilities must be at least 0 and sum to 1"),
         ([1.0, 2.0], [1.5, -0.5], "probabilities must be at least 0 and sum to 1"),
-    ],
-)
-def test_what_is_no_distribution_is_refused(values, probabilities, message):
-    law = LossDistribution(np.array(values), np.array(probabilities))
-    with pytest.raises(ValueError, match=message):
-        expected_order_weighted_average([law], [1.0])
+    ):
+        law = LossDistribution(np.array(values), np.array(probabilities))
+        with pytest.raises(ValueError, match=message):
+            expected_order_weighted_average([law], [1.0])
     with pytest.raises(ValueError, match=r"weights must have the shape \(1,\)"):
         expected_order_weighted_average([law], [0.5, 0.5])
 
@@ -230,20 +225,6 @@ def test_lemma_1_is_strict_for_two_examples_and_two_labels():
     )  # fmt: skip
     assert left == pytest.approx(2 * 3 / 4)
     assert right == pytest.approx(1)
-
-
-def test_with_shared_labels_it_is_strict_too():
-    # One of three labels is drawn. The last is hard for the first example and the positive of the
-    # second, the middle one the other way round: the larger loss is 4 in two cases of three.
-    label_losses = [[0, -math.inf, 4], [0, 4, -math.inf]]
-    counts = by_name((2, 1, 1, 1))
-    left = expected_shared_s2m_loss([0, 0], label_losses, **counts)
-    expected = expected_shared_snm_loss(
-        [0, 0], label_losses, num_sampled_labels=1, num_hard_labels=1
-    )
-    assert left == pytest.approx((0 + 4 + 4) / 3)
-    assert expected == pytest.approx([4 / 3, 4 / 3])
-    assert lemma_1_right_side(expected, batch_size=2, num_hard_examples=1) == pytest.approx(4 / 3)
 
 
 # Where it is an equality.
@@ -323,14 +304,14 @@ def test_the_standard_error_is_that_of_repeated_estimates():
 def test_counts_that_cannot_be_are_refused(counts, message):
     drawing = {"num_draws": 2, "generator": np.random.default_rng(0)}
     shared = [[-np.inf, 0.0, 0.0], [-np.inf, 0.0, 0.0]]
-    with pytest.raises(ValueError, match=message):
-        expected_s2m_loss([0, 0], np.zeros((2, 3)), **by_name(counts))
-    with pytest.raises(ValueError, match=message):
-        expected_shared_s2m_loss([0, 0], shared, **by_name(counts))
-    with pytest.raises(ValueError, match=message):
-        simulated_s2m_loss([0, 0], np.zeros((2, 3)), **by_name(counts), **drawing)
-    with pytest.raises(ValueError, match=message):
-        simulated_shared_s2m_loss([0, 0], shared, **by_name(counts), **drawing)
+    for loss_fn, losses, options in (
+        (expected_s2m_loss, np.zeros((2, 3)), {}),
+        (expected_shared_s2m_loss, shared, {}),
+        (simulated_s2m_loss, np.zeros((2, 3)), drawing),
+        (simulated_shared_s2m_loss, shared, drawing),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss_fn([0, 0], losses, **by_name(counts), **options)
 
 
 def test_shapes_that_do_not_fit_are_refused():

@@ -44,14 +44,11 @@ def test_the_order_weighted_average_is_the_sum_of_the_sorted(pairs):
     assert order_weighted_average(values, weights) == expected
 
 
-def test_the_order_weighted_average_is_of_each_row():
+def test_the_order_weighted_average_is_of_each_row_and_each_value_needs_a_weight():
     values = np.array([[1.0, 3.0, 2.0], [5.0, 4.0, 6.0]])
     averages = order_weighted_average(values, [0.5, 0.25, 0.25])
     assert averages.tolist() == [3 / 2 + 2 / 4 + 1 / 4, 6 / 2 + 5 / 4 + 4 / 4]
     assert values.tolist() == [[1, 3, 2], [5, 4, 6]]  # the argument is as it was
-
-
-def test_each_value_needs_a_weight():
     with pytest.raises(ValueError, match=r"weights must have the shape \(2,\)"):
         order_weighted_average([1.0, 2.0], [1.0])
 
@@ -63,10 +60,9 @@ def test_each_value_needs_a_weight():
 def test_the_weights_of_a_batch_are_those_of_every_batch_enumerated(problem):
     population, drawn, kept = problem
     weights = batch_weights(population, batch_size=drawn, num_hard_examples=kept)
-    expected = [
-        oracles.weight_of_rank(rank, population, drawn, kept) for rank in range(1, population + 1)
-    ]
-    assert weights == pytest.approx([float(weight) for weight in expected], rel=1e-13)
+    ranks = range(1, population + 1)
+    expected = [float(oracles.weight_of_rank(rank, ranks, drawn, kept)) for rank in ranks]
+    assert weights == pytest.approx(expected, rel=1e-13)
     assert weights.sum() == pytest.approx(1, rel=1e-13)
 
 
@@ -82,10 +78,8 @@ def test_labels_drawn_for_each_example_have_weights_of_the_same_form(problem):
 def test_labels_drawn_for_the_batch_have_the_weights_of_every_draw_enumerated(problem):
     num_labels, drawn, kept = problem
     weights = shared_label_weights(num_labels, num_sampled_labels=drawn, num_hard_labels=kept)
-    expected = [
-        float(oracles.shared_weight_of_rank(rank, num_labels, drawn, kept))
-        for rank in range(1, num_labels)
-    ]
+    ranks = range(num_labels)  # 0: the positive
+    expected = [float(oracles.weight_of_rank(rank, ranks, drawn, kept)) for rank in ranks[1:]]
     assert weights == pytest.approx(expected, rel=1e-13)
 
 
@@ -93,15 +87,14 @@ def test_labels_drawn_for_the_batch_have_the_weights_of_every_draw_enumerated(pr
 def test_the_weights_of_chosen_ranks_are_those_of_all(problem):
     population, drawn, kept = problem
     ranks = np.arange(population, 0, -1)
-    for weights_fn in (
-        lambda **ranks: batch_weights(
-            population, batch_size=drawn, num_hard_examples=kept, **ranks
-        ),
-        lambda **ranks: shared_label_weights(
-            population + 1, num_sampled_labels=drawn, num_hard_labels=kept, **ranks
-        ),
+    of_batch = {"batch_size": drawn, "num_hard_examples": kept}
+    of_labels = {"num_sampled_labels": drawn, "num_hard_labels": kept}
+    for weights_fn, size, counts in (
+        (batch_weights, population, of_batch),
+        (shared_label_weights, population + 1, of_labels),
     ):
-        assert weights_fn(ranks=ranks) == pytest.approx(weights_fn()[::-1], rel=1e-12)
+        every = weights_fn(size, **counts)
+        assert weights_fn(size, ranks=ranks, **counts) == pytest.approx(every[::-1], rel=1e-12)
 
 
 def test_corners_by_hand():
@@ -109,9 +102,8 @@ def test_corners_by_hand():
         return batch_weights(population, batch_size=drawn, num_hard_examples=kept).tolist()
 
     def of_shared(num_labels, drawn, kept):
-        return shared_label_weights(
-            num_labels, num_sampled_labels=drawn, num_hard_labels=kept
-        ).tolist()
+        counts = {"num_sampled_labels": drawn, "num_hard_labels": kept}
+        return shared_label_weights(num_labels, **counts).tolist()
 
     assert of_batch(5, 5, 2) == [1 / 2, 1 / 2, 0, 0, 0]  # all are drawn: the plain top
     assert of_batch(5, 3, 3) == pytest.approx([1 / 5] * 5)  # all drawn count: the plain mean
@@ -172,23 +164,18 @@ def test_a_tiny_weight_of_a_billion_keeps_its_digits(exponent):
     assert actual == pytest.approx([expected], rel=1e-10, abs=0)
 
 
-def test_the_tail_of_a_population_half_drawn_keeps_its_digits():
-    ranks = spread_ranks(3000)
-    actual = inclusion_probabilities(3000, num_drawn=1500, num_kept=400, ranks=ranks)
-    expected = [oracles.inclusion_probability(int(rank), 3000, 1500, 400) for rank in ranks]
-    is_normal = np.array(expected) > 1e-307
-    assert actual[is_normal] == pytest.approx(np.array(expected)[is_normal], rel=1e-10, abs=0)
-
-
-def test_the_weights_of_a_hundred_thousand_examples_keep_their_digits():
-    size, drawn, kept = 100_000, 256, 16
-    ranks = spread_ranks(size)
-    every = inclusion_probabilities(size, num_drawn=drawn, num_kept=kept)
-    expected = [oracles.inclusion_probability(int(rank), size, drawn, kept) for rank in ranks]
-    assert min(expected) < 1e-200
-    is_normal = np.array(expected) > 1e-307
-    actual = every[ranks - 1]
-    assert actual[is_normal] == pytest.approx(np.array(expected)[is_normal], rel=1e-10, abs=0)
+def test_every_weight_of_a_population_also_half_drawn_keeps_its_digits():
+    for size, drawn, kept in ((3000, 1500, 400), (100_000, 256, 16)):
+        ranks, counts = spread_ranks(size), {"num_drawn": drawn, "num_kept": kept}
+        expected = [oracles.inclusion_probability(int(rank), size, drawn, kept) for rank in ranks]
+        assert min(expected) < 1e-200
+        is_normal = np.array(expected) > 1e-307
+        chosen = inclusion_probabilities(size, ranks=ranks, **counts)
+        every = inclusion_probabilities(size, **counts)[ranks - 1]
+        for actual in (chosen, every):
+            assert actual[is_normal] == pytest.approx(
+                np.array(expected)[is_normal], rel=1e-10, abs=0
+            )
 
 
 # Refusals.

@@ -78,14 +78,10 @@ def test_a_loss_of_vectors_costs_at_most_root_two(data):
     """Maurer's contraction, on random classes of (N, 2) scores and the loss |f - target|_2."""
     num_examples, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
     whole = st.integers(-4, 4)
-    scores = np.array(
-        data.draw(
-            st.lists(whole, min_size=size * num_examples * 2, max_size=size * num_examples * 2)
-        )
-    ).reshape(size, num_examples, 2)
-    targets = np.array(
-        data.draw(st.lists(whole, min_size=num_examples * 2, max_size=num_examples * 2))
-    ).reshape(num_examples, 2)
+    shape = (1 + size, num_examples, 2)
+    drawn = [data.draw(whole) for _ in range(math.prod(shape))]
+    targets, *scores = np.array(drawn).reshape(shape)  # (N, 2) each
+    scores = np.stack(scores)
     losses = np.linalg.norm(scores - targets, axis=2)  # (M, N, 2) -> (M, N)
     of_scores = 2 * empirical_rademacher(scores.reshape(size, -1))  # the mean is over examples
     assert empirical_rademacher(losses) <= math.sqrt(2) * of_scores + 1e-12

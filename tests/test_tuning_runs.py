@@ -14,7 +14,7 @@ import pytest
 import small
 from evenhand.config import build_config, read_settings
 from evenhand.data import Rows, save_dataset
-from evenhand.tuning.smallest_group import group_share
+from evenhand.tuning.smallest_group import count_members
 from evenhand.tuning.space import with_settings
 from small import bytes_of, fruits_of, run, run_main, settings_file, start, wait_for
 
@@ -186,11 +186,11 @@ def test_the_smallest_share_is_where_the_search_begins(user, home):
 
 def test_train_takes_k_prime_from_the_smallest_group_too(user, home):
     dataset = small.text_dataset()
-    found = group_share(dataset, "style=rare")
+    num_members, num_pairs = count_members(dataset, "style=rare")
     out = user("train", "a.toml", "--run", "guard", "--smallest-group", "style=rare")
-    assert f"style=rare: {found.num_members} of {found.num_pairs} training pairs" in out
+    assert f"style=rare: {num_members} of {num_pairs} training pairs" in out
     k_prime = read_settings(home / "guard/config.toml")["mining"]["num_hard_examples"]
-    assert k_prime == math.ceil(found.share * 32)
+    assert k_prime == math.ceil(num_members / num_pairs * 32)
     resume = ("train", "--resume", "--run", "guard", "--smallest-group", "style=rare")
     assert "run folder: guard" in user(*resume)
 

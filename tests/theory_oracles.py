@@ -27,33 +27,14 @@ def order_weighted_average(values, weights):
 # Random draws.
 
 
-def expected_top_of_draw(values, num_drawn, num_kept):
-    """The average of the largest `num_kept` of a random draw, over all draws."""
-    draws = list(itertools.combinations(values, num_drawn))
-    return sum(average_of_top(draw, num_kept) for draw in draws) / Fraction(len(draws))
+def weight_of_rank(rank, ranks, num_drawn, num_kept):
+    """How much of the average of the largest has the value of this rank, over all draws.
 
-
-def weight_of_rank(rank, population, num_drawn, num_kept):
-    """How much of the average the value of this rank has: the owa of a one at its place.
-
-    Values N, N - 1, ... stand for the ranks 1, 2, ...; the average counts the chosen rank alone.
+    Rank 1 is the largest value; a positive, which is masked where it is drawn, has rank 0.
     """
-    total = Fraction(0)
-    draws = list(itertools.combinations(range(1, population + 1), num_drawn))
-    for draw in draws:
-        kept = sorted(draw)[:num_kept]  # the smallest ranks are the largest values
-        total += Fraction(rank in kept, len(kept)) if kept else 0
-    return total / len(draws)
-
-
-def shared_weight_of_rank(rank, num_labels, num_sampled, num_kept):
-    """The same for an example whose positive is label 0, and which never sees it."""
-    total = Fraction(0)
-    draws = list(itertools.combinations(range(num_labels), num_sampled))
-    for draw in draws:
-        kept = sorted(label for label in draw if label != 0)[:num_kept]
-        total += Fraction(rank in kept, len(kept)) if kept else 0
-    return total / len(draws)
+    draws = list(itertools.combinations(ranks, num_drawn))
+    kept = [sorted(filter(None, draw))[:num_kept] for draw in draws]
+    return sum(Fraction(rank in kept_of, len(kept_of)) for kept_of in kept if kept_of) / len(draws)
 
 
 def inclusion_probability(rank, population, num_drawn, num_kept):

@@ -36,7 +36,7 @@ from evenhand.files import read_json, write_json
 from evenhand.models.features import features_of
 from evenhand.runs import mine_and_fit_ranker
 from evenhand.search import label_index
-from evenhand.training.checkpoint import Keeper
+from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import train
 from experiments.peers.score_mixtures import (
     STAGES,
@@ -366,7 +366,7 @@ class Bench:
                     built.plan,
                     built.choose_step().step,
                     metrics_path=Path(place) / "metrics.jsonl",
-                    keeper=Keeper(Path(place) / "checkpoints"),
+                    keeper=CheckpointManager(Path(place) / "checkpoints"),
                 )
             built.training.feed.close()
             self.models[key] = built.training.model, time.perf_counter() - began

@@ -10,7 +10,7 @@ from torch import nn
 
 from evenhand.errors import UserError
 from evenhand.risk import top_weights
-from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
+from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from experiments import stacked_models
 from experiments.counter_random import keys, uniform
 from experiments.image_models import STEMS, LeNet, ResNet
@@ -253,7 +253,7 @@ def test_resume_is_exact(classifier, tmp_path):
     whole.train(7)
     first = stacked(classifier, members, dtype=torch.float32)
     first.train(5)  # in the middle of the second epoch
-    Keeper(tmp_path).save(first.checkpoint(), step=5)
+    CheckpointManager(tmp_path).save(first.checkpoint(), step=5)
     second = stacked(classifier, members, dtype=torch.float32)
     second.restore(load_latest_checkpoint(tmp_path))
     assert second.step == 5
@@ -268,7 +268,7 @@ def test_what_cannot_be_trained_together_is_refused(tmp_path):
     for count in (0, BATCH + 1):
         with pytest.raises(UserError, match="between 1 and the batch size 8"):
             stacked(LENET, [Member(1, 0.1, count)])
-    Keeper(tmp_path).save(stacked(LENET, [Member(1, 0.05, 3)]).checkpoint(), step=0)
+    CheckpointManager(tmp_path).save(stacked(LENET, [Member(1, 0.05, 3)]).checkpoint(), step=0)
     with pytest.raises(UserError, match="other seeds, learning rates or k'"):
         stacked(LENET, [Member(1, 0.06, 3)]).restore(load_latest_checkpoint(tmp_path))
     with pytest.raises(UserError, match="3 training pictures do not fill a batch of 8"):

@@ -52,7 +52,7 @@ from evenhand.search import (
 )
 from evenhand.search.query_data import KINDS, load_query_data, save_query_data
 from evenhand.search.ranker import fit_ranker, hardest_labels, load_ranker, save_ranker
-from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
+from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.training.loop import train
 from evenhand.training.metrics_file import last_logged_step, rewind_metrics
 from evenhand.training.state import Training
@@ -215,12 +215,12 @@ def _train_model(
         console.print(line, markup=False)
     has_validation = "validation" in dataset.parts and plan.evaluate_every > 0
     began = time.monotonic()
-    keeper = Keeper(
+    keeper = CheckpointManager(
         folder / "checkpoints",
         keep_last=config.training.keep_last,
         keep_best=config.training.keep_best,
         is_async=config.training.async_checkpoints,
-        group=ranks,
+        ranks=ranks,
     )
 
     def validate() -> tuple[float, dict[str, float]]:
@@ -268,7 +268,7 @@ def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | Non
     checkpoint = load_latest_checkpoint(
         folder / "checkpoints",
         training.checkpoint(),
-        group=ranks,
+        ranks=ranks,
         check_fn=training.check_belongs,
         warn_fn=warnings.append,
     )

@@ -3,11 +3,9 @@
 The weights are the store model/weights (see `evenhand.store`).
 """
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 import safetensors
@@ -20,7 +18,7 @@ from evenhand.data import Dataset
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
-from evenhand.files import check_is_file, read_json
+from evenhand.files import check_is_file
 from evenhand.models.encoders import RowRange, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.run_folder import check_trained_on
@@ -39,6 +37,7 @@ from evenhand.store import (
 )
 
 REMEDY = "restore it, or train anew in another --run folder"
+OLD_NAME = "weights.safetensors"  # of version 0.1.0, in the folder model
 
 
 class Sizes(Protocol):
@@ -55,6 +54,7 @@ class Sizes(Protocol):
 
 
 def run_config(folder: Path) -> Config:
+    """The settings of a run."""
     if not (folder / "config.toml").exists():
         raise UserError(f"{folder} is not a run folder: it holds no config.toml")
     return build_config(read_settings(folder / "config.toml"))
@@ -67,31 +67,25 @@ def weights_folder(folder: Path) -> Path:
 
 def has_model(folder: Path) -> bool:
     """Whether a run folder holds a whole model."""
-    names = ("weights.safetensors", "weights.index.json")  # as in `_open_old_weights`
-    return has_store(weights_folder(folder)) or any((folder / "model" / n).exists() for n in names)
+    return has_store(weights_folder(folder)) or (folder / "model" / OLD_NAME).exists()
 
 
 def save_model(folder: Path, model: Retriever, *, ranks: Ranks | None = None) -> None:
     """Saves the model, all of it or nothing; with ranks, each saves its rows, and all wait."""
-    tensors = model.state_dict()
-    split = {name: tensors.pop(name) for name in split_names(model)}
-    counts = gather_json({name: len(rows) for name, rows in split.items()}, ranks)
-    rank = 0 if ranks is None else ranks.rank
-    tables = {
-        name: Table(rows, sum(own[name] for own in counts[:rank]), sum(own[name] for own in counts))
-        for name, rows in split.items()
-    }
+    tensors, rank = model.state_dict(), 0 if ranks is None else ranks.rank
+    tables = {}
+    for name in split_names(model):
+        rows = tensors.pop(name)
+        counts = gather_json(len(rows), ranks)
+        tables[name] = Table(rows, sum(counts[:rank]), sum(counts))
     save_tensors(weights_folder(folder), tensors, tables, ranks=ranks)
 
 
 def split_names(model: Retriever) -> list[str]:
     """The weights that ranks split by rows; they have all others alike."""
-    names = ["label_table"]
-    if model.label_bias is not None:
-        names.append("label_bias")
-    if row_encoder(model.encoder) is not None:
-        names.append("encoder.weight")
-    return names
+    biases = [] if model.label_bias is None else ["label_bias"]
+    features = [] if row_encoder(model.encoder) is None else ["encoder.weight"]
+    return ["label_table", *biases, *features]
 
 
 def load_model(
@@ -118,14 +112,10 @@ def load_model(
     if ranks is not None:
         label_rows = Shards(sizes.num_labels, ranks.num_ranks).rows_of(ranks.rank)
         feature_rows = Shards(sizes.num_features, ranks.num_ranks).rows_of(ranks.rank)
-    build_fn = partial(
-        build_model,
-        config or run_config(folder),
-        sizes.num_features,
-        sizes.num_labels,
-        is_sparse=sizes.is_sparse,
-        device="meta",  # no memory, and nothing is drawn that would be overwritten
-    )
+    counts, is_sparse = (sizes.num_features, sizes.num_labels), sizes.is_sparse
+    config = config or run_config(folder)
+    # "meta": no memory, and nothing is drawn that would be overwritten.
+    build_fn = partial(build_model, config, *counts, is_sparse=is_sparse, device="meta")
     rows = {"label_table": label_rows, "label_bias": label_rows, "encoder.weight": feature_rows}
     while True:
         saved = open_weights(folder)
@@ -134,7 +124,7 @@ def load_model(
         if label_rows is not None or feature_rows is not None:
             model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
         try:
-            return fill_model(model.to_empty(device=device), saved, rows=rows)
+            return fill_model(model.to_empty(device=device), saved, rows)
         except DamagedError as error:
             if open_weights(folder).files == saved.files:  # else a running training replaced them
                 raise UserError(f"{error}; {REMEDY}") from error
@@ -153,10 +143,7 @@ def check_shapes(saved: SavedTensors, model: Retriever) -> None:
 
 
 def fill_model(
-    model: Retriever,
-    saved: SavedTensors,
-    *,
-    rows: Mapping[str, RowRange | None] = MappingProxyType({}),
+    model: Retriever, saved: SavedTensors, rows: Mapping[str, RowRange | None] | None = None
 ) -> Retriever:
     """Reads the weights into a model, and returns it.
 
@@ -164,7 +151,7 @@ def fill_model(
         rows: by name, those that `model` holds; all of a tensor that is not named.
     """
     for name, target in model.state_dict().items():
-        own = rows.get(name)
+        own = (rows or {}).get(name)
         saved.read(name, target, first_row=0 if own is None else own.first)
         if not all_finite(target):
             raise UserError(f"{saved.folder}: {name} holds a number that is not finite")
@@ -173,41 +160,30 @@ def fill_model(
 
 def open_weights(folder: Path) -> SavedTensors:
     """The saved weights of a run; any rows of them can be read."""
-    if not has_model(folder):
-        raise UserError(
-            f"{folder} holds no trained model yet; finish it: "
-            f"evenhand train --resume --run {folder}"
-        )
     try:
         if has_store(weights_folder(folder)):
             return open_store(weights_folder(folder))
-        return _open_old_weights(folder / "model")
+        if has_model(folder):
+            return _open_old_weights(folder / "model" / OLD_NAME)
     except DamagedError as error:
         raise UserError(f"{error}; {REMEDY}") from error
+    if (folder / "model" / "weights.index.json").exists():
+        raise UserError(f"{folder} has weights of ranks in a form no longer read; {REMEDY}")
+    raise UserError(
+        f"{folder} holds no trained model yet; finish it: evenhand train --resume --run {folder}"
+    )
 
 
-def _open_old_weights(folder: Path) -> SavedTensors:
-    """Weights of version 0.1.0: files with rows of the ranks in order, and no checksums."""
-    paths = [folder / "weights.safetensors"]
-    if (folder / "weights.index.json").exists():
-        index = read_json(folder / "weights.index.json")
-        name = str(index.get("folder")) if isinstance(index, dict) else ""
-        if not re.fullmatch(r"shards-\d{1,9}", name):
-            raise DamagedError(folder / "weights.index.json", "it does not name a folder of files")
-        paths = sorted((folder / name).glob("weights-*.safetensors"))
-    entries: dict[str, Entry] = {}
-    for path in paths:
-        try:
-            check_is_file(path)
-            with safetensors.safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    found = file.get_slice(name)
-                    count, *width = found.get_shape()
-                    before = entries.get(name, Entry(torch.float32, (0,), True, []))
-                    first, last = before.shape[0], before.shape[0] + count
-                    piece = Piece(str(path.relative_to(folder)), first, last)
-                    dtype = DTYPES[found.get_dtype()]
-                    entries[name] = Entry(dtype, (last, *width), True, [*before.pieces, piece])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise DamagedError(path, str(error)) from error
-    return SavedTensors(folder, entries)
+def _open_old_weights(path: Path) -> SavedTensors:
+    """Weights of version 0.1.0: one file, and no checksum."""
+    entries = {}
+    try:
+        check_is_file(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                dtype, shape = file.get_slice(name).get_dtype(), file.get_slice(name).get_shape()
+                pieces = [Piece(path.name, 0, shape[0])]
+                entries[name] = Entry(DTYPES[dtype], tuple(shape), True, pieces)
+    except (OSError, SafetensorError, KeyError, IndexError) as error:
+        raise DamagedError(path, str(error)) from error
+    return SavedTensors(path.parent, entries)

@@ -16,6 +16,7 @@ checksums, and its ranks exchange pickled plans.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
@@ -36,7 +37,7 @@ from torch import Tensor
 
 from evenhand.distributed.ranks import Ranks
 from evenhand.errors import UserError
-from evenhand.files import check_is_file, open_input, parse_json, read_text, sync
+from evenhand.files import open_input, parse_json, read_text, sync
 
 FORMAT = 2  # 1: the checkpoints of versions before this module
 MANIFEST = "manifest.json"
@@ -45,16 +46,11 @@ FILE_BYTES = 2**28  # of tensors in a file, unless a single row is larger: files
 BLOCK_BYTES = 2**24  # of rows in memory at once
 MOST_THREADS = 8
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Table(NamedTuple):
@@ -65,8 +61,11 @@ class Table(NamedTuple):
     num_rows: int | None = None  # of the whole table; None: all of them are here
 
     @property
-    def total(self) -> int:
-        return len(self.rows) if self.num_rows is None else self.num_rows
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole table."""
+        if self.num_rows is None:
+            return tuple(self.rows.shape)
+        return (self.num_rows, *self.rows.shape[1:])
 
 
 class Piece(NamedTuple):
@@ -85,16 +84,12 @@ class Entry(NamedTuple):
     is_table: bool  # whether ranks may hold different rows of it
     pieces: list[Piece]  # ascending, and of all rows; a scalar is a row
 
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
 
 class DamagedError(UserError):
     """A store, or one of its files, is not what was written."""
 
-    def __init__(self, folder: Path, problem: str, *, what: str = "is damaged") -> None:
-        super().__init__(f"{folder} {what} ({problem})")
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path} is damaged ({problem})")
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -103,9 +98,9 @@ class DamagedError(UserError):
 def save_tensors(
     folder: Path,
     tensors: Mapping[str, Tensor],
-    tables: Mapping[str, Table] = MappingProxyType({}),
+    tables: Mapping[str, Table] = NOTHING,
     *,
-    state: Mapping[str, Any] = MappingProxyType({}),
+    state: Mapping[str, Any] = NOTHING,
     ranks: Ranks | None = None,
 ) -> None:
     """Writes a store, or replaces one, whole or not at all; when it returns, it is on the disk.
@@ -119,41 +114,41 @@ def save_tensors(
     Raises:
         UserError: on all ranks, if one of them could not write; the old store is untouched.
     """
-    is_first = ranks is None or ranks.rank == 0
+    rank = 0 if ranks is None else ranks.rank
     staging = staging_folder(folder)
 
     def begin() -> None:
-        if is_first:
+        if rank == 0:
             shutil.rmtree(staging, ignore_errors=True)  # what a crash may have left
             staging.mkdir(parents=True)
 
-    def write() -> dict[str, Any]:
-        own = tables if not is_first else {**tables, **{n: Table(t) for n, t in tensors.items()}}
-        return _write_files(staging, own, is_table=set(tables), rank=ranks.rank if ranks else 0)
-
     def finish() -> None:
-        if is_first:
-            _write_manifest(staging, reports, state)
-            _replace(staging, folder)
+        if rank != 0:
+            return
+        manifest: dict[str, Any] = {"format": FORMAT, "state": dict(state), "tensors": {}}
+        manifest["files"] = {name: about for report in reports for name, about in report[1].items()}
+        for name, entry in (item for report in reports for item in report[0].items()):
+            tensor = manifest["tensors"].setdefault(name, {**entry, "pieces": []})
+            tensor["pieces"] += entry["pieces"]
+        _parse_entries(manifest)  # ranks that hold too few rows are found here
+        text = json.dumps(sign(manifest), indent=1, sort_keys=True)
+        (staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        sync(staging / MANIFEST)
+        sync(staging)
+        _replace(staging, folder)
 
     try:
-        _on_all(begin, ranks)
-        reports = _on_all(write, ranks)
-        _on_all(finish, ranks)
-    except _WriteError as error:
-        if is_first:
+        _on_all(begin, folder, ranks)  # no rank writes before the first has cleared up
+        alike = tensors if rank == 0 else {}
+        reports = _on_all(lambda: _write_rows(staging, alike, tables, rank), folder, ranks)
+        _on_all(finish, folder, ranks)
+    except UserError:
+        if rank == 0:
             shutil.rmtree(staging, ignore_errors=True)
-        raise UserError(
-            f"{folder} could not be written ({error}); what was saved before is untouched: free "
-            f"some space and try again (a run goes on with --resume)"
-        ) from error
+        raise
 
 
-class _WriteError(Exception):
-    """On all ranks: what went wrong on one of them."""
-
-
-def _on_all(part_fn: Callable[[], Any], ranks: Ranks | None) -> list[Any]:
+def _on_all(part_fn: Callable[[], Any], folder: Path, ranks: Ranks | None) -> list[Any]:
     """Every rank does its part; what each returned, or the same error on all of them."""
     answer, cause, problem = None, None, ""
     try:
@@ -163,11 +158,15 @@ def _on_all(part_fn: Callable[[], Any], ranks: Ranks | None) -> list[Any]:
         problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
     try:
         reports = gather_json([answer, problem], ranks)
+        problems = [f"rank {rank}: {report[1]}" for rank, report in enumerate(reports) if report[1]]
     except RuntimeError as error:
-        raise _WriteError(f"a rank was lost: {error}") from error
-    for rank, (_, problem) in enumerate(reports):
-        if problem:
-            raise _WriteError(f"rank {rank}: {problem}" if ranks else problem) from cause
+        cause, problems = error, [f"a rank was lost: {error}"]
+    if problems:
+        raise UserError(
+            f"{folder} could not be written ({problem if ranks is None else problems[0]}); what "
+            f"was saved before is untouched: free some space and try again (a run goes on with "
+            f"--resume)"
+        ) from cause
     return [answer for answer, _ in reports]
 
 
@@ -183,59 +182,43 @@ def gather_json(value: Any, ranks: Ranks | None) -> list[Any]:
     return [json.loads(text.numpy().tobytes()) for text in texts]
 
 
-def _write_files(
-    folder: Path, tables: Mapping[str, Table], *, is_table: set[str], rank: int
-) -> dict[str, Any]:
-    """Writes the rows of one rank; its share of the manifest.
+def _write_rows(
+    folder: Path, tensors: Mapping[str, Tensor], tables: Mapping[str, Table], rank: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Writes the rows of one rank; what the manifest says of these tensors, and of the files.
 
     Wide types come first, so that every tensor begins aligned. A file has rows of a tensor once.
     """
     entries: dict[str, Any] = {}
-    files: list[dict[str, Tensor]] = []
-    num_bytes = 0  # of the last of them
-    ordered = sorted(tables.items(), key=lambda item: (-item[1].rows.element_size(), item[0]))
-    for name, table in ordered:
+    files: dict[str, dict[str, Tensor]] = {}  # by their names
+    file_name, num_bytes = "", 0  # of the last of them
+    own = {**{name: Table(tensor) for name, tensor in tensors.items()}, **tables}
+    for name, table in sorted(own.items(), key=lambda item: (-item[1].rows.itemsize, item[0])):
         rows = table.rows.detach()
-        shape = [table.total, *rows.shape[1:]] if rows.dim() else []
+        pieces: list[Piece] = []
+        about = {"dtype": DTYPE_NAMES[rows.dtype], "shape": table.shape, "pieces": pieces}
+        entries[name] = {**about, "is_table": name in tables}
         rows = rows if rows.dim() else rows.view(1)
-        pieces = []
         for block in row_blocks(rows, FILE_BYTES) if rows.numel() else ():
-            size = rows[block].numel() * rows.element_size()
-            if not files or num_bytes + size > FILE_BYTES or name in files[-1]:
-                files.append({})
-                num_bytes = 0
-            files[-1][name] = rows[block]
+            size = rows[block].nbytes
+            if not files or num_bytes + size > FILE_BYTES or name in files[file_name]:
+                file_name, num_bytes = f"rank-{rank}-file-{len(files)}.safetensors", 0
+                files[file_name] = {}
+            files[file_name][name] = rows[block]
             num_bytes += size
             first, last = table.first_row + block.start, table.first_row + block.stop
-            pieces.append(Piece(f"rank-{rank}-file-{len(files) - 1}.safetensors", first, last))
-        entries[name] = {
-            "dtype": DTYPE_NAMES[rows.dtype],
-            "shape": shape,
-            "is_table": name in is_table,
-            "pieces": pieces,
-        }
-    written = {}
-    for number, contents in enumerate(files):
-        file_name = f"rank-{rank}-file-{number}.safetensors"
-        written[file_name] = write_file(folder / file_name, contents)
-    return {"tensors": entries, "files": written}
+            pieces.append(Piece(file_name, first, last))
+    return entries, {name: write_file(folder / name, rows) for name, rows in files.items()}
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Writes and syncs a safetensors file from any device, a block of rows at a time.
-
-    Returns:
-        Its size and SHA-256.
-    """
+    """Writes and syncs a safetensors file, a block of rows at a time: its size and SHA-256."""
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in tensors.items():
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+        begin, end = end, end + tensor.nbytes
+        about = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        header[name] = {**about, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
@@ -255,27 +238,14 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         return {"size": file.tell(), "sha256": digest.hexdigest()}
 
 
-def _write_manifest(folder: Path, reports: list[Any], state: Mapping[str, Any]) -> None:
-    tensors: dict[str, Any] = {}
-    files: dict[str, Any] = {}
-    for report in reports:
-        files |= report["files"]
-        for name, entry in report["tensors"].items():
-            pieces = tensors.setdefault(name, {**entry, "pieces": []})["pieces"]
-            pieces += entry["pieces"]
-    manifest = {"format": FORMAT, "state": dict(state), "tensors": tensors, "files": files}
-    _parse_entries(manifest)  # ranks that hold too few rows are found here
-    text = json.dumps(sign(manifest), indent=1, sort_keys=True)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    sync(folder / MANIFEST)
-    sync(folder)
-
-
 def sign(manifest: dict[str, Any]) -> dict[str, Any]:
     """The manifest with a SHA-256 of all else that it says."""
     said = {key: value for key, value in manifest.items() if key != "sha256"}
     text = json.dumps(said, sort_keys=True)
     return {**said, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+# --- folders --------------------------------------------------------------------------------------
 
 
 def staging_folder(folder: Path) -> Path:
@@ -284,7 +254,12 @@ def staging_folder(folder: Path) -> Path:
 
 
 def replaced_folder(folder: Path) -> Path:
+    """Where the old store is while a new one takes its name."""
     return folder.with_name(f"{folder.name}.replaced")
+
+
+def has_store(folder: Path) -> bool:
+    return folder.is_dir() or replaced_folder(folder).is_dir()
 
 
 def _replace(staging: Path, folder: Path) -> None:
@@ -296,81 +271,75 @@ def _replace(staging: Path, folder: Path) -> None:
     shutil.rmtree(replaced_folder(folder), ignore_errors=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a crash left beside a store."""
+    shutil.rmtree(staging_folder(folder), ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(replaced_folder(folder), ignore_errors=True)
+
+
 def remove_store(folder: Path) -> None:
     """Removes a store as far as possible; half of it is never seen under its name."""
-    for path in (folder, replaced_folder(folder)):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(staging_folder(folder), ignore_errors=True)
-            os.replace(path, staging_folder(folder))
-    shutil.rmtree(staging_folder(folder), ignore_errors=True)
+    remove_leftovers(folder)
+    with contextlib.suppress(OSError):
+        os.replace(folder if folder.exists() else replaced_folder(folder), staging_folder(folder))
+    remove_leftovers(folder)
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def has_store(folder: Path) -> bool:
-    return folder.is_dir() or replaced_folder(folder).is_dir()
-
-
 def open_store(folder: Path) -> "SavedTensors":
-    """Reads the manifest of a store; its files are read when rows of them are.
-
-    Raises:
-        DamagedError: the manifest is not what was written.
-    """
+    """Reads the manifest of a store, or raises `DamagedError`; rows are read when asked for."""
     place = folder if folder.is_dir() else replaced_folder(folder)  # as a crash may leave it
     try:
         manifest = parse_json(read_text(place / MANIFEST))
+        version = manifest.get("format")
+        if version != FORMAT:
+            raise ValueError(f"it has format {version!r:.40}, and this version reads {FORMAT}")
+        if manifest != sign(manifest):
+            raise ValueError("it does not match its SHA-256")
+        return SavedTensors(place, *_parse_entries(manifest), dict(manifest["state"]))
     except FileNotFoundError as error:
         problem = f"{MANIFEST} is missing, or it was written by an earlier version of Evenhand"
         raise DamagedError(folder, problem) from error
     except (OSError, ValueError, UserError) as error:
-        raise DamagedError(folder, f"{MANIFEST} cannot be read: {error}") from error
-    version = manifest.get("format") if isinstance(manifest, dict) else None
-    if version != FORMAT:
-        problem = f"{MANIFEST} has format {version!r:.40}, and this version reads {FORMAT}"
-        raise DamagedError(folder, problem, what="is damaged or of another version")
-    if manifest != sign(manifest):
-        raise DamagedError(folder, f"{MANIFEST} does not match its SHA-256")
-    try:
-        entries, files = _parse_entries(manifest)
-        return SavedTensors(place, entries, files, dict(manifest["state"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(folder, f"{MANIFEST}: {type(error).__name__}: {error}") from error
+        raise DamagedError(folder, f"{MANIFEST}: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(folder, f"{MANIFEST} is not one of ours: {error}") from error
 
 
+@dataclasses.dataclass
 class SavedTensors:
-    """The tensors of a store, of which any rows can be read.
+    """The tensors of a store, of which any rows can be read."""
 
-    Attributes:
-        entries: type, shape and pieces of every tensor, by its name.
-        files: size and SHA-256 of the files that have them.
-        state: as it was saved.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        entries: Mapping[str, Entry],
-        files: Mapping[str, Any] = MappingProxyType({}),
-        state: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        self.folder, self.entries, self.files, self.state = folder, entries, files, dict(state)
-        self.verified: set[str] = set()  # files whose digests have been compared
+    folder: Path
+    entries: Mapping[str, Entry]  # by the names of the tensors
+    files: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # size and SHA-256 by name
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)  # as it was saved
+    verified: set[str] = dataclasses.field(default_factory=set)  # files that have been compared
 
     def verify(self, file_names: Set[str] | None = None) -> None:
-        """Compares files, or all of them, with size and SHA-256, unless that has been done.
-
-        Raises:
-            DamagedError: one of them is not what was written.
-        """
-        names = self.files if file_names is None else self.files.keys() & file_names
-        left = sorted(set(names) - self.verified)
+        """Compares files, or all, with size and SHA-256, unless done; or raises `DamagedError`."""
+        names = self.files.keys() if file_names is None else self.files.keys() & file_names
+        left = sorted(names - self.verified)
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
-            for problem in threads.map(self._problem_of, left):
-                if problem:
-                    raise DamagedError(self.folder, problem)
+            list(threads.map(self._verify_file, left))
         self.verified.update(left)
+
+    def _verify_file(self, name: str) -> None:
+        expected, problem = self.files[name], ""
+        try:
+            with open_input(self.folder / name) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != expected["size"]:
+                    problem = f"has {size:,} bytes instead of {expected['size']:,}"
+                elif hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:  # type: ignore[arg-type]
+                    problem = "does not match its SHA-256"
+        except (OSError, UserError) as error:
+            problem = f"cannot be read: {error}"
+        if problem:
+            raise DamagedError(self.folder, f"{name} {problem}")
 
     def load(self, name: str) -> Tensor:
         """A whole tensor, in new memory."""
@@ -382,10 +351,8 @@ class SavedTensors:
     def read(self, name: str, target: Tensor, *, first_row: int = 0) -> None:
         """Fills `target`, of any device and type, with the rows `first_row` and after.
 
-        Files are verified before the first rows are read from them.
-
-        Raises:
-            ValueError: the tensor has too few rows, or rows of another shape.
+        Files are verified before the first rows are read from them. Too few rows, or rows of
+        another shape, are a `ValueError`.
         """
         entry = self.entries[name]
         target = target if target.dim() else target.view(1)
@@ -412,21 +379,6 @@ class SavedTensors:
             except (OSError, SafetensorError, ValueError) as error:
                 raise DamagedError(self.folder, f"{piece.file_name}: {error}") from error
 
-    def _problem_of(self, file_name: str) -> str:
-        path, expected = self.folder / file_name, self.files[file_name]
-        try:
-            check_is_file(path)
-            size = path.stat().st_size
-            if size != expected["size"]:
-                return f"{file_name} has {size:,} bytes instead of {expected['size']:,}"
-            with open_input(path) as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-        except FileNotFoundError:
-            return f"{file_name} is missing"
-        except (OSError, UserError) as error:
-            return f"{file_name} cannot be read: {error}"
-        return "" if digest == expected["sha256"] else f"{file_name} does not match its SHA-256"
-
 
 def _parse_entries(manifest: Any) -> tuple[dict[str, Entry], dict[str, Any]]:
     """The tensors and the files of a manifest, which anybody may have written.
@@ -434,34 +386,35 @@ def _parse_entries(manifest: Any) -> tuple[dict[str, Entry], dict[str, Any]]:
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it is not one of ours.
     """
+
+    def count(number: Any) -> int:
+        if type(number) is not int or not 0 <= number < 2**62:
+            raise ValueError(f"{number!r:.40} is not a number of rows or bytes")
+        return number
+
     files = manifest["files"]
     for file_name, about in files.items():
         if not FILE_NAME.fullmatch(file_name) or set(about) != {"size", "sha256"}:
             raise ValueError(f"{file_name!r:.40} is not a file of ours")
-        _check_count(about["size"])
+    room = sum(count(about["size"]) for about in files.values())
     entries = {}
     for name, said in manifest["tensors"].items():
-        shape = tuple(map(_check_count, said["shape"]))
-        _check_count(8 * math.prod(filter(None, shape)))  # strides are numbers too
+        dtype, shape = DTYPES[said["dtype"]], tuple(map(count, said["shape"]))
+        count(8 * math.prod(filter(None, shape)))  # strides are numbers too
         pieces = [Piece(*piece) for piece in said["pieces"]]
-        entry = Entry(DTYPES[said["dtype"]], shape, bool(said["is_table"]), pieces)
         row = 0
         for piece in pieces:
             if piece.file_name not in files or piece.first != row or piece.last <= row:
                 raise ValueError(f"rows of {name!r:.40} are missing or doubled")
-            row = _check_count(piece.last)
-        if row != (shape[0] if shape else 1) and entry.num_bytes:
+            row = count(piece.last)
+        num_elements: int = math.prod(shape)
+        room -= num_elements * dtype.itemsize
+        if room < 0:
+            raise ValueError("the tensors are larger than the files")
+        if row != (shape[0] if shape else 1) and num_elements:
             raise ValueError(f"{name!r:.40} has {row} of {shape[:1]} rows")
-        entries[name] = entry
-    if sum(entry.num_bytes for entry in entries.values()) > sum(f["size"] for f in files.values()):
-        raise ValueError("the tensors are larger than the files")
+        entries[name] = Entry(dtype, shape, bool(said["is_table"]), pieces)
     return entries, files
-
-
-def _check_count(number: Any) -> int:
-    if type(number) is not int or not 0 <= number < 2**62:
-        raise ValueError(f"{number!r:.40} is not a number of rows or bytes")
-    return number
 
 
 # --- blocks ---------------------------------------------------------------------------------------

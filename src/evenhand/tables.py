@@ -19,6 +19,8 @@ from evenhand.evaluation import (
     findings_json,
 )
 
+METRICS = ("recall@1", "recall@10", "recall@50")
+
 
 def row_title(score: Score) -> str:
     """How a row of the score table is called: `all`, `tail`, `worst 3 scripts`."""
@@ -48,45 +50,35 @@ def telling_titles(groups: dict[str, GroupList]) -> dict[str, GroupList]:
 
 
 def main_rows(scores: Sequence[Score]) -> list[Score]:
-    """All, head, torso, tail, and the worst groups of every column.
+    """All, head, torso, tail, and for every column what tells the most about its worst groups.
 
-    Where three groups or fewer can be judged, the worst 3 would be all of them: the worst one
-    stands for the column.
+    The worst 3 of three groups would be all of them, and a tenth of 39 groups is their worst 3: a
+    row is shown only where it says what those before it do not.
     """
-    judged = Counter(
-        (s.metric, s.column) for s in scores if s.is_judged and s.group not in SUMMARIES
+    num_judged = Counter(
+        (score.metric, score.column)
+        for score in scores
+        if score.is_judged and not math.isnan(score.value) and score.group not in SUMMARIES
     )
 
     def is_main(score: Score) -> bool:
-        if score.column in ("all", "frequency"):
-            return score.group not in SUMMARIES
-        num_judged = judged[score.metric, score.column]
-        is_telling = {
-            "worst": 1 < num_judged <= 3,
-            "worst 3": num_judged > 3,
-            "worst tenth": len(score.members) > 1,
-        }
-        return is_telling.get(score.group, False) and score.column != "frequency over pairs"
+        if score.column in ("all", "frequency", "frequency over pairs"):
+            return score.group not in SUMMARIES and score.column != "frequency over pairs"
+        fewest = {"worst": 2, "worst 3": 4, "worst tenth": 40}
+        return num_judged[score.metric, score.column] >= fewest.get(score.group, math.inf)
 
     return [score for score in scores if is_main(score)]
 
 
-def format_score(score: Score | None) -> str:
-    """'0.4123'; in brackets where it is of too few pairs, a dash where there is none."""
-    if score is None or math.isnan(score.value):
-        return "–"
-    return f"{score.value:.4f}" if score.is_judged else f"({score.value:.4f})"
-
-
 def results_table(
-    results: Sequence[tuple[str, Sequence[Score]]],
-    *,
-    metrics: Sequence[str] = ("recall@1", "recall@10", "recall@50"),
-    part_name: str = "test",
+    results: Sequence[tuple[str, Sequence[Score]]], *, part_name: str = "test"
 ) -> Table:
-    """Rows are groups, columns are runs under each metric; the best of a metric is bold."""
+    """Rows are groups, columns are runs under each metric; the best of a metric is bold.
+
+    A score of too few pairs stands in brackets; a dash where there is none.
+    """
     known = {score.metric for _, scores in results for score in scores}
-    metrics = [metric for metric in metrics if metric in known] or sorted(known)[:3]
+    metrics = [metric for metric in METRICS if metric in known] or sorted(known)[:3]
     table = Table(title=f"pair recall on the {part_name} part", title_justify="left")
     table.add_column("group")
     table.add_column("pairs", justify="right")
@@ -103,14 +95,17 @@ def results_table(
             row = [scores.get((title, metric)) for scores in by_run]
             best = max((s.value for s in row if s is not None), default=math.nan)
             for score in row:
-                is_best = score is not None and score.value == best and len(row) > 1
-                cells.append(Text(format_score(score), "bold" if is_best else ""))
+                if score is None or math.isnan(score.value):
+                    cells.append(Text("–"))
+                    continue
+                shown = f"{score.value:.4f}" if score.is_judged else f"({score.value:.4f})"
+                cells.append(Text(shown, "bold" if score.value == best and len(row) > 1 else ""))
         # The worst groups of two runs, or by two metrics, need not be the same.
         counts = {s.count for scores in by_run for (t, _), s in scores.items() if t == title}
         pairs = "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
         table.add_row(Text(title), pairs, *cells)
-    shown = [score for scores in by_run for score in scores.values()]
-    if any(not score.is_judged and not math.isnan(score.value) for score in shown):
+    all_scores = [score for scores in by_run for score in scores.values()]
+    if any(not score.is_judged and not math.isnan(score.value) for score in all_scores):
         table.caption, table.caption_justify = "(…): too few pairs to judge", "left"
     return table
 
@@ -125,22 +120,15 @@ def differences_table(
     has_seeds = any(row.num_runs > 1 for row in differences)
     if has_seeds:
         table.add_column("95 % over seeds", justify="right")
-    for row in differences:
-        if row.metric != metric:
-            continue
+    for row in (row for row in differences if row.metric == metric):
         summary, of, column = row.group.partition(" of ")
         is_summary = of and summary.startswith("worst")
-        cells: list[str | Text] = [
-            Text(summary_title(summary, column) if is_summary else row.group),
-            f"{row.count:,}",
-            f"{row.baseline:.4f}",
-            f"{row.contender:.4f}",
-            f"{row.difference:+.4f}",
-            f"{row.low:+.4f} to {row.high:+.4f}",
-        ]
+        figures = [f"{row.count:,}", f"{row.baseline:.4f}", f"{row.contender:.4f}"]
+        figures += [f"{row.difference:+.4f}", f"{row.low:+.4f} to {row.high:+.4f}"]
         if has_seeds:
-            cells.append(f"{row.seed_low:+.4f} to {row.seed_high:+.4f}")
-        table.add_row(*cells)
+            figures.append(f"{row.seed_low:+.4f} to {row.seed_high:+.4f}")
+        title = summary_title(summary, column) if is_summary else row.group
+        table.add_row(Text(title), *figures)
     return table
 
 
@@ -148,6 +136,10 @@ def slices_table(
     findings: Findings, outcome: Outcome, dataset: Dataset, *, part_name: str, metric: str
 ) -> Table:
     """The slices in the order they were found, with some of the queries that fail there."""
+
+    def cut(text: str) -> str:
+        return text if len(text) <= 16 else f"{text[:15]}…"
+
     whole = f"{findings.value:.4f} over {findings.num_pairs:,} pairs"
     title = Text(f"who is failed: {metric} on the {part_name} part ({whole})")
     table = Table(Column("who", min_width=24), title=title, title_justify="left")
@@ -157,13 +149,11 @@ def slices_table(
     shown = findings_json(findings, outcome, dataset, part_name)["slices"]
     for row, texts in zip(findings.slices, shown, strict=True):
         examples = [
-            f"{_cut(e['query'] or 'query ' + str(e['query_id']))} → {_cut(e['label'])}"
+            f"{cut(e['query'] or 'query ' + str(e['query_id']))} → {cut(e['label'])}"
             for e in texts["examples"]
         ]
-        cells = [f"{row.num_pairs:,}"]
-        cells += (
-            [f"{row.value:.4f}", f"{row.low:.3f}–{row.high:.3f}"] if row.num_pairs else ["–"] * 2
-        )
+        figures = [f"{row.value:.4f}", f"{row.low:.3f}–{row.high:.3f}"]
+        cells = [f"{row.num_pairs:,}", *(figures if row.num_pairs else ("–", "–"))]
         cells += [f"{row.rest:.4f}", f"{row.excess:,.0f}", f"{row.p_value:.3f}"]
         table.add_row(Text("\nand ".join(row.conditions)), *cells, Text("\n".join(examples)))
     return table
@@ -171,15 +161,10 @@ def slices_table(
 
 def slice_notes(findings: Findings, *, found_on: str, shown_on: str) -> list[str]:
     """How the slices were found, and how far to trust their figures."""
-    looks = (
-        f"{findings.num_looks:,} slices of at least {findings.min_pairs:,} pairs of the "
-        f"{found_on} part"
-    )
+    pairs = f"{findings.min_pairs:,} pairs of the {found_on} part"
+    looks = f"{findings.num_looks:,} slices of at least {pairs}"
     if not findings.num_looks:
-        return [
-            f"nothing to look at: no slice holds {findings.min_pairs:,} pairs of the {found_on} "
-            f"part"
-        ]
+        return [f"nothing to look at: no slice holds {pairs}"]
     if not findings.slices:
         return [f"no slice is worse than chance explains: {looks} were looked at"]
     chosen = (
@@ -192,10 +177,6 @@ def slice_notes(findings: Findings, *, found_on: str, shown_on: str) -> list[str
         "excess failures: beyond as many average pairs, each pair counted once, from the top",
         chosen,
     ]
-
-
-def _cut(text: str, length: int = 16) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def parts_table(dataset: Dataset) -> Table:

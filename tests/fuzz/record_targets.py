@@ -13,7 +13,7 @@ from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
 from evenhand.tuning import search as tuning
 from evenhand.tuning.results import choose_trial, pareto_front
-from evenhand.tuning.space import format_settings, with_settings
+from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
 
 from . import twins
 from .settings_targets import GROUPED
@@ -114,25 +114,26 @@ SCORES = Target(
     JSON_WORDS,
 )
 
+DEFAULT = build_config({})
+DEFAULT_SECTIONS = dataclasses.asdict(DEFAULT)  # of base.toml, which has a target of its own
+SPACE = {"loss.margin": "0.1,0.2", "training.learning_rate": "0.01..0.04"}
+PLANNED = plan_trials(
+    DEFAULT,
+    parse_space([f"{name}={axis}" for name, axis in SPACE.items()], DEFAULT),
+    num_trials=2,
+    seed=0,
+)
 TUNING = {
     "command": "evenhand tune", "criterion": "recall@10 on tail", "average": "recall@10",
     "max_drop": 0.005, "seed": 0, "fingerprint": "f" * 64,
-    "space": {"loss.margin": "0.1,0.2", "training.learning_rate": "0.01..0.04"},
-    "planned": [
-        {"role": "SNM", "settings": {"mining.method": "snm", "mining.num_hard_examples": 2048}},
-        {"role": "", "settings": {"mining.method": "s2m", "mining.num_hard_examples": 64}},
-    ],
+    "space": SPACE,
+    "planned": [{"role": trial.role, "settings": trial.settings} for trial in PLANNED],
     "is_complete": False, "chosen": None, "front": [1],
     "trials": [{
         "number": 1, "role": "SNM", "average": 0.5, "criterion": 0.25, "low": None, "high": None,
-        "settings": {"mining.method": "snm", "mining.num_hard_examples": 2048},
-        "figures": {"tail": 0.25}, "seconds": 3.0, "failure": "",
+        "settings": PLANNED[0].settings, "figures": {"tail": 0.25}, "seconds": 3.0, "failure": "",
     }],
 }  # fmt: skip
-
-
-DEFAULT = build_config({})
-DEFAULT_SECTIONS = dataclasses.asdict(DEFAULT)  # of base.toml, which has a target of its own
 
 
 def _read_search(data: bytes) -> Exception | None:

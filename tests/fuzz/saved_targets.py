@@ -1,26 +1,20 @@
-"""What Evenhand itself left on a disk: manifests, the index of an old split model."""
+"""What Evenhand itself left on a disk: manifests."""
 
 import contextlib
 import functools
 import json
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
-from evenhand.build import build_model
-from evenhand.config import build_config
 from evenhand.data.checksums import MANIFEST as DATA_MANIFEST
 from evenhand.data.checksums import check_manifest, write_manifest
 from evenhand.distributed.ranks import Ranks
-from evenhand.saved_models import check_shapes, fill_model, open_weights
 from evenhand.store import MANIFEST, Table, open_store, save_tensors, sign
 from experiments.simulated_ranks import run_ranks
 
 from .record_targets import JSON_WORDS
 from .target import Target, answer, require, scratch
-
-TINY = build_config({"model": {"embedding_dim": 2}})
 
 
 @functools.cache
@@ -63,41 +57,6 @@ def _store_seed() -> bytes:
 
 
 @functools.cache
-def _old_model() -> Path:
-    """The files of two ranks as version 0.1.0 wrote them."""
-    folder = scratch() / "old/model"
-    (folder / "shards-1").mkdir(parents=True)
-    state = MODEL.state_dict()
-    for rank, (labels, features) in enumerate([((0, 2), (0, 3)), ((2, 4), (3, 5))]):
-        own = {
-            "label_table": state["label_table"][slice(*labels)].clone(),
-            "encoder.weight": state["encoder.weight"][slice(*features)].clone(),
-        }
-        path = folder / f"shards-1/weights-0000{rank + 1}-of-00002.safetensors"
-        safetensors.torch.save_file(own, path)
-    return folder
-
-
-MODEL = build_model(TINY, 5, 4, is_sparse=True)
-INDEX_SEED = b'{"version": 1, "folder": "shards-1"}'
-
-
-def _read_index(data: bytes) -> Exception | None:
-    folder = _old_model()
-    (folder / "weights.index.json").write_bytes(data)
-
-    def load() -> None:
-        saved = open_weights(folder.parent)
-        check_shapes(saved, MODEL)
-        fill_model(MODEL, saved)
-
-    _, refusal = answer(load)
-    if refusal is None:
-        require(json.loads(data)["folder"] == "shards-1", "files from elsewhere")
-    return refusal
-
-
-@functools.cache
 def _data_folder() -> Path:
     folder = scratch() / "streamed"
     folder.mkdir()
@@ -125,6 +84,5 @@ def _read_data_manifest(data: bytes) -> Exception | None:
 WORDS = (*JSON_WORDS, b'"../x"', b'"sha256"', b'"size": -1', b"[0, 2]", b"[2, 4]", b'"/etc/passwd"')
 TARGETS = (
     Target("store-manifest", _read_store, (_store_seed(),), WORDS),
-    Target("weights-index", _read_index, (INDEX_SEED,), WORDS),
     Target("data-manifest", _read_data_manifest, (_data_seed(),), WORDS),
 )

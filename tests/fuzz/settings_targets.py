@@ -13,7 +13,7 @@ from evenhand.config import build_config, read_settings, to_toml, with_assignmen
 from evenhand.data.dataset import Dataset, Groups, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score
-from evenhand.tuning.smallest_group import group_share, num_hard_examples_for
+from evenhand.tuning.smallest_group import count_members, num_hard_examples_for
 from evenhand.tuning.space import default_space, get_setting, parse_space, with_settings
 from tests.small import parse_words
 
@@ -212,8 +212,8 @@ GROUPED = Dataset(
 
 def _share(data: bytes) -> Exception | None:
     name = data.decode("utf-8", "surrogateescape")
-    found, refusal = answer(lambda: group_share(GROUPED, name))
-    require(refusal is not None or 0 < found.share <= 1, f"{found}")
+    found, refusal = answer(lambda: count_members(GROUPED, name))
+    require(refusal is not None or 0 < found[0] <= found[1], f"{found}")
     return refusal
 
 

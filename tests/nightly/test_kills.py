@@ -12,7 +12,7 @@ import torch
 import small
 from checkpoint_ranks import SERVER, exit_codes
 from evenhand import store
-from evenhand.training.checkpoint import Keeper, load_latest_checkpoint
+from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from small import bytes_of, last_step, run, wait_for
 from test_checkpoint import assert_holds, die, load, made, save_all, save_twice, steps_in
 from test_resume import (  # noqa: F401 (fixtures)
@@ -109,9 +109,9 @@ def save_and_die(folder, step, is_async, call):
     os.fsync = lambda handle: None  # a kill does not lose what the kernel has; this saves minutes
     for place, name in POINTS:
         setattr(place, name, deadly(getattr(place, name)))
-    keeper = Keeper(folder, keep_last=1, is_async=is_async)
-    keeper.save(made(9), step=step)
-    keeper.wait()
+    manager = CheckpointManager(folder, keep_last=1, is_async=is_async)
+    manager.save(made(9), step=step)
+    manager.wait()
 
 
 @pytest.mark.timeout(240)
@@ -133,7 +133,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path, step):
         assert not said
         found.append(newest.state["step"])
         assert_holds(newest, found[-1])
-        Keeper(folder).save(made(1), step=10)  # and what it left is cleared away
+        CheckpointManager(folder).save(made(1), step=10)  # and what it left is cleared away
         assert steps_in(folder) == [10]
     assert call > 10
     assert found[0] == 5

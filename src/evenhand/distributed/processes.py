@@ -29,6 +29,7 @@ from evenhand.errors import UserError
 
 # What the libraries say when another process is gone.
 _LOST = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|NCCL|gloo", re.I)
+GOES_ON = "goes on from its last checkpoint when torchrun starts it again"
 EXIT_LATE = 75  # of a rank that has waited too long; "try again" among the exit codes of a shell
 
 
@@ -38,6 +39,7 @@ def num_launched() -> int:
 
 
 def launched_rank() -> int:
+    """Which of them this process is."""
     return int(os.environ.get("RANK", "0")) if num_launched() > 1 else 0
 
 
@@ -65,10 +67,8 @@ class Watch:
         self.seen: dict[int, tuple[Pulse, float]] = {}  # each with the time it last changed
         self.answered_at = time.monotonic()  # the store
         self.is_over = threading.Event()
-        self.threads = [
-            threading.Thread(target=target, name=f"evenhand {name}", daemon=True)
-            for name, target in (("pulse", self._beat), ("watch", self._watch))
-        ]
+        targets = (self._beat, self._watch)
+        self.threads = [threading.Thread(target=target, daemon=True) for target in targets]
 
     def start(self) -> None:
         self._exchange(0)  # every rank has a pulse from here on
@@ -111,16 +111,11 @@ class Watch:
 
 
 def late_message(
-    ranks: ProcessRanks,
-    seen: dict[int, tuple[Pulse, float]],
-    *,
-    waited: float,
-    has_store: bool = True,
+    ranks: ProcessRanks, seen: dict[int, tuple[Pulse, float]], *, waited: float, has_store: bool
 ) -> str:
     """One sentence that names the ranks which the others wait for.
 
-    Args:
-        has_store: whether the store still answers; if not, nothing newer is known of any rank.
+    If the store no longer answers (`has_store`), nothing newer is known of any rank.
     """
     waits = f"rank {ranks.rank} has waited {waited:.0f} s for"
     if not has_store and ranks.rank != 0:
@@ -137,12 +132,8 @@ def late_message(
 
 
 def _end(message: str) -> None:
-    print(
-        f"evenhand: {message}; this rank ends, and the run goes on from its last checkpoint when "
-        f"torchrun starts it again (--max-restarts), or with --resume",
-        file=sys.stderr,
-        flush=True,
-    )
+    remedy = f"the run {GOES_ON} (--max-restarts), or with --resume"
+    print(f"evenhand: {message}; this rank ends, and {remedy}", file=sys.stderr, flush=True)
     os._exit(EXIT_LATE)  # the main thread waits inside the library, where no exception reaches it
 
 
@@ -156,13 +147,9 @@ def joined_ranks(device: torch.device, *, timeout: float) -> Iterator[ProcessRan
     # The library's own limits come later than ours, which knows the name of the late rank.
     limit = timedelta(seconds=2 * timeout + 30)
     store, rank, num_ranks = next(rendezvous("env://", timeout=limit))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("evenhand", store),
-        rank=rank,
-        world_size=num_ranks,
-        timeout=limit,
-    )
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    place = {"store": PrefixStore("evenhand", store), "rank": rank, "world_size": num_ranks}
+    dist.init_process_group(backend, timeout=limit, **place)
     ranks = ProcessRanks()
     watch = Watch(ranks, PrefixStore("watch", store), timeout=timeout, end_fn=_end)
     watch.start()
@@ -171,10 +158,8 @@ def joined_ranks(device: torch.device, *, timeout: float) -> Iterator[ProcessRan
     except BaseException as error:
         watch.is_over.set()  # others may be gone: nobody is waited for
         if isinstance(error, RuntimeError) and _LOST.search(str(error)):
-            raise UserError(
-                f"rank {rank} lost the others ({str(error).splitlines()[0]}); the run goes on from "
-                f"its last checkpoint when torchrun starts it again, or with --resume"
-            ) from error
+            problem = f"rank {rank} lost the others ({str(error).splitlines()[0]})"
+            raise UserError(f"{problem}; the run {GOES_ON}, or with --resume") from error
         raise
     dist.barrier()  # a group that a rank has left early takes the others down
     watch.stop()

@@ -43,30 +43,14 @@ def compute_bounds(runs: RunSet) -> dict[str, Any] | None:
         return None
     if runs.part_name == "train":  # the model was fitted to it
         return {"is_refused": True}
+    given: dict[str, Any] = {"loss": LOSS, "tail_fractions": CURVE_FRACTIONS}
     certificates = {
         units: [
-            certify(
-                result.outcome,
-                runs.dataset,
-                runs.part_name,
-                loss=LOSS,
-                units=units,
-                tail_fractions=CURVE_FRACTIONS,
-            )
+            certify(result.outcome, runs.dataset, runs.part_name, units=units, **given)
             for result in runs.results
         ]
         for units in BLOCKS
     }
-    blocks = [
-        (
-            title,
-            [
-                (name, _table_row(found))
-                for name, found in zip(runs.run_names, certificates[units], strict=True)
-            ],
-        )
-        for units, title in BLOCKS.items()
-    ]
     worst = []
     for run, name in enumerate(runs.run_names):
         if groups := known_groups(runs, run, "queries"):
@@ -85,7 +69,10 @@ def compute_bounds(runs: RunSet) -> dict[str, Any] | None:
         "plots": [_plot(runs, units, certificates[units]) for units in PLOTS],
         "worst": worst,
         "fractions": [format_percent(fraction) for fraction in TABLE_FRACTIONS],
-        "blocks": blocks,
+        "blocks": [
+            (title, list(zip(runs.run_names, map(_table_row, certificates[units]), strict=True)))
+            for units, title in BLOCKS.items()
+        ],
     }
 
 
@@ -110,10 +97,10 @@ def known_groups(runs: RunSet, run: int, units: str) -> list[KnownGroup]:
         masses = np.bincount(groups, weights=of_pairs, minlength=size)
         sums = np.bincount(groups, weights=of_pairs * losses[pair_ids], minlength=size)
         for group in np.flatnonzero(masses >= SMALLEST * weights.sum()):
-            if not runs.row(name, column.group_names[group])[run].is_judged:
-                continue
-            share, loss = masses[group] / weights.sum(), sums[group] / masses[group]
-            found.append(KnownGroup(name, column.group_names[group], float(share), float(loss)))
+            group_name = column.group_names[group]
+            if runs.row(name, group_name)[run].is_judged:
+                share, loss = masses[group] / weights.sum(), sums[group] / masses[group]
+                found.append(KnownGroup(name, group_name, float(share), float(loss)))
     return found
 
 
@@ -157,13 +144,6 @@ def _plot(runs: RunSet, units: str, certificates: Sequence[Certificate]) -> Plot
         words = [f"{bound} for {format_percent(fraction)}" for (bound, _), fraction in cells]
         said.append(f"{name}: {', '.join(words)}")
     cap = certificates[0].cap
-    return Plot(
-        title=PLOTS[units],
-        description=f"{PLOTS[units]}: the bound by the least share. {'; '.join(said)}",
-        frame=MEDIUM,
-        x_axis=x_axis,
-        y_axis=y_axis,
-        x_title="share of the queries" + (f", at most {cap:g} a label" if cap is not None else ""),
-        lines=lines,
-        marks=marks,
-    )
+    x_title = "share of the queries" + (f", at most {cap:g} a label" if cap is not None else "")
+    description = f"{PLOTS[units]}: the bound by the least share. {'; '.join(said)}"
+    return Plot(PLOTS[units], description, MEDIUM, x_axis, y_axis, x_title, lines, marks)

@@ -20,6 +20,9 @@ MARKS = (  # drawn around 0, 0
 DASHES = ("none", "7 3", "2 3", "9 3 2 3", "4 2", "1 2")
 MAX_MARKS = 12  # a line of more points is drawn without marks
 
+Format = Callable[[float], str]
+Series = tuple[int, Sequence[float], Sequence[float]]  # a run, and the xs and ys of its line
+
 
 class Frame(NamedTuple):
     """The size of a drawing, and the rectangle between its axes."""
@@ -68,7 +71,7 @@ class Label(NamedTuple):
     is_strong: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Plot:
     """A chart with two axes; all places are those of the drawing."""
 
@@ -78,54 +81,38 @@ class Plot:
     x_axis: Axis
     y_axis: Axis
     x_title: str
+    lines: Sequence[Line]
+    marks: Sequence[Mark]
     y_title: str = ""
-    lines: Sequence[Line] = ()
-    marks: Sequence[Mark] = ()
     intervals: Sequence[tuple[float, float, float]] = ()  # x, and y from and to
     shaded_from: float | None = None  # x; up to the right edge
     ring: tuple[float, float] | None = None  # around one mark
     labels: Sequence[Label] = ()
 
 
-class Series(NamedTuple):
-    """One run's points of a line chart."""
-
-    run: int
-    xs: Sequence[float]
-    ys: Sequence[float]
-
-
 def line_plot(
-    title: str,
-    series: Sequence[Series],
-    *,
-    x_title: str,
-    is_log: bool = False,
-    is_share: bool = False,
+    title: str, series: Sequence[Series], x_title: str, *, is_log: bool = False, is_share: bool
 ) -> Plot:
-    """A small line chart; shares are shown in per cent, from 0."""
-    xs = [x for one in series for x in one.xs]
-    ys = [y for one in series for y in one.ys]
+    """A small line chart of some runs; shares are shown in per cent, from 0."""
+
+    def short(value: float) -> str:
+        return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.4g}" if value else "0"
+
+    def whole_percent(value: float) -> str:
+        return f"{100 * value:g} %"
+
+    all_xs = [x for _, xs, _ in series for x in xs]
+    all_ys = [y for _, _, ys in series for y in ys]
     frame, make_x_axis = SMALL, log_axis if is_log else linear_axis
-    x_axis = make_x_axis(min(xs), max(xs), frame.left, frame.right, _short)
-    y_format = _whole_percent if is_share else _short
-    y_axis = linear_axis(min(0.0, *ys), max(ys), frame.bottom, frame.top, y_format)
+    x_axis = make_x_axis(min(all_xs), max(all_xs), frame.left, frame.right, short)
+    low, y_format = min(0.0, *all_ys), whole_percent if is_share else short
+    y_axis = linear_axis(low, max(all_ys), frame.bottom, frame.top, y_format)
     lines, marks = [], []
-    for run, run_xs, run_ys in series:
-        points = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(run_xs, run_ys, strict=True)]
+    for run, xs, ys in series:
+        points = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(xs, ys, strict=True)]
         lines.append(run_line(run, points))
-        marked = points if len(points) <= MAX_MARKS else points[-1:]
-        marks += [Mark(run, x, y) for x, y in marked]
-    return Plot(
-        title=title,
-        description=title,
-        frame=frame,
-        x_axis=x_axis,
-        y_axis=y_axis,
-        x_title=x_title,
-        lines=lines,
-        marks=marks,
-    )
+        marks += [Mark(run, x, y) for x, y in points[0 if len(points) <= MAX_MARKS else -1 :]]
+    return Plot(title, title, frame, x_axis, y_axis, x_title, lines, marks)
 
 
 def run_line(run: int, points: Iterable[tuple[float, float]], kind: str = "") -> Line:
@@ -134,13 +121,13 @@ def run_line(run: int, points: Iterable[tuple[float, float]], kind: str = "") ->
     return Line(path, f"{kind} run-{run % len(MARKS) + 1}".strip(), DASHES[run % len(DASHES)])
 
 
-def linear_axis(
-    low: float, high: float, start: float, stop: float, label: Callable[[float], str]
-) -> Axis:
+def linear_axis(low: float, high: float, start: float, stop: float, label: Format) -> Axis:
     """From the values `low` to `high` to the positions `start` to `stop`, ending on round ticks."""
     if high <= low:
         high = low + (abs(low) or 1.0)
-    step = _round_step((high - low) / 4)
+    step = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(step))
+    step = unit * next(n for n in (1, 2, 2.5, 5, 10) if n * unit >= step * (1 - 1e-9))
     low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
 
     def place(value: float) -> float:
@@ -150,9 +137,7 @@ def linear_axis(
     return Axis([(place(tick), label(tick)) for tick in ticks], place)
 
 
-def log_axis(
-    low: float, high: float, start: float, stop: float, label: Callable[[float], str]
-) -> Axis:
+def log_axis(low: float, high: float, start: float, stop: float, label: Format) -> Axis:
     """From positive values to positions, with ticks at 1, 2, 5, 10, ..."""
     width = math.log(high / low) or 1.0
 
@@ -161,20 +146,3 @@ def log_axis(
 
     ticks = (digit * 10.0**power for power in range(-2, 7) for digit in (1, 2, 5))
     return Axis([(place(tick), label(tick)) for tick in ticks if low <= tick <= high], place)
-
-
-def _round_step(step: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
-    unit = 10.0 ** math.floor(math.log10(step))
-    return unit * next(n for n in (1, 2, 2.5, 5, 10) if n * unit >= step * (1 - 1e-9))
-
-
-def _short(value: float) -> str:
-    """'25k' for 25000; few digits otherwise."""
-    if abs(value) >= 10_000:
-        return f"{value / 1000:g}k"
-    return f"{value:.4g}" if value else "0"
-
-
-def _whole_percent(value: float) -> str:
-    return f"{100 * value:g} %"

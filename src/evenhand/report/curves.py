@@ -1,6 +1,6 @@
 """Recall over the cut-off, and what training looked like."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,21 @@ TRAINING_PLOTS = {
 
 def recall_plots(runs: RunSet) -> list[Plot]:
     """recall@r for every r, for all pairs and for the worst groups of each column."""
-    members: dict[tuple[str, str], Sequence[Sequence[str]]] = {
-        ("All pairs", "all"): [("all",)] * len(runs.results)
-    }
+    titles = {("all", "all"): "All pairs"}
     for column in runs.own_columns:
         if summary := runs.headline(column):
-            title = summary_title(summary, column).replace("worst", "Worst", 1)
-            members[title, column] = [score.members for score in runs.row(column, summary)]
+            titles[column, summary] = summary_title(summary, column).replace("worst", "Worst", 1)
     plots = []
-    for (title, column), by_run in members.items():
-        curves = [recall_curve(runs, run, column, names) for run, names in enumerate(by_run)]
-        series = [
-            Series(run, range(1, len(curve) + 1), curve.tolist())
-            for run, curve in enumerate(curves)
-            if np.isfinite(curve).all()
-        ]
+    for (column, group), title in titles.items():
+        series: list[Series] = []
+        for run, score in enumerate(runs.row(column, group)):
+            members = score.members if column != "all" else ("all",)
+            curve = recall_curve(runs, run, column, members)
+            if np.isfinite(curve).all():
+                series.append((run, range(1, len(curve) + 1), curve.tolist()))
         if series:
             x_title = "r, results looked at"
-            plots.append(line_plot(title, series, x_title=x_title, is_log=True, is_share=True))
+            plots.append(line_plot(title, series, x_title, is_log=True, is_share=True))
     return plots
 
 
@@ -66,35 +63,29 @@ def training_plots(runs: RunSet) -> tuple[list[Plot], list[str]]:
             for row in result.metrics
             if isinstance(row.get("validation"), dict)
         ]
-        if len(validations) < 2:  # one point is no curve
-            continue
-        for name in dict.fromkeys(key for row in validations for key in row if key != "step"):
-            panel = panels.setdefault(f"Validation: {name}", [])
-            panel += make_series(run, validations, name)
-    plots = [
-        line_plot(title, series, x_title="step", is_share=_is_share(title, series))
-        for title, series in panels.items()
-        if series
-    ]
-    recorded = {one.run for series in panels.values() for one in series}
+        names = dict.fromkeys(key for row in validations for key in row if key != "step")
+        for name in names if len(validations) > 1 else ():  # one point is no curve
+            panels.setdefault(f"Validation: {name}", []).extend(make_series(run, validations, name))
+    plots = []
+    for title, series in panels.items():
+        is_named = "Share" in title or title.startswith("Validation")
+        is_share = is_named and all(0 <= y <= 1 for _, _, ys in series for y in ys)
+        if series:
+            plots.append(line_plot(title, series, "step", is_share=is_share))
+    recorded = {run for series in panels.values() for run, _, _ in series}
     return plots, [name for run, name in enumerate(runs.run_names) if run not in recorded]
-
-
-def _is_share(title: str, series: Sequence[Series]) -> bool:
-    is_named = "Share" in title or title.startswith("Validation")
-    return is_named and all(0 <= y <= 1 for one in series for y in one.ys)
 
 
 def make_series(run: int, rows: Iterable[dict[str, Any]], key: str) -> list[Series]:
     """One series of a recorded value by step, thinned to means over equal stretches, or none."""
+
+    def is_number(value: object) -> bool:
+        return isinstance(value, int | float) and abs(value) < 1e300  # as JSON may hold any
+
     pairs = [(row.get("step"), row.get(key)) for row in rows]
-    points = np.array([(x, y) for x, y in pairs if _is_number(x) and _is_number(y)], dtype=float)
+    points = np.array([(x, y) for x, y in pairs if is_number(x) and is_number(y)], dtype=float)
     if not len(points):
         return []
     pieces = np.array_split(points, min(MAX_POINTS, len(points)))
     means = np.array([piece.mean(axis=0) for piece in pieces])  # (at most MAX_POINTS, 2)
-    return [Series(run, means[:, 0].tolist(), means[:, 1].tolist())]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < 1e300  # as JSON may hold any
+    return [(run, means[:, 0].tolist(), means[:, 1].tolist())]

@@ -31,11 +31,11 @@ def describe_pair(runs: RunSet, outcome: Outcome, pair: int) -> dict[str, Any]:
         "query": f"query {query}" if texts is None else texts[query],
         "groups": " · ".join(groups) or NOTHING,
         "label": runs.dataset.label_name(int(outcome.label_ids[pair])),
-        "rank": _rank(outcome, pair),
+        "rank": _format_rank(outcome, pair),
     }
 
 
-def _rank(outcome: Outcome, pair: int) -> str:
+def _format_rank(outcome: Outcome, pair: int) -> str:
     rank = int(outcome.ranks[pair])
     return number(rank) if rank else f"> {outcome.num_results}"
 
@@ -47,17 +47,17 @@ def _first_results(
     query = outcome.query_ids[pair]
     ids, right = outcome.retrieved_ids[query, :count], is_right[query, :count]
     return [
-        (runs.dataset.label_name(int(label)), bool(also))
-        for label, also in zip(ids, right, strict=True)
+        (runs.dataset.label_name(label), also)
+        for label, also in zip(ids.tolist(), right.tolist(), strict=True)
         if label >= 0
     ]
 
 
-# --- the worst misses -----------------------------------------------------------------------------
+def hardest_misses(runs: RunSet, run: int) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """(title, group, pairs) by how far a wrong result outscored the right label: of all, by column.
 
-
-def hardest_misses(runs: RunSet, run: int) -> list[dict[str, Any]]:
-    """Blocks of misses by how far a wrong result outscored the right label: of all, by column."""
+    Blocks without a pair are left out.
+    """
     outcome = runs.results[run].outcome
     is_right = right_results(outcome, runs.dataset.num_labels)
     gaps = score_gaps(outcome, is_right)
@@ -69,20 +69,17 @@ def hardest_misses(runs: RunSet, run: int) -> list[dict[str, Any]]:
             is_member[runs.columns[column].pairs_of(group)] = True
             pair_ids = largest_gaps(gaps, is_missed & is_member, outcome.query_ids, NUM_OF_GROUP)
             chosen.append((f"of the worst {column}, ", group, pair_ids))
-    return [
-        {
-            "title": title,
-            "group": group,
-            "pairs": [
-                describe_pair(runs, outcome, pair)
-                | {"gap": f"{gaps[pair]:.2f}"}
-                | {"returned": _first_results(runs, outcome, pair, is_right, NUM_RETURNED)}
-                for pair in pair_ids.tolist()
-            ],
-        }
-        for title, group, pair_ids in chosen
-        if len(pair_ids)
-    ]
+    blocks = []
+    for title, group, pair_ids in chosen:
+        pairs = [
+            describe_pair(runs, outcome, pair)
+            | {"gap": f"{gaps[pair]:.2f}"}
+            | {"returned": _first_results(runs, outcome, pair, is_right, NUM_RETURNED)}
+            for pair in pair_ids.tolist()
+        ]
+        if pairs:
+            blocks.append((title, group, pairs))
+    return blocks
 
 
 def right_results(outcome: Outcome, num_labels: int) -> BoolArray:
@@ -109,14 +106,11 @@ def largest_gaps(
     return np.asarray(pair_ids[np.sort(first)[:count]])
 
 
-# --- what changed ---------------------------------------------------------------------------------
-
-
-def changed_pairs(runs: RunSet) -> dict[str, Any]:
-    """Pairs that the last run repairs or breaks: counted, and some drawn at random."""
+def changed_pairs(runs: RunSet) -> list[dict[str, Any]]:
+    """Pairs that the last run repairs, and those it breaks: counted, and some drawn at random."""
     first, last = runs.results[0].outcome, runs.results[-1].outcome
     before, after = is_found(first.ranks, runs.cutoff), is_found(last.ranks, runs.cutoff)
-    tables: list[dict[str, Any]] = []
+    tables = []
     for kind, is_chosen, missed_by in (
         ("Repaired", ~before & after, 0),
         ("Broken", before & ~after, -1),
@@ -124,23 +118,13 @@ def changed_pairs(runs: RunSet) -> dict[str, Any]:
         missed = runs.results[missed_by].outcome
         is_right = right_results(missed, runs.dataset.num_labels)
         drawn = np.random.default_rng(0).permutation(np.flatnonzero(is_chosen))[:NUM_CHANGED]
-        tables.append(
-            {
-                "kind": kind,
-                "count": int(is_chosen.sum()),
-                "missed_by": runs.run_names[missed_by],
-                "found_by": runs.run_names[-1 - missed_by],
-                "pairs": [
-                    describe_pair(runs, first, pair)
-                    | {"last_rank": _rank(last, pair)}
-                    | {"returned": _first_results(runs, missed, pair, is_right, 1)}
-                    for pair in sorted(drawn.tolist())
-                ],
-            }
-        )
-    repaired, broken = (table["count"] for table in tables)
-    return {
-        "tables": tables,
-        "num_pairs": len(before),
-        "net": (repaired - broken) / max(1, len(before)),
-    }
+        pairs = [
+            describe_pair(runs, first, pair)
+            | {"last_rank": _format_rank(last, pair)}
+            | {"returned": _first_results(runs, missed, pair, is_right, 1)}
+            for pair in sorted(drawn.tolist())
+        ]
+        names = runs.run_names[missed_by], runs.run_names[-1 - missed_by]
+        values = {"count": int(is_chosen.sum()), "missed_by": names[0], "found_by": names[1]}
+        tables.append({"kind": kind, "pairs": pairs, **values})
+    return tables

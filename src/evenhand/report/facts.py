@@ -7,22 +7,12 @@ from evenhand.report.rendering import NOTHING, format_duration, format_time, num
 from evenhand.report.run_set import RunSet
 
 TITLES = {  # run.json, in the order it is shown
-    "method": "Method",
-    "seed": "Seed",
-    "started": "Started",
-    "num_steps": "Steps",
-    "step": "Training step",
-    "training_seconds": "Training time",
-    "ranker_seconds": "Time to fit the ranker",
-    "device": "Device",
-    "num_ranks": "Ranks",
-    "bytes_sent_a_step": "Bytes a rank sent in a step",
-    "interruptions": "Interrupted",
-    "commit": "Commit",
-    "command": "Command",
-    "versions": "Versions",
-    "dataset": "Data set",
-}
+    "method": "Method", "seed": "Seed", "started": "Started", "num_steps": "Steps",
+    "step": "Training step", "training_seconds": "Training time",
+    "ranker_seconds": "Time to fit the ranker", "device": "Device", "num_ranks": "Ranks",
+    "bytes_sent_a_step": "Bytes a rank sent in a step", "interruptions": "Interrupted",
+    "commit": "Commit", "command": "Command", "versions": "Versions", "dataset": "Data set",
+}  # fmt: skip
 UNTOLD = ("name", "is_running")  # said elsewhere
 
 

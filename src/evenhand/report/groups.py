@@ -1,10 +1,11 @@
-"""The main table, and recall by subpopulation."""
+"""The main table, recall by subpopulation, and the slices that explain failures."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from evenhand.evaluation import Score
+from evenhand.evaluation import Score, checked_slices, slices_of
+from evenhand.report.examples import describe_pair
 from evenhand.report.rendering import NOTHING, join_words, number, percent
 from evenhand.report.run_set import FREQUENCY, RunSet
 from evenhand.tables import summary_title
@@ -13,6 +14,8 @@ NUM_WORST, NUM_BEST = 25, 5  # drawn of a long column
 NUM_NAMED = 3  # members named in the main table
 NUM_LISTS = 3  # runs whose members are named there; with more, the full lists are below
 NUM_SMALL_NAMED = 24
+NUM_SLICES = 10
+NUM_PERMUTATIONS = 99  # enough for 5 %, and a page is written in seconds
 TITLES = {
     "frequency": "By frequency of the label (thirds of the labels)",
     "frequency over pairs": "By frequency of the label (thirds of the training pairs)",
@@ -36,24 +39,19 @@ def main_table(runs: RunSet) -> dict[str, Any]:
     titles |= {(c, s): summary_title(s, c).replace("worst", "Worst", 1) for c, s in worst}
     rows = []
     for (column, group), title in titles.items():
-        by_cutoff = [runs.row(column, group, cutoff) for cutoff in runs.shown_cutoffs]
         scores = runs.row(column, group)
-        rows.append(
-            {
-                "title": title,
-                "members": name_members(runs.run_names, [score.members for score in scores]),
-                "cells": [cell for scores in by_cutoff for cell in mark_best(scores)],
-                "counts": " / ".join(dict.fromkeys(number(score.count) for score in scores)),
-            }
-        )
+        by_cutoff = [mark_best(runs.row(column, group, cutoff)) for cutoff in runs.shown_cutoffs]
+        members = name_members(runs.run_names, [score.members for score in scores])
+        counts = " / ".join(dict.fromkeys(number(score.count) for score in scores))
+        rows.append((title, members, [cell for cells in by_cutoff for cell in cells], counts))
     lists = [
-        {
-            "title": f"{titles[column, summary]}, {name}",
-            "members": [
+        (
+            f"{titles[column, summary]}, {name}",
+            [
                 ", ".join(runs.row(column, summary, cutoff)[run].members) or NOTHING
                 for cutoff in runs.shown_cutoffs
             ],
-        }
+        )
         for column, summary in worst
         for run, name in enumerate(runs.run_names)
     ]
@@ -68,17 +66,14 @@ def main_table(runs: RunSet) -> dict[str, Any]:
 
 def name_members(run_names: Sequence[str], lists: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
     """Whom a worst row averages: (run, groups) for each run, or one ('', groups) for all."""
-
-    def name(members: Sequence[str]) -> str:
-        return join_words([member.strip() for member in members], most=NUM_NAMED)
-
     if not any(lists):
         return []
+    names = [join_words([name.strip() for name in members], most=NUM_NAMED) for members in lists]
     if len({frozenset(members) for members in lists}) == 1:
-        return [("", name(lists[0]))]
+        return [("", names[0])]
     if len(lists) > NUM_LISTS:
         return [("", "each run's own: see below")]
-    return [(run, name(members)) for run, members in zip(run_names, lists, strict=True)]
+    return list(zip(run_names, names, strict=True))
 
 
 def group_charts(runs: RunSet) -> list[dict[str, Any]]:
@@ -103,3 +98,44 @@ def group_charts(runs: RunSet) -> list[dict[str, Any]]:
             }
         )
     return [chart for chart in charts if chart["rows"]]
+
+
+def find_slices(runs: RunSet) -> dict[str, Any]:
+    """The slices that explain the failures of the first run, with the scores of every run there.
+
+    All runs are seen in the slices of the first one; their test is about that run alone.
+    """
+    outcome, *others = [result.outcome for result in runs.results]
+    where = runs.dataset, runs.part_name
+    found = slices_of(
+        outcome,
+        *where,
+        metric=runs.metric,
+        num_permutations=NUM_PERMUTATIONS,
+        max_slices=NUM_SLICES,
+    )
+    all_found = [found]
+    if found.slices:
+        all_found += [checked_slices(found, o, *where, metric=runs.metric) for o in others]
+    rows = []
+    for in_runs in zip(*(findings.slices for findings in all_found), strict=True):
+        first = in_runs[0]
+        rows.append(
+            {
+                "title": " and ".join(first.conditions),
+                "scores": in_runs,
+                "num_pairs": first.num_pairs,
+                "excess": round(first.excess),
+                "chance": math.ceil(100 * first.p_value - 1e-9),  # in 100, never rounded down
+                "examples": [describe_pair(runs, outcome, pair) for pair in first.examples],
+            }
+        )
+    failures = (1 - found.value) * found.num_pairs
+    failed = sum(s.num_new_pairs * (1 - s.new_value) for s in found.slices)
+    return {
+        "found": found,
+        "rows": rows,
+        "covered": sum(s.num_new_pairs for s in found.slices) / max(1, found.num_pairs),
+        "failed": failed / max(1.0, failures),
+        "explained": round(sum(s.excess for s in found.slices)),
+    }

@@ -5,8 +5,7 @@ A dot is a zero-length stroke with round ends (`m3 4h0`), and all dots of a colo
 lies over all the others.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +28,6 @@ MUCH = 0.5  # of recall
 DoubleArray = NDArray[np.float64]
 
 
-class Map(NamedTuple):
-    title: str
-    dots: list[tuple[str, str]]  # CSS class, path
-    key: list[tuple[str, str, int]]  # CSS class, what it means, how many labels
-
-
 def make_maps(runs: RunSet) -> dict[str, Any] | None:
     """A map a run, and for two runs what changed; None for a data set without coordinates."""
     coordinates = runs.dataset.label_coordinates
@@ -48,17 +41,23 @@ def make_maps(runs: RunSet) -> dict[str, Any] | None:
         hits = np.bincount(label_ids, weights=found, minlength=num_labels)
         with np.errstate(invalid="ignore"):  # 0 / 0: a label without pairs is NaN
             recalls.append(hits / counts)
-    maps = [
-        _map(name, coordinates, recall_classes(values), RECALL_CLASSES, "recall")
+    drawn = [
+        (name, recall_classes(values), "recall", RECALL_CLASSES)
         for name, values in zip(runs.run_names, recalls, strict=True)
     ]
     if len(recalls) == 2:
         title = "Change from {} to {}".format(*runs.run_names)
-        classes = change_classes(recalls[1] - recalls[0])
-        maps.append(_map(title, coordinates, classes, CHANGE_CLASSES, "change"))
+        drawn.append((title, change_classes(recalls[1] - recalls[0]), "change", CHANGE_CLASSES))
+    maps = []
+    for title, classes, palette, meanings in drawn:
+        key = [
+            (f"{palette}-{n}", words, int((classes == n).sum())) for n, words in enumerate(meanings)
+        ]
+        key.append(("none", "no pair", int((classes < 0).sum())))
+        maps.append((title, draw_dots(coordinates, classes, len(meanings), palette), key))
     tested = np.sort(counts[counts > 0])
     return {
-        "maps": maps,
+        "maps": maps,  # title; CSS class and path of dots; CSS class, meaning and labels of a key
         "width": WIDTH,
         "height": HEIGHT,
         "graticule": GRATICULE,
@@ -77,17 +76,6 @@ def change_classes(changes: DoubleArray) -> IntArray:
     """Positions in CHANGE_CLASSES, -1 without pairs: (L,) -> (L,)."""
     bounds = [changes <= -MUCH, changes < 0, changes == 0, changes < MUCH, changes >= MUCH]
     return np.asarray(np.select(bounds, range(5), default=-1))
-
-
-def _map(
-    title: str, coordinates: FloatArray, classes: IntArray, names: Sequence[str], palette: str
-) -> Map:
-    key = [
-        (f"{palette}-{position}", name, int((classes == position).sum()))
-        for position, name in enumerate(names)
-    ]
-    key.append(("none", "no pair", int((classes < 0).sum())))
-    return Map(title, draw_dots(coordinates, classes, len(names), palette), key)
 
 
 def draw_dots(

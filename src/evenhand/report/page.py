@@ -9,11 +9,10 @@ from evenhand.report.bounds import compute_bounds
 from evenhand.report.curves import recall_plots, training_plots
 from evenhand.report.examples import changed_pairs, hardest_misses
 from evenhand.report.facts import fact_rows, summarize_run
-from evenhand.report.groups import group_charts, main_table
+from evenhand.report.groups import find_slices, group_charts, main_table
 from evenhand.report.maps import make_maps
 from evenhand.report.rendering import join_words, render
 from evenhand.report.run_set import make_run_set
-from evenhand.report.slices import find_slices
 from evenhand.report.verdict import reach_verdict
 from evenhand.run_folder import RunResult
 
@@ -29,21 +28,14 @@ def write_report(
         title: if not given, the names of the runs and of the data set.
     """
     runs = make_run_set(results, dataset)
-    sentence, figures = reach_verdict(runs)
     page = render(
         "report.html",
         title=title or f"{join_words(runs.run_names)} on {dataset.name}",
-        verdict=sentence,
-        figures=figures,
+        runs=runs,
         run_names=list(runs.run_names),
         run_facts=[summarize_run(result.about) for result in results],
-        part_name=runs.part_name,
-        dataset=dataset,
-        num_queries=len(runs.part),
         num_pairs=len(runs.results[0].outcome.ranks),
-        metric=runs.metric,
-        cutoff=runs.cutoff,
-        everyone=runs.row("all", "all"),
+        verdict=reach_verdict(runs),
         main=main_table(runs),
         columns=group_charts(runs),
         slices=find_slices(runs),
@@ -54,6 +46,5 @@ def write_report(
         misses=[hardest_misses(runs, run) for run in range(len(results))],
         changed=changed_pairs(runs) if len(results) > 1 else None,
         facts=fact_rows(runs),
-        settings=[(n, r.config_text) for n, r in zip(runs.run_names, results, strict=True)],
     )
     write_text(path, page)

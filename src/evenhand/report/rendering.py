@@ -24,19 +24,16 @@ def render(template: str, **values: object) -> str:
     """One HTML page with its style and script inside; it loads nothing from elsewhere."""
     environment = _environment()
     assert environment.loader is not None
-    style, script = (
-        environment.loader.get_source(environment, name)[0] for name in ("report.css", "report.js")
-    )
+    sources = [
+        environment.loader.get_source(environment, f"report.{kind}")[0] for kind in ("css", "js")
+    ]
+    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in sources]
     policy = (  # only this very style and script count
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
-        f"base-uri 'none'; form-action 'none'"
-    )
+        "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; base-uri 'none'; "
+        "form-action 'none'"
+    ).format(*digests)
     return environment.get_template(template).render(
-        style=style,
-        script=script,
-        policy=policy,
-        version=__version__,
-        **values,
+        style=sources[0], script=sources[1], policy=policy, version=__version__, **values
     )
 
 
@@ -53,10 +50,6 @@ def _environment() -> jinja2.Environment:
         environment.filters[function.__name__] = function
     environment.globals.update(MARKS=MARKS, DASHES=DASHES, NOTHING=NOTHING)
     return environment
-
-
-def _digest(source: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
 # --- figures in words -----------------------------------------------------------------------------

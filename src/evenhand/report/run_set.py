@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from evenhand.data.dataset import Dataset, IntArray, Part
 from evenhand.errors import UserError
-from evenhand.evaluation import SUMMARIES, GroupColumn, Score, group_columns
+from evenhand.evaluation import GroupColumn, Score, group_columns
 from evenhand.evaluation.groups import check_belongs
 from evenhand.run_folder import RunResult
+from evenhand.tables import main_rows
 
 MAIN_CUTOFF = 10
 SHOWN_CUTOFFS = (1, 10, 50)
@@ -26,25 +28,16 @@ class GroupRow(NamedTuple):
     name: str
     scores: list[Score]  # one a run
     is_judged: bool
-
-    @property
-    def worst(self) -> float:
-        return min(score.value for score in self.scores)
-
-    @property
-    def num_pairs(self) -> int:
-        return max(score.count for score in self.scores)
+    num_pairs: int
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSet:
+    """Runs evaluated on the same part of one data set; `make_run_set` checks that they are."""
+
     results: tuple[RunResult, ...]
     dataset: Dataset
-    run_names: tuple[str, ...]  # all different
     cutoffs: tuple[int, ...]  # those that every run has
-    cutoff: int  # the one most sections are about: 10 where it exists
-    columns: dict[str, GroupColumn]
-    scores: tuple[dict[tuple[str, str, str], Score], ...]  # one a run
 
     @property
     def part_name(self) -> str:
@@ -54,27 +47,50 @@ class RunSet:
     def part(self) -> Part:
         return self.dataset.parts[self.part_name]
 
-    @property
-    def metric(self) -> str:
-        return f"recall@{self.cutoff}"
+    @cached_property
+    def run_names(self) -> tuple[str, ...]:
+        """Names of the runs, with a number where one occurs twice."""
+        seen: Counter[str] = Counter()
+        names = []
+        for name in (result.name for result in self.results):
+            seen[name] += 1
+            names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        return tuple(names)
 
     @property
-    def own_columns(self) -> list[str]:
-        """The data set's own columns: of queries, then of labels, those with few groups first."""
-        columns = [c for name, c in self.columns.items() if name not in ("all", *FREQUENCY)]
-        columns.sort(key=lambda c: (not c.is_of_queries, len(c.group_names)))
-        return [column.name for column in columns]
+    def cutoff(self) -> int:
+        """The one most sections are about: 10 where it exists."""
+        return max((c for c in self.cutoffs if c <= MAIN_CUTOFF), default=self.cutoffs[0])
 
     @property
     def shown_cutoffs(self) -> tuple[int, ...]:
         shown = tuple(cutoff for cutoff in self.cutoffs if cutoff in SHOWN_CUTOFFS)
         return shown or self.cutoffs
 
+    @property
+    def metric(self) -> str:
+        return f"recall@{self.cutoff}"
+
+    @cached_property
+    def columns(self) -> dict[str, GroupColumn]:
+        return {column.name: column for column in group_columns(self.dataset, self.part_name)}
+
+    @cached_property
+    def own_columns(self) -> list[str]:
+        """The data set's own columns: of queries, then of labels, those with few groups first."""
+        columns = [c for name, c in self.columns.items() if name not in ("all", *FREQUENCY)]
+        columns.sort(key=lambda c: (not c.is_of_queries, len(c.group_names)))
+        return [column.name for column in columns]
+
+    @cached_property
+    def _scores(self) -> list[dict[tuple[str, str, str], Score]]:
+        return [{(s.metric, s.column, s.group): s for s in r.scores} for r in self.results]
+
     def row(self, column: str, group: str, cutoff: int | None = None) -> list[Score]:
         """The score of one group in every run; NaN where a run has none."""
         key = f"recall@{cutoff or self.cutoff}", column, group
         nothing = Score(*key, math.nan, math.nan, math.nan, 0, is_judged=False)
-        return [scores.get(key, nothing) for scores in self.scores]
+        return [scores.get(key, nothing) for scores in self._scores]
 
     def rows(self, column: str) -> list[GroupRow]:
         """The groups of a column: those that can be judged, worst first; then the others."""
@@ -82,30 +98,25 @@ class RunSet:
         for name in self.columns[column].group_names:
             scores = self.row(column, name)
             is_judged = all(s.is_judged and not math.isnan(s.value) for s in scores)
-            rows.append(GroupRow(name, scores, is_judged))
-        judged = sorted((row for row in rows if row.is_judged), key=lambda row: row.worst)
+            rows.append(GroupRow(name, scores, is_judged, max(s.count for s in scores)))
+        judged = [row for row in rows if row.is_judged]
+        judged.sort(key=lambda row: min(score.value for score in row.scores))
         others = sorted((row for row in rows if not row.is_judged), key=lambda row: -row.num_pairs)
         return [*judged, *others]
 
+    @cached_property
+    def _summaries(self) -> list[Score]:
+        return [s for s in main_rows(self.results[0].scores) if s.metric == self.metric]
+
     def summaries(self, column: str) -> list[str]:
-        """Those of worst, worst 3 and worst tenth that say something the others do not."""
-        num_judged = self._num_judged(column)
-        is_telling = {
-            "worst": num_judged > 1,
-            "worst 3": num_judged > 3,
-            "worst tenth": num_judged // 10 > 3,
-        }
-        return [name for name in SUMMARIES if is_telling[name]]
+        """Those of worst, worst 3 and worst tenth that are shown, as in the terminal."""
+        return [score.group for score in self._summaries if score.column == column]
 
     def headline(self, column: str) -> str | None:
         """The summary that stands for a column, or None: 'worst 3' of five groups says little."""
         summaries = self.summaries(column)
-        if not summaries:
-            return None
-        return summaries[-1] if self._num_judged(column) >= 10 else summaries[0]
-
-    def _num_judged(self, column: str) -> int:
-        return sum(row.is_judged for row in self.rows(column))
+        num_judged = sum(row.is_judged for row in self.rows(column))
+        return summaries[-1 if num_judged >= 10 else 0] if summaries else None
 
 
 def make_run_set(results: Sequence[RunResult], dataset: Dataset) -> RunSet:
@@ -126,24 +137,7 @@ def make_run_set(results: Sequence[RunResult], dataset: Dataset) -> RunSet:
     cutoffs = sorted(set.intersection(*(set(result.outcome.cutoffs) for result in results)))
     if not cutoffs:
         raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
-    seen: Counter[str] = Counter()
-    run_names = []  # with a number where one occurs twice
-    for result in results:
-        seen[result.name] += 1
-        again = seen[result.name]
-        run_names.append(result.name if again == 1 else f"{result.name} ({again})")
-    return RunSet(
-        results=tuple(results),
-        dataset=dataset,
-        run_names=tuple(run_names),
-        cutoffs=tuple(cutoffs),
-        cutoff=max((c for c in cutoffs if c <= MAIN_CUTOFF), default=cutoffs[0]),
-        columns={column.name: column for column in group_columns(dataset, part_name)},
-        scores=tuple(
-            {(score.metric, score.column, score.group): score for score in result.scores}
-            for result in results
-        ),
-    )
+    return RunSet(tuple(results), dataset, tuple(cutoffs))
 
 
 def is_found(ranks: IntArray, cutoff: int) -> NDArray[np.bool_]:

@@ -25,9 +25,9 @@ class Comparison(NamedTuple):
     lead: float
     is_clear: bool  # no other run's interval reaches the leader's
 
-    @property
-    def words(self) -> str:
-        return "clearly ahead" if self.is_clear else "ahead, though the intervals overlap,"
+    def describe(self, run_names: Sequence[str]) -> str:
+        words = "clearly ahead" if self.is_clear else "ahead, though the intervals overlap,"
+        return f"{run_names[self.leader or 0]} is {words}"
 
 
 def compare(where: str, scores: Sequence[Score]) -> Comparison:
@@ -46,16 +46,18 @@ def reach_verdict(runs: RunSet) -> tuple[str, list[str]]:
         for column in runs.own_columns
         if (summary := runs.headline(column))
     } or {"tail labels": runs.row("frequency", "tail")}
-    worst = {
-        w: scores for w, scores in rows.items() if not any(math.isnan(s.value) for s in scores)
-    }
+    worst = {w: row for w, row in rows.items() if not any(math.isnan(s.value) for s in row)}
     everyone = runs.row("all", "all")
     if any(math.isnan(score.value) for score in everyone):
         return f"The {runs.part_name} part holds no pair to judge by.", []
     if len(runs.results) > 1:
         overall = compare("all pairs", everyone)
-        comparisons = [compare(where, scores) for where, scores in worst.items()]
-        sentence = f"{_describe_worst(runs, comparisons)} {_describe_overall(runs, overall)}"
+        sentence = _describe_worst(runs, [compare(where, row) for where, row in worst.items()])
+        if overall.leader is None:
+            sentence += " Over all pairs no difference can be seen."
+        else:
+            lead = points(overall.lead).removeprefix("+")
+            sentence += f" Over all pairs {overall.describe(runs.run_names)} by {lead}."
     else:
         sentence = (
             f"Among its first {runs.cutoff} results, {runs.run_names[0]} finds the right label for "
@@ -67,8 +69,11 @@ def reach_verdict(runs: RunSet) -> tuple[str, list[str]]:
         sentence += f", and for {percent(worst[lowest][0].value)} % on the {lowest}."
     lines = []
     for where, scores in {**worst, "all pairs": everyone}.items():
-        names = runs.run_names if len(scores) > 1 else ("",)
-        values = [f"{n} {_format_score(s)}".strip() for n, s in zip(names, scores, strict=True)]
+        values = []
+        for name, score in zip(runs.run_names, scores, strict=True):
+            around = interval(score.low, score.high)
+            value = f"{percent(score.value)} %" + (f" ({around})" if around else "")
+            values.append(f"{name} {value}" if len(scores) > 1 else value)
         lines.append(f"{runs.metric} on {where}: {', '.join(values)}")
     return sentence, lines
 
@@ -76,15 +81,12 @@ def reach_verdict(runs: RunSet) -> tuple[str, list[str]]:
 def _describe_worst(runs: RunSet, comparisons: Sequence[Comparison]) -> str:
     if not comparisons:
         return "No group is large enough to be compared by itself."
-    leaders = {item.leader for item in comparisons if item.leader is not None}
+    led = [item for item in comparisons if item.leader is not None]
+    leaders = {item.leader for item in led if item.leader is not None}
     if not leaders:
         return "On the worst groups no difference can be seen."
-    led = [item for item in comparisons if item.leader is not None]
     if len(leaders) > 1:
-        parts = [
-            f"{runs.run_names[item.leader or 0]} is {item.words} on the {item.where}"
-            for item in led
-        ]
+        parts = [f"{item.describe(runs.run_names)} on the {item.where}" for item in led]
         return f"It depends on the group: {join_words(parts)}."
     leader = leaders.pop()
     name, others = runs.run_names[leader], [n for r, n in enumerate(runs.run_names) if r != leader]
@@ -98,15 +100,3 @@ def _describe_worst(runs: RunSet, comparisons: Sequence[Comparison]) -> str:
             f"the difference is not clear."
         )
     return f"{name} is ahead of {rest} on the worst groups, but not clearly: the intervals overlap."
-
-
-def _describe_overall(runs: RunSet, overall: Comparison) -> str:
-    if overall.leader is None:
-        return "Over all pairs no difference can be seen."
-    name, lead = runs.run_names[overall.leader], points(overall.lead).removeprefix("+")
-    return f"Over all pairs {name} is {overall.words} by {lead}."
-
-
-def _format_score(score: Score) -> str:
-    around = interval(score.low, score.high)
-    return f"{percent(score.value)} %" + (f" ({around})" if around else "")

@@ -15,9 +15,17 @@ def check_count(name: str, value: int, limit: int, of_what: str) -> None:
         )
 
 
-def check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+def check_label_counts(
+    num_sampled_labels: int, num_hard_labels: int, limit: int, of_what: str
+) -> None:
+    """M of the labels are drawn, and k of those kept."""
+    check_count("num_sampled_labels", num_sampled_labels, limit, of_what)
+    check_count("num_hard_labels", num_hard_labels, num_sampled_labels, "sampled labels")
+
+
+def check_at_least(name: str, value: float, least: int, why: str = "") -> None:
+    if not value >= least:
+        raise ValueError(f"{name} must be at least {least}{why}, got {value}")
 
 
 def check_tail_fraction(tail_fraction: float) -> None:

@@ -16,25 +16,18 @@ How fast the bias falls depends on the law at the quantile, q(x) = alpha:
   -width * sqrt((1 - alpha) / (2 pi alpha N)) + smaller, of order N^(-1/2);
 - an atom there (q jumps across alpha): exponentially small in N.
 
-So the paper's order N^(-1/2) is right for every bounded law and reached, though its proof is not
-for the laws that reach it: it needs the empirical quantile to converge, and at a gap it does not.
-`cvar_bias_bound` has a constant and needs nothing but the bound: binomial(N, q) has a deviation of
-at most sqrt(N)/2, and E[min(c, X)] is at most half a deviation below min(c, E[X]).
+So the paper's order N^(-1/2) is right for every bounded law and reached. `cvar_bias_bound` needs
+nothing but the bound: binomial(N, q) has a deviation of at most sqrt(N)/2, and E[min(c, X)] is at
+most half a deviation below min(c, E[X]).
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betaincc
 
-from evenhand.theory.arguments import (
-    DoubleArray,
-    check_at_least_one,
-    check_tail_fraction,
-    checked_law,
-)
+from evenhand.theory.arguments import DoubleArray, check_at_least, check_tail_fraction, checked_law
 
 
 def expected_empirical_cvar(
@@ -52,12 +45,8 @@ def expected_empirical_cvar(
         >>> expected_empirical_cvar([0, 1], [0.5, 0.5], num_examples=2, tail_fraction=0.5)
         0.75
     """
-    least, gaps, survival = _gaps(values, probabilities)
-    check_at_least_one("num_examples", num_examples)
-    check_tail_fraction(tail_fraction)
-    kept = tail_fraction * num_examples
-    missing = _expected_shortfall(num_examples, survival, kept)  # E[(c - X)_+]
-    return float(least + gaps @ (1 - missing / kept))
+    least, gaps, _, missing = _gaps(values, probabilities, num_examples, tail_fraction)
+    return float(least + gaps @ (1 - missing / (tail_fraction * num_examples)))
 
 
 def empirical_cvar_bias(
@@ -71,11 +60,8 @@ def empirical_cvar_bias(
         >>> empirical_cvar_bias([0, 1], [0.5, 0.5], num_examples=2, tail_fraction=0.5)
         -0.25
     """
-    _, gaps, survival = _gaps(values, probabilities)
-    check_at_least_one("num_examples", num_examples)
-    check_tail_fraction(tail_fraction)
+    _, gaps, survival, missing = _gaps(values, probabilities, num_examples, tail_fraction)
     kept = tail_fraction * num_examples
-    missing = _expected_shortfall(num_examples, survival, kept)
     # Jensen's gap of a concave function; the least and greatest value cancel out of it.
     jensen = np.maximum(missing - np.maximum(kept - num_examples * survival, 0), 0)
     return float(-(gaps @ jensen) / kept)
@@ -88,37 +74,34 @@ def cvar_bias_bound(*, loss_bound: float, num_examples: int, tail_fraction: floa
         >>> cvar_bias_bound(loss_bound=1.0, num_examples=100, tail_fraction=0.5)
         0.05
     """
-    check_at_least_one("num_examples", num_examples)
+    check_at_least("num_examples", num_examples, 1)
     check_tail_fraction(tail_fraction)
     return loss_bound / (4 * tail_fraction * math.sqrt(num_examples))
 
 
-class _Gaps(NamedTuple):
-    least: float
-    gaps: DoubleArray  # (V - 1,), from each distinct value to the next
-    survival: DoubleArray  # (V - 1,), P[U > the lower end]
+def _gaps(
+    values: ArrayLike, probabilities: ArrayLike, num_examples: int, tail_fraction: float
+) -> tuple[float, DoubleArray, DoubleArray, DoubleArray]:
+    """The least value; and for each gap from a value to the next, three times (V - 1,):
 
-
-def _gaps(values: ArrayLike, probabilities: ArrayLike) -> _Gaps:
+    its width, q = P[U > the lower end], and E[(c - X)_+] for c = alpha N and X ~ binomial(N, q),
+    which is c P[X <= c] - N q P[binomial(N - 1, q) <= c - 1].
+    """
     points, masses = checked_law(values, probabilities)
+    check_at_least("num_examples", num_examples, 1)
+    check_tail_fraction(tail_fraction)
     order = np.argsort(points[masses > 0])
     points, masses = points[masses > 0][order], masses[masses > 0][order]
-    survival = np.cumsum(masses[::-1])[::-1][1:]  # P[U >= the upper end]
-    return _Gaps(float(points[0]), np.diff(points), np.minimum(survival, 1))
-
-
-def _expected_shortfall(num_draws: int, success: DoubleArray, level: float) -> DoubleArray:
-    """E[(c - X)_+] for X ~ binomial(N, q): c P[X <= c] - N q P[binomial(N-1, q) <= c - 1]."""
-    whole = math.floor(level)
-    below = _at_most(whole, num_draws, success)
-    below_without_one = _at_most(whole - 1, num_draws - 1, success)
-    shortfall: DoubleArray = level * below - num_draws * success * below_without_one
-    return np.maximum(shortfall, 0)
+    survival = np.minimum(np.cumsum(masses[::-1])[::-1][1:], 1)  # P[U >= the upper end]
+    level = tail_fraction * num_examples
+    below = _at_most(math.floor(level), num_examples, survival)
+    below_without_one = _at_most(math.floor(level) - 1, num_examples - 1, survival)
+    missing = np.maximum(level * below - num_examples * survival * below_without_one, 0)
+    return float(points[0]), np.diff(points), survival, missing
 
 
 def _at_most(count: int, num_draws: int, success: DoubleArray) -> DoubleArray:
     """P[binomial(N, q) <= c]; to import scipy.stats for it takes longer than all else of scipy."""
     if not 0 <= count < num_draws:
         return np.full_like(success, float(count >= num_draws))
-    probability: DoubleArray = betaincc(count + 1, num_draws - count, success)
-    return probability
+    return np.asarray(betaincc(count + 1, num_draws - count, success))

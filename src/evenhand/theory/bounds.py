@@ -3,7 +3,7 @@
 Each bounds CVaR_alpha of the loss under the law by its value on the sample plus a sum of terms, for
 all scorers f of a class F at once, with probability at least 1 - delta. Losses lie in [0, B].
 
-The derivation, with constants. Write Rad for E sup (1/N) sum_i sigma_i h(z_i), no absolute value.
+The derivation, with constants; Rad is E sup (1/N) sum_i sigma_i h(z_i), no absolute value.
 
 1. For t_hat, the empirical minimiser, CVaR(f) <= t_hat + (1/alpha) E[l_f - t_hat]_+, because CVaR
    is a minimum over t. The right side is CVaR_hat(f) + (1/alpha) (E - E_hat)[l_f - t_hat]_+. So
@@ -36,7 +36,7 @@ from numpy.typing import ArrayLike
 
 from evenhand.theory.arguments import (
     DoubleArray,
-    check_at_least_one,
+    check_at_least,
     check_chance,
     check_tail_fraction,
 )
@@ -151,8 +151,8 @@ def corrected_bound(
     """
     _check(num_examples, tail_fraction, failure_probability)
     deviation = loss_bound * _deviation(num_examples, 1 / failure_probability)
-    threshold = threshold_rademacher(loss_bound=loss_bound, num_examples=num_examples)
-    return _over_tail(2 * contraction * rademacher, 2 * threshold, deviation, tail_fraction)
+    complexity = contraction * rademacher
+    return _corrected(complexity, deviation, loss_bound, num_examples, tail_fraction)
 
 
 def empirical_corrected_bound(
@@ -176,8 +176,8 @@ def empirical_corrected_bound(
     """
     _check(num_examples, tail_fraction, failure_probability)
     deviation = 3 * loss_bound * _deviation(num_examples, 2 / failure_probability)
-    threshold = threshold_rademacher(loss_bound=loss_bound, num_examples=num_examples)
-    return _over_tail(2 * contraction * rademacher, 2 * threshold, deviation, tail_fraction)
+    complexity = contraction * rademacher
+    return _corrected(complexity, deviation, loss_bound, num_examples, tail_fraction)
 
 
 def finite_class_bound(
@@ -289,9 +289,12 @@ def mixture_bound(
     return MixtureBound(complexity, cover, deviation, complexity + cover + deviation)
 
 
-def _over_tail(complexity: float, threshold: float, deviation: float, alpha: float) -> Bound:
-    total = (complexity + threshold + deviation) / alpha
-    return Bound(complexity / alpha, threshold / alpha, deviation / alpha, total)
+def _corrected(
+    complexity: float, deviation: float, loss_bound: float, num_examples: int, alpha: float
+) -> Bound:
+    threshold = threshold_rademacher(loss_bound=loss_bound, num_examples=num_examples)
+    terms = 2 * complexity / alpha, 2 * threshold / alpha, deviation / alpha
+    return Bound(*terms, sum(terms))
 
 
 def _deviation(num_examples: int, odds: float) -> float:
@@ -301,13 +304,11 @@ def _deviation(num_examples: int, odds: float) -> float:
 def _sizes(group_sizes: ArrayLike) -> DoubleArray:
     sizes = np.asarray(group_sizes, dtype=np.float64)
     if sizes.ndim != 1 or sizes.size == 0 or not (sizes >= 1).all():
-        raise ValueError(
-            f"group_sizes must be numbers of at least 1 (examples of a group), got {sizes}"
-        )
+        raise ValueError(f"group_sizes must be numbers of at least 1, got {sizes}")
     return sizes
 
 
 def _check(num_examples: int, tail_fraction: float, failure_probability: float) -> None:
-    check_at_least_one("num_examples", num_examples)
+    check_at_least("num_examples", num_examples, 1)
     check_tail_fraction(tail_fraction)
     check_chance("failure_probability", failure_probability)

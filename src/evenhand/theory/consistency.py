@@ -13,11 +13,7 @@ For a fixed t, with tau = e^t, that minimum is a capped copy of p (the paper's a
 The m most probable labels are *collapsed* to 1/tau; m <= tau because their mass is at most one.
 The envelope theorem gives dV/dt = 1 - E_x[1/c] / alpha, so the joint minimum needs no search over
 g: it is where E_x[1/c] = alpha. For one x that is c = 1/alpha, hence g = min(p, w)/alpha, where
-the water level w leaves the mass alpha; it is the law of greatest entropy among those that are at
-most p/alpha, and its entropy is the minimum.
-
-What is true of retrieval: for r >= floor(e^t*), *every* minimiser puts labels of the greatest
-total probability into its top r, whatever breaks its ties.
+the water level w leaves the mass alpha. What is true of retrieval, and why:
 
 - where more than tau labels have positive probability, g is unique, its m <= floor(tau) collapsed
   labels lead, and the others keep their order. So every r >= m is right, and no r < m is where p
@@ -26,9 +22,7 @@ total probability into its top r, whatever breaks its ties.
   minimiser, and what is left may go anywhere. At most floor(tau) labels can hold 1/tau, so
   the top floor(tau) holds them all; a smaller r can be wrong, even for an x without noise.
 
-The proposition says less than it seems to: *some* integer r(alpha) always exists, for r equal to
-the number of labels is always right, and that is what e^t* becomes as alpha falls. For alpha = 1
-the minimiser is p, right for every r, whatever the noise.
+docs/theory.md says what this leaves of the proposition.
 """
 
 import math
@@ -39,7 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from evenhand.theory.arguments import DoubleArray, check_tail_fraction
+from evenhand.theory.arguments import DoubleArray, check_at_least, check_tail_fraction
 
 ROUNDING = 1e-12  # relative; sums of probabilities are not exact
 
@@ -76,11 +70,11 @@ def top_minimiser(
         ([0.444, 0.333, 0.222], 2, 1)
     """
     check_tail_fraction(tail_fraction)
-    probabilities = _rows(label_probabilities)
-    weights = _query_weights(query_probabilities, len(probabilities))
-    cap = _best_cap(_steps(probabilities), weights, tail_fraction)
+    probabilities, weights = _checked(label_probabilities, query_probabilities)
+    steps = _steps(probabilities)
+    cap = _best_cap(steps, weights, tail_fraction)
     threshold = math.log(cap)
-    predictions, num_collapsed = _capped(_steps(probabilities), cap)
+    predictions, num_collapsed = _capped(steps, cap)
     value = threshold + _excess(probabilities, predictions, cap) @ weights / tail_fraction
     shape = np.shape(label_probabilities)
     return TopMinimiser(
@@ -103,8 +97,9 @@ def capped_predictions(label_probabilities: ArrayLike, *, threshold: float) -> D
         >>> capped_predictions([0.7, 0.2, 0.1], threshold=math.log(2)).round(3).tolist()
         [0.5, 0.333, 0.167]
     """
-    _check_threshold(threshold)
-    predictions, _ = _capped(_steps(_rows(label_probabilities)), math.exp(threshold))
+    check_at_least("threshold", threshold, 0, " (losses are)")
+    probabilities, _ = _checked(label_probabilities, None)
+    predictions, _ = _capped(_steps(probabilities), math.exp(threshold))
     return predictions.reshape(np.shape(label_probabilities))
 
 
@@ -121,9 +116,8 @@ def threshold_value(
         >>> threshold_value([0.5, 0.5], threshold=0.0, tail_fraction=1.0)  # the entropy
         0.6931471805599453
     """
-    _check_threshold(threshold)
-    probabilities = _rows(label_probabilities)
-    weights = _query_weights(query_probabilities, len(probabilities))
+    check_at_least("threshold", threshold, 0, " (losses are)")
+    probabilities, weights = _checked(label_probabilities, query_probabilities)
     predictions, _ = _capped(_steps(probabilities), math.exp(threshold))
     excess = _excess(probabilities, predictions, math.exp(threshold))
     return float(threshold + excess @ weights / tail_fraction)
@@ -138,6 +132,10 @@ class _Steps(NamedTuple):
     support: NDArray[np.int64]  # (Q,), labels of positive probability
     breaks: DoubleArray  # (Q, K), tau at which the label collapses; inf without probability
 
+    def num_collapsed(self, cap: float) -> NDArray[np.int64]:
+        """How many labels of each row reach the cap 1/tau: (Q,)."""
+        return np.asarray((self.breaks <= cap).sum(axis=1))
+
 
 def _steps(probabilities: DoubleArray) -> _Steps:
     """Label m + 1 reaches the cap, c p = 1/tau with c = (1 - m/tau)/R_m, at tau = m + R_m/p."""
@@ -151,11 +149,6 @@ def _steps(probabilities: DoubleArray) -> _Steps:
     return _Steps(order, ordered, remaining, support, breaks)
 
 
-def _collapsed(steps: _Steps, cap: float) -> NDArray[np.int64]:
-    counts: NDArray[np.int64] = (steps.breaks <= cap).sum(axis=1)
-    return counts
-
-
 def _slopes(steps: _Steps, num_collapsed: NDArray[np.int64], cap: float) -> DoubleArray:
     """1/c for each row, minus the derivative of its loss above t: tau R_m / (tau - m), (Q,)."""
     has_rest = num_collapsed < steps.support
@@ -163,8 +156,7 @@ def _slopes(steps: _Steps, num_collapsed: NDArray[np.int64], cap: float) -> Doub
     remaining = np.take_along_axis(steps.remaining, position[:, None], axis=1)[:, 0]
     # At most 1 in exact arithmetic; a tiny rest can make tau - m round to 0.
     room = np.maximum(cap - position, np.finfo(np.float64).tiny)
-    slopes: DoubleArray = np.where(has_rest, np.minimum(cap * (remaining / room), 1.0), 0.0)
-    return slopes
+    return np.where(has_rest, np.minimum(cap * (remaining / room), 1.0), 0.0)
 
 
 def _best_cap(steps: _Steps, weights: DoubleArray, tail_fraction: float) -> float:
@@ -174,31 +166,24 @@ def _best_cap(steps: _Steps, weights: DoubleArray, tail_fraction: float) -> floa
     bracketed root the place in it. It may jump at a break, which is then the answer.
     """
 
-    def mean_slope(cap: float, num_collapsed: NDArray[np.int64]) -> float:
-        return float(_slopes(steps, num_collapsed, cap) @ weights)
+    def excess_slope(cap: float, below: float) -> float:  # with the labels collapsed at `below`
+        slopes = _slopes(steps, steps.num_collapsed(below), cap)
+        return float(slopes @ weights) - tail_fraction
 
     caps = np.unique(np.append(steps.breaks[np.isfinite(steps.breaks)], 1.0))
-    first = bisect_left(
-        caps,
-        -tail_fraction * (1 + ROUNDING),
-        key=lambda cap: -mean_slope(cap, _collapsed(steps, cap)),
-    )
+    slack = -tail_fraction * ROUNDING
+    first = bisect_left(caps, slack, key=lambda cap: -excess_slope(cap, cap))
     if first == 0:
         return 1.0
     below, above = float(caps[first - 1]), float(caps[first])
-    num_collapsed = _collapsed(steps, below)
-    if mean_slope(above, num_collapsed) >= tail_fraction:
+    if excess_slope(above, below) >= 0:
         return above
-
-    def excess_slope(cap: float) -> float:
-        return mean_slope(cap, num_collapsed) - tail_fraction
-
-    return float(brentq(excess_slope, below, above, xtol=1e-15))
+    return float(brentq(excess_slope, below, above, args=(below,), xtol=1e-15))
 
 
 def _capped(steps: _Steps, cap: float) -> tuple[DoubleArray, NDArray[np.int64]]:
     """Predictions (Q, K) in the labels' own order, and how many labels each row collapses (Q,)."""
-    num_collapsed = _collapsed(steps, cap)
+    num_collapsed = steps.num_collapsed(cap)
     slopes = _slopes(steps, num_collapsed, cap)[:, None]
     scaled = np.divide(steps.sorted, slopes, out=np.zeros_like(steps.sorted), where=slopes > 0)
     is_collapsed = np.arange(steps.sorted.shape[1]) < num_collapsed[:, None]
@@ -212,39 +197,25 @@ def _capped(steps: _Steps, cap: float) -> tuple[DoubleArray, NDArray[np.int64]]:
 def _excess(probabilities: DoubleArray, predictions: DoubleArray, cap: float) -> DoubleArray:
     """sum_y p_y [-log(tau g_y)]_+ for each row; a label without probability adds nothing: (Q,)."""
     logs = np.log(predictions * cap, out=np.zeros_like(predictions), where=probabilities > 0)
-    excess: DoubleArray = (probabilities * np.maximum(-logs, 0)).sum(axis=1)
-    return excess
+    return np.asarray((probabilities * np.maximum(-logs, 0)).sum(axis=1))
 
 
-def _rows(label_probabilities: ArrayLike) -> DoubleArray:
-    probabilities = np.atleast_2d(np.asarray(label_probabilities, dtype=np.float64))
-    _check_sums("label_probabilities", probabilities)
-    return probabilities
-
-
-def _query_weights(query_probabilities: ArrayLike | None, num_queries: int) -> DoubleArray:
-    if query_probabilities is None:
-        return np.full(num_queries, 1 / num_queries)
-    weights = np.asarray(query_probabilities, dtype=np.float64)
-    if weights.shape != (num_queries,):
+def _checked(
+    label_probabilities: ArrayLike, query_probabilities: ArrayLike | None
+) -> tuple[DoubleArray, DoubleArray]:
+    """A row of probabilities for each query (Q, K), and how often each comes (Q,)."""
+    rows = np.atleast_2d(np.asarray(label_probabilities, dtype=np.float64))
+    if rows.ndim != 2 or rows.size == 0:
+        raise ValueError(f"label_probabilities must be one or more rows, got shape {rows.shape}")
+    weights = np.full(len(rows), 1 / len(rows))
+    if query_probabilities is not None:
+        weights = np.asarray(query_probabilities, dtype=np.float64)
+    if weights.shape != rows.shape[:1]:
         raise ValueError(
-            f"query_probabilities must have shape ({num_queries},) (a value for each row of "
+            f"query_probabilities must have shape {rows.shape[:1]} (a value for each row of "
             f"label_probabilities), got {weights.shape}"
         )
-    _check_sums("query_probabilities", weights[None])
-    return weights
-
-
-def _check_sums(name: str, rows: DoubleArray) -> None:
-    if rows.ndim != 2 or rows.size == 0:
-        raise ValueError(f"{name} must hold one or more rows of numbers, got shape {rows.shape}")
-    if not (rows >= 0).all():
-        raise ValueError(f"{name} must be 0 or more (they are probabilities), got {rows.min()}")
-    worst = rows.sum(axis=1)[np.abs(rows.sum(axis=1) - 1).argmax()]
-    if not abs(worst - 1) <= 1e-9:
-        raise ValueError(f"{name} must sum to 1 (they are probabilities), got {worst}")
-
-
-def _check_threshold(threshold: float) -> None:
-    if not threshold >= 0:
-        raise ValueError(f"threshold must be 0 or more (losses are), got {threshold}")
+    for name, table in (("label_probabilities", rows), ("query_probabilities", weights[None])):
+        if not (table >= 0).all() or not (np.abs(table.sum(axis=1) - 1) <= 1e-9).all():
+            raise ValueError(f"{name} must be 0 or more and sum to 1, got {table}")
+    return rows, weights

@@ -14,7 +14,7 @@ a discrete law. `cvar_curve` is the fast way, for many levels at once.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from evenhand.theory.arguments import DoubleArray, check_count, check_tail_fraction, checked_law
 
@@ -93,7 +93,9 @@ def cvar_by_worst_density(
     losses, probabilities = checked_law(losses, probabilities)
     order = np.argsort(-losses, kind="stable")
     weights = np.empty_like(losses)
-    weights[order] = _weights_from_the_top(probabilities[order], tail_fraction)
+    taken = np.minimum(np.cumsum(probabilities[order]), tail_fraction)  # from the top
+    taken[-1] = tail_fraction
+    weights[order] = np.diff(taken, prepend=0.0) / tail_fraction
     return WorstDensity(float(weights @ losses), weights)
 
 
@@ -135,7 +137,13 @@ def agnostic_top(losses: ArrayLike, group_ids: ArrayLike, *, num_hard_examples: 
         AgnosticTop(value=4.0, mixture=array([0.33333333, 0.66666667]))
     """
     losses, _ = checked_law(losses, None)
-    group_ids = _checked_groups(group_ids, len(losses))
+    group_ids = np.asarray(group_ids)
+    is_whole = np.issubdtype(group_ids.dtype, np.integer)
+    if group_ids.shape != losses.shape or not is_whole or group_ids.min() < 0:
+        raise ValueError(
+            f"group_ids must be {len(losses)} whole numbers from 0 (one for each loss), "
+            f"got {group_ids}"
+        )
     check_count("num_hard_examples", num_hard_examples, len(losses), "losses")
     hardest = np.argsort(-losses, kind="stable")[:num_hard_examples]  # (k',)
     counts = np.bincount(group_ids[hardest], minlength=int(group_ids.max()) + 1)  # (G,)
@@ -155,21 +163,3 @@ def _costs_of_thresholds(
     share_above = np.cumsum(probabilities[order][::-1])[::-1][1:]  # (N - 1,)
     areas = np.diff(thresholds) * share_above
     return thresholds, np.append(np.cumsum(areas[::-1])[::-1], 0.0)
-
-
-def _weights_from_the_top(probabilities: DoubleArray, tail_fraction: float) -> DoubleArray:
-    """What each takes of the share alpha when they are served in this order, divided by alpha."""
-    taken = np.minimum(np.cumsum(probabilities), tail_fraction)
-    taken[-1] = tail_fraction
-    return np.diff(taken, prepend=0.0) / tail_fraction
-
-
-def _checked_groups(group_ids: ArrayLike, num_examples: int) -> NDArray[np.int64]:
-    group_ids = np.asarray(group_ids)
-    if group_ids.shape != (num_examples,) or not np.issubdtype(group_ids.dtype, np.integer):
-        raise ValueError(
-            f"group_ids must be {num_examples} whole numbers (one for each loss), got {group_ids}"
-        )
-    if group_ids.min() < 0:
-        raise ValueError(f"group_ids must be at least 0 (they count from 0), got {group_ids.min()}")
-    return group_ids.astype(np.int64)

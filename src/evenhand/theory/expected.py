@@ -20,13 +20,18 @@ example's own positive, which is never its negative. `positive_losses` are (N,).
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evenhand.theory.arguments import DoubleArray, check_count
+from evenhand.theory.arguments import (
+    DoubleArray,
+    check_at_least,
+    check_count,
+    check_label_counts,
+)
 from evenhand.theory.order_weights import (
     batch_weights,
     label_weights,
@@ -62,19 +67,14 @@ def expected_snm_loss(
 ) -> DoubleArray:
     """Each example's loss, expected over labels drawn for it: (N,), (N, K - 1) -> (N,).
 
-    Args:
-        positive_losses: phi(f_y).
-        negative_losses: phi(-f_y') of every other label, in any order.
-
     Example:
         >>> expected_snm_loss([0.5], [[1.0, 3.0]], num_sampled_labels=1, num_hard_labels=1).tolist()
         [2.5]
     """
     positive_losses, negative_losses = _checked(positive_losses, negative_losses)
+    num_negatives = negative_losses.shape[1]
     weights = label_weights(
-        negative_losses.shape[1],
-        num_sampled_labels=num_sampled_labels,
-        num_hard_labels=num_hard_labels,
+        num_negatives, num_sampled_labels=num_sampled_labels, num_hard_labels=num_hard_labels
     )
     return positive_losses + order_weighted_average(negative_losses, weights)
 
@@ -88,22 +88,15 @@ def expected_shared_snm_loss(
 ) -> DoubleArray:
     """The same for labels drawn once for the batch: (N,), (N, K) -> (N,).
 
-    Args:
-        positive_losses: phi(f_y).
-        label_losses: phi(-f_y') of every label, -inf at the positive.
-
     Example:
-        >>> label_losses = [[-np.inf, 1.0, 3.0]]
-        >>> expected_shared_snm_loss(
-        ...     [0.5], label_losses, num_sampled_labels=1, num_hard_labels=1
-        ... ).round(6).tolist()
+        >>> counts = {"num_sampled_labels": 1, "num_hard_labels": 1}
+        >>> expected_shared_snm_loss([0.5], [[-np.inf, 1.0, 3.0]], **counts).round(6).tolist()
         [1.833333]
     """
-    positive_losses, label_losses = _checked_shared(positive_losses, label_losses)
+    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=True)
+    num_labels = label_losses.shape[1]
     weights = shared_label_weights(
-        label_losses.shape[1],
-        num_sampled_labels=num_sampled_labels,
-        num_hard_labels=num_hard_labels,
+        num_labels, num_sampled_labels=num_sampled_labels, num_hard_labels=num_hard_labels
     )
     negative_losses = np.sort(label_losses, axis=1)[:, 1:]  # (N, K) -> (N, K - 1)
     return positive_losses + order_weighted_average(negative_losses, weights)
@@ -114,8 +107,7 @@ def lemma_1_right_side(
 ) -> float:
     """owa(expected losses; theta): what the paper states, and a lower bound of the expected loss.
 
-    Args:
-        expected_losses: (N,), from `expected_snm_loss` or `expected_shared_snm_loss`.
+    The (N,) losses are from `expected_snm_loss` or `expected_shared_snm_loss`.
 
     Example:
         >>> lemma_1_right_side([1.0, 2.0, 6.0], batch_size=3, num_hard_examples=2)
@@ -153,13 +145,9 @@ def expected_s2m_loss(
         1.5
     """
     positive_losses, negative_losses = _checked(positive_losses, negative_losses)
+    counts = {"num_sampled_labels": num_sampled_labels, "num_hard_labels": num_hard_labels}
     distributions = [
-        snm_loss_distribution(
-            float(positive),
-            negatives,
-            num_sampled_labels=num_sampled_labels,
-            num_hard_labels=num_hard_labels,
-        )
+        snm_loss_distribution(float(positive), negatives, **counts)
         for positive, negatives in zip(positive_losses, negative_losses, strict=True)
     ]
     weights = batch_weights(
@@ -189,8 +177,7 @@ def snm_loss_distribution(
     """
     negatives = np.sort(np.asarray(negative_losses, dtype=np.float64))[::-1]
     num_drawn, num_kept = num_sampled_labels, num_hard_labels
-    check_count("num_sampled_labels", num_drawn, len(negatives), "negative labels")
-    check_count("num_hard_labels", num_kept, num_drawn, "sampled labels")
+    check_label_counts(num_drawn, num_kept, len(negatives), "negative labels")
     kept = _sets(len(negatives) - num_drawn + num_kept, num_kept)  # (sets, k)
     ways = [math.comb(len(negatives) - 1 - int(last), num_drawn - num_kept) for last in kept[:, -1]]
     draws = math.comb(len(negatives), num_drawn)
@@ -220,15 +207,26 @@ def expected_order_weighted_average(
             f"weights must have the shape ({len(distributions)},) (one for each distribution), "
             f"got {weights.shape}"
         )
-    for law in distributions:
-        _check_law(law)
+    for values, chances in distributions:
+        if not (np.diff(values) > 0).all():
+            raise ValueError(f"values of a distribution must rise, got {values}")
+        if not (chances >= 0).all() or not math.isclose(chances.sum(), 1):
+            raise ValueError(f"probabilities must be at least 0 and sum to 1, got {chances}")
     thresholds = np.unique(np.concatenate([law.values for law in distributions]))  # (T,)
     sums = np.append(0.0, np.cumsum(weights))  # (N + 1,)
     total = thresholds[0] * sums[-1]
     for start in range(0, len(thresholds) - 1, THRESHOLDS_AT_ONCE):
         ends = thresholds[start : start + THRESHOLDS_AT_ONCE + 1]
-        chances = np.stack([_chance_above(law, ends[:-1]) for law in distributions])  # (N, T)
-        total += np.diff(ends) @ (_numbers_of_successes(chances) @ sums)
+        # The law of the number of values above each threshold: Poisson binomial, (T, N + 1).
+        numbers = np.zeros((len(ends) - 1, len(distributions) + 1))
+        numbers[:, 0] = 1.0
+        for count, (values, chances) in enumerate(distributions, start=1):
+            above = np.append(np.cumsum(chances[::-1])[::-1], 0.0).clip(max=1.0)
+            chance = above[np.searchsorted(values, ends[:-1], side="right")]  # (T,)
+            one_more = numbers[:, :count] * chance[:, None]
+            numbers[:, :count] -= one_more
+            numbers[:, 1 : count + 1] += one_more
+        total += np.diff(ends) @ (numbers @ sums)
     return float(total)
 
 
@@ -255,10 +253,9 @@ def expected_shared_s2m_loss(
         ... )
         1.0
     """
-    positive_losses, label_losses = _checked_shared(positive_losses, label_losses)
+    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=True)
     num_labels = label_losses.shape[1]
-    check_count("num_sampled_labels", num_sampled_labels, num_labels, "labels")
-    check_count("num_hard_labels", num_hard_labels, num_sampled_labels, "sampled labels")
+    check_label_counts(num_sampled_labels, num_hard_labels, num_labels, "labels")
     weights = batch_weights(
         len(label_losses), batch_size=batch_size, num_hard_examples=num_hard_examples
     )
@@ -290,19 +287,8 @@ def simulated_s2m_loss(
     It draws as Algorithm 1 does and uses none of the weights: a check of all that is exact here,
     and the way for data too large for it.
     """
-    positive_losses, negative_losses = _checked(positive_losses, negative_losses)
-    num_negatives = negative_losses.shape[1]
-    check_count("num_sampled_labels", num_sampled_labels, num_negatives, "negative labels")
-    check_count("num_hard_labels", num_hard_labels, num_sampled_labels, "sampled labels")
-
-    def losses_fn(batch: IntArray) -> DoubleArray:
-        keys = generator.random((len(batch), num_negatives))
-        drawn = np.argpartition(keys, num_sampled_labels - 1, axis=1)[:, :num_sampled_labels]
-        sampled = negative_losses[batch[:, None], drawn]  # (n, M)
-        return positive_losses[batch] + _mean_of_top(sampled, num_hard_labels)
-
-    batches = _batches(len(positive_losses), batch_size, num_draws, generator)
-    return _estimate([losses_fn(batch) for batch in batches], num_hard_examples)
+    counts = batch_size, num_hard_examples, num_sampled_labels, num_hard_labels
+    return _simulate(positive_losses, negative_losses, counts, num_draws, generator)
 
 
 def simulated_shared_s2m_loss(
@@ -317,37 +303,35 @@ def simulated_shared_s2m_loss(
     generator: np.random.Generator,
 ) -> Estimate:
     """The same with labels drawn once for each batch."""
-    positive_losses, label_losses = _checked_shared(positive_losses, label_losses)
-    num_labels = label_losses.shape[1]
-    check_count("num_sampled_labels", num_sampled_labels, num_labels, "labels")
-    check_count("num_hard_labels", num_hard_labels, num_sampled_labels, "sampled labels")
-
-    def losses_fn(batch: IntArray) -> DoubleArray:
-        drawn = generator.choice(num_labels, num_sampled_labels, replace=False)
-        sampled = label_losses[np.ix_(batch, drawn)]  # (n, M)
-        return positive_losses[batch] + _mean_of_top(sampled, num_hard_labels)
-
-    batches = _batches(len(positive_losses), batch_size, num_draws, generator)
-    return _estimate([losses_fn(batch) for batch in batches], num_hard_examples)
+    counts = batch_size, num_hard_examples, num_sampled_labels, num_hard_labels
+    return _simulate(positive_losses, label_losses, counts, num_draws, generator, is_shared=True)
 
 
-def _batches(
-    num_examples: int, batch_size: int, num_draws: int, generator: np.random.Generator
-) -> Iterator[IntArray]:
+def _simulate(
+    positive_losses: ArrayLike,
+    label_losses: ArrayLike,
+    counts: tuple[int, int, int, int],
+    num_draws: int,
+    generator: np.random.Generator,
+    is_shared: bool = False,
+) -> Estimate:
+    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=is_shared)
+    batch_size, num_hard_examples, num_sampled, num_hard_labels = counts
+    num_examples, num_labels = label_losses.shape
+    of_what = "labels" if is_shared else "negative labels"
+    check_label_counts(num_sampled, num_hard_labels, num_labels, of_what)
     check_count("batch_size", batch_size, num_examples, "examples")
+    check_count("num_hard_examples", num_hard_examples, batch_size, "examples of the batch")
+    check_at_least("num_draws", num_draws, 2, " (for a standard error)")
+    risks = []
     for _ in range(num_draws):
-        yield generator.choice(num_examples, batch_size, replace=False)
-
-
-def _estimate(losses_of_batches: Sequence[DoubleArray], num_hard_examples: int) -> Estimate:
-    if len(losses_of_batches) < 2:
-        raise ValueError(
-            f"num_draws must be at least 2 (for a standard error), got {len(losses_of_batches)}"
-        )
-    losses = np.stack(losses_of_batches)  # (draws, n)
-    check_count("num_hard_examples", num_hard_examples, losses.shape[1], "examples of the batch")
-    risks = np.sort(losses, axis=1)[:, -num_hard_examples:].mean(axis=1)  # (draws,)
-    return Estimate(float(risks.mean()), float(risks.std(ddof=1)) / math.sqrt(len(risks)))
+        batch = generator.choice(num_examples, batch_size, replace=False)  # (n,)
+        keys = generator.random((1 if is_shared else batch_size, num_labels))
+        drawn = np.argpartition(keys, num_sampled - 1, axis=1)[:, :num_sampled]  # (1 or n, M)
+        sampled = label_losses[batch[:, None], drawn]  # (n, M)
+        losses = positive_losses[batch] + _mean_of_top(sampled, num_hard_labels)
+        risks.append(np.sort(losses)[-num_hard_examples:].mean())
+    return Estimate(float(np.mean(risks)), float(np.std(risks, ddof=1)) / math.sqrt(num_draws))
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -365,30 +349,6 @@ def _sets(num_items: int, size: int) -> IntArray:
     return np.fromiter(sets, dtype=np.int64, count=number * size).reshape(number, size)
 
 
-def _check_law(law: LossDistribution) -> None:
-    if not (np.diff(law.values) > 0).all():
-        raise ValueError(f"values of a distribution must rise, got {law.values}")
-    if not (law.probabilities >= 0).all() or not math.isclose(law.probabilities.sum(), 1):
-        raise ValueError(f"probabilities must be at least 0 and sum to 1, got {law.probabilities}")
-
-
-def _chance_above(law: LossDistribution, thresholds: DoubleArray) -> DoubleArray:
-    """P[value > threshold], for each threshold; the law's values rise."""
-    chances = np.append(np.cumsum(law.probabilities[::-1])[::-1], 0.0).clip(max=1.0)
-    return chances[np.searchsorted(law.values, thresholds, side="right")]
-
-
-def _numbers_of_successes(chances: DoubleArray) -> DoubleArray:
-    """The law of the number of successes of N coins (Poisson binomial): (N, T) -> (T, N + 1)."""
-    law = np.zeros((chances.shape[1], len(chances) + 1))
-    law[:, 0] = 1.0
-    for count, chance in enumerate(chances, start=1):
-        one_more = law[:, :count] * chance[:, None]
-        law[:, :count] -= one_more
-        law[:, 1 : count + 1] += one_more
-    return law
-
-
 def _mean_of_top(losses: DoubleArray, num_hard_labels: int) -> DoubleArray:
     """The average of the k largest that hold a label, 0 where none does: (N, M) -> (N,)."""
     top = np.sort(losses, axis=1)[:, -num_hard_labels:]  # (N, k)
@@ -397,24 +357,18 @@ def _mean_of_top(losses: DoubleArray, num_hard_labels: int) -> DoubleArray:
 
 
 def _checked(
-    positive_losses: ArrayLike, negative_losses: ArrayLike
+    positive_losses: ArrayLike, label_losses: ArrayLike, *, is_shared: bool = False
 ) -> tuple[DoubleArray, DoubleArray]:
+    """Both as arrays; where labels are shared, each row must be -inf at its positive."""
     positive_losses = np.asarray(positive_losses, dtype=np.float64)
-    negative_losses = np.asarray(negative_losses, dtype=np.float64)
-    if negative_losses.ndim != 2 or positive_losses.shape != negative_losses.shape[:1]:
+    label_losses = np.asarray(label_losses, dtype=np.float64)
+    if label_losses.ndim != 2 or positive_losses.shape != label_losses.shape[:1]:
         raise ValueError(
             f"positive_losses must be (N,) and the losses of the labels (N, K), got "
-            f"{positive_losses.shape} and {negative_losses.shape}"
+            f"{positive_losses.shape} and {label_losses.shape}"
         )
-    return positive_losses, negative_losses
-
-
-def _checked_shared(
-    positive_losses: ArrayLike, label_losses: ArrayLike
-) -> tuple[DoubleArray, DoubleArray]:
-    positive_losses, label_losses = _checked(positive_losses, label_losses)
     num_masked = (label_losses == -np.inf).sum(axis=1)  # (N, K) -> (N,)
-    if (num_masked != 1).any():
+    if is_shared and (num_masked != 1).any():
         raise ValueError(
             f"label_losses must be -inf once in each row (at the example's positive), "
             f"got a row with {num_masked[num_masked != 1][0]}"

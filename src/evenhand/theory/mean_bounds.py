@@ -41,8 +41,15 @@ def mean_bound(
     """
     counts = np.ones(len(values), dtype=np.int64) if counts is None else counts
     weights = np.ones(len(values)) if weights is None else weights
-    _check(values, weights, counts, delta)
-    bets = _bets(int(counts.sum()), delta)[:, None]  # (J, 1)
+    check_chance("delta", delta)
+    if not counts.sum() >= 1:
+        raise ValueError("values must hold at least one draw, got none")
+    if not (np.all(values >= 0) and np.all(values <= weights) and np.all(weights <= 1)):
+        raise ValueError("values must be between 0 and their weight, and weights at most 1")
+    # Halves of halves, down to the best bet at the largest variance, 1/4.
+    smallest = min(0.5, math.sqrt(2 * math.log(1 / delta) / int(counts.sum())))
+    halvings = np.arange(1 + math.ceil(-math.log2(smallest)))
+    bets = (LARGEST_BET * 0.5**halvings)[:, None]  # (J, 1)
     # With odds = 1 / (1 - ratio), a factor is linear in the odds: kept + won * odds.
     kept, won = 1 - bets * weights, bets * (weights - values)  # (J, V)
     needed = math.log(len(bets) / delta)
@@ -61,23 +68,3 @@ def mean_bound(
         step *= 2
     root = brentq(growth, low, min(low + step, most), xtol=MARGIN)
     return -math.expm1(-(root + 2 * MARGIN))
-
-
-def _bets(num_draws: int, delta: float) -> DoubleArray:
-    """Halves of halves, down to the best bet at the largest variance, 1/4."""
-    smallest = min(0.5, math.sqrt(2 * math.log(1 / delta) / num_draws))
-    halvings = np.arange(1 + math.ceil(-math.log2(smallest)))
-    return np.asarray(LARGEST_BET * 0.5**halvings, dtype=np.float64)
-
-
-def _check(
-    values: DoubleArray, weights: DoubleArray, counts: NDArray[np.int64], delta: float
-) -> None:
-    check_chance("delta", delta)
-    if not counts.sum() >= 1:
-        raise ValueError("values must hold at least one draw, got none")
-    if not (np.all(values >= 0) and np.all(values <= weights) and np.all(weights <= 1)):
-        raise ValueError(
-            "values must be between 0 and their weight, and weights at most 1, got "
-            f"values from {values.min()} to {values.max()} and weights up to {weights.max()}"
-        )

@@ -15,9 +15,9 @@ is 0.
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from evenhand.theory.arguments import DoubleArray, check_count
+from evenhand.theory.arguments import DoubleArray, check_count, check_label_counts
 
 # log(x! / (x / e)^x) of small numbers, for which Stirling's series has too few digits.
 SMALL_STIRLING = np.array([math.lgamma(x + 1) - x * math.log(x or 1) + x for x in range(16)])
@@ -69,20 +69,13 @@ def label_weights(
     num_hard_labels: int,
     ranks: ArrayLike | None = None,
 ) -> DoubleArray:
-    """varphi: the same for labels drawn for each example from its K - 1 negatives (Lemma 1).
-
-    Args:
-        num_negatives: K - 1: every label but the positive.
-        num_sampled_labels: M, drawn without replacement.
-        num_hard_labels: k, how many of them are averaged.
-        ranks: (R,) ranks to answer for; all K - 1 where it is None.
+    """varphi: the same for M labels drawn for each example from its K - 1 negatives (Lemma 1).
 
     Example:
         >>> label_weights(3, num_sampled_labels=3, num_hard_labels=2).tolist()
         [0.5, 0.5, 0.0]
     """
-    check_count("num_sampled_labels", num_sampled_labels, num_negatives, "negative labels")
-    check_count("num_hard_labels", num_hard_labels, num_sampled_labels, "sampled labels")
+    check_label_counts(num_sampled_labels, num_hard_labels, num_negatives, "negative labels")
     return _draw_weights(num_negatives, num_sampled_labels, num_hard_labels, ranks)
 
 
@@ -104,14 +97,10 @@ def shared_label_weights(
         >>> shared_label_weights(3, num_sampled_labels=2, num_hard_labels=2).round(6).tolist()
         [0.5, 0.5]
     """
-    check_count("num_sampled_labels", num_sampled_labels, num_labels, "labels")
-    check_count("num_hard_labels", num_hard_labels, num_sampled_labels, "sampled labels")
-    chance_drawn = num_sampled_labels / num_labels
+    check_label_counts(num_sampled_labels, num_hard_labels, num_labels, "labels")
+    drawn = num_sampled_labels / num_labels  # the chance that the positive is
     weights = np.zeros(num_labels - 1 if ranks is None else np.shape(ranks))
-    for num_seen, chance in (
-        (num_sampled_labels, 1 - chance_drawn),
-        (num_sampled_labels - 1, chance_drawn),
-    ):
+    for num_seen, chance in ((num_sampled_labels, 1 - drawn), (num_sampled_labels - 1, drawn)):
         if 1 <= num_seen < num_labels:
             num_kept = min(num_hard_labels, num_seen)
             weights += chance * _draw_weights(num_labels - 1, num_seen, num_kept, ranks)
@@ -134,8 +123,15 @@ def inclusion_probabilities(
     others, others_drawn = population_size - 1, num_drawn - 1
     if ranks is None:
         return _inclusion_of_all(others, others_drawn, num_kept - 1)
-    num_larger = (_checked_ranks(ranks, population_size) - 1).astype(np.float64)
-    return _cumulative(num_kept - 1, others, num_larger, others_drawn)
+    ranks = np.asarray(ranks)
+    if ranks.size and not np.issubdtype(ranks.dtype, np.integer):
+        raise ValueError(f"ranks must be whole numbers, got {ranks.dtype}")
+    if ranks.size and not (ranks.min() >= 1 and ranks.max() <= population_size):
+        raise ValueError(
+            f"ranks must be between 1 and {population_size} (the number of values), "
+            f"got {ranks.min()} to {ranks.max()}"
+        )
+    return _cumulative(num_kept - 1, others, ranks.astype(np.float64) - 1, others_drawn)
 
 
 def _draw_weights(
@@ -145,18 +141,6 @@ def _draw_weights(
         population_size, num_drawn=num_drawn, num_kept=num_kept, ranks=ranks
     )
     return probabilities * (num_drawn / (population_size * num_kept))
-
-
-def _checked_ranks(ranks: ArrayLike, population_size: int) -> NDArray[np.int64]:
-    ranks = np.asarray(ranks)
-    if ranks.size and not np.issubdtype(ranks.dtype, np.integer):
-        raise ValueError(f"ranks must be whole numbers, got {ranks.dtype}")
-    if ranks.size and not (ranks.min() >= 1 and ranks.max() <= population_size):
-        raise ValueError(
-            f"ranks must be between 1 and {population_size} (the number of values), "
-            f"got {ranks.min()} to {ranks.max()}"
-        )
-    return ranks.astype(np.int64)
 
 
 # --- the hypergeometric law -----------------------------------------------------------------------
@@ -212,12 +196,9 @@ def _log_mass(count: int, population: int, marked: DoubleArray, drawn: int) -> D
     most = np.minimum(drawn, marked)
     log_mass = np.where((fewest <= count) & (count <= most), 0.0, -np.inf)
     is_open = (log_mass == 0) & (fewest < most)
-    if is_open.any():
-        log_mass[is_open] = _log_mass_of_table(count, population, marked[is_open], drawn)
-    return log_mass
-
-
-def _log_mass_of_table(count: int, population: int, marked: DoubleArray, drawn: int) -> DoubleArray:
+    if not is_open.any():
+        return log_mass
+    marked = marked[is_open]
     unmarked, left = population - marked, population - drawn
     expected = marked * (drawn / population)
     excess = count - expected  # every cell is off by as much, up to sign
@@ -228,10 +209,8 @@ def _log_mass_of_table(count: int, population: int, marked: DoubleArray, drawn: 
         (left - marked + count, unmarked * (left / population), excess),
     ]
     given = _stirling(np.array([drawn, left, population], dtype=np.float64))
-    log_mass: DoubleArray = _stirling(marked) + _stirling(unmarked)
-    log_mass += given[0] + given[1] - given[2]
-    for cell in cells:
-        log_mass -= _stirling(cell[0]) + _deviance(*cell)
+    margins = _stirling(marked) + _stirling(unmarked) + (given[0] + given[1] - given[2])
+    log_mass[is_open] = margins - sum(_stirling(cell[0]) + _deviance(*cell) for cell in cells)
     return log_mass
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import poch
 
-from evenhand.theory.arguments import DoubleArray
+from evenhand.theory.arguments import DoubleArray, check_at_least
 from evenhand.theory.expected import Estimate
 
 MOST_SIGNS = 20  # 2**20 sign vectors are the most that are enumerated
@@ -70,8 +70,7 @@ def sampled_rademacher(
         True
     """
     table = _table(values)
-    if num_draws < 2:
-        raise ValueError(f"num_draws must be at least 2 (for a standard error), got {num_draws}")
+    check_at_least("num_draws", num_draws, 2, " (for a standard error)")
     signs = generator.choice([-1.0, 1.0], size=(num_draws, table.shape[1]))
     maxima = (signs @ table.T).max(axis=1) / table.shape[1]  # (draws, M) -> (draws,)
     return Estimate(float(maxima.mean()), float(maxima.std(ddof=1) / math.sqrt(num_draws)))

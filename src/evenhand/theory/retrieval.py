@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 
 from evenhand.losses import MarginLoss, hinge
-from evenhand.theory.arguments import DoubleArray, check_count
+from evenhand.theory.arguments import DoubleArray, check_at_least, check_count
 from evenhand.theory.order_weights import label_weights, order_weighted_average
 
 FARTHEST = 32.0  # margins are looked at from -32 to 32,
@@ -58,9 +58,8 @@ def order_weighted_losses(
         [1.5]
     """
     own, others = _split(scores, labels)
-    return _values(margin_loss, own) + order_weighted_average(
-        _values(margin_loss, -others), weights
-    )
+    rivals = order_weighted_average(_values(margin_loss, -others), weights)
+    return _values(margin_loss, own) + rivals
 
 
 def least_loss_of_a_miss(margin_loss: MarginLoss, *, share: float = 1.0) -> float:
@@ -84,17 +83,21 @@ def least_loss_of_a_miss(margin_loss: MarginLoss, *, share: float = 1.0) -> floa
         )
     margins = np.linspace(-FARTHEST, FARTHEST, 1025)  # a step of 1/16: 0 and 1 are among them
     values = _values(margin_loss, margins)
-    _require_convex(margin_loss, values)
+    steps = np.diff(values)
+    if (np.diff(steps) < -1e-12 * np.abs(values[1:-1])).any() or (steps > 0).any():
+        name = getattr(margin_loss, "__name__", repr(margin_loss))
+        raise ValueError(
+            f"margin_loss must be convex and decreasing, because the least loss of a miss is found "
+            f"by going down; {name} is not, between {-FARTHEST:g} and {FARTHEST:g}"
+        )
     costs = values + share * values[::-1]
-    place = int(costs.argmin())
-    step = margins[1] - margins[0]
+    best, step = margins[costs.argmin()], margins[1] - margins[0]
     found: Any = minimize_scalar(
         lambda z: _values(margin_loss, np.array([z, -z])) @ [1, share],
-        bounds=(margins[place] - step, margins[place] + step),
-        method="bounded",
+        bounds=(best - step, best + step),
         options={"xatol": 1e-9},
     )
-    return float(min(costs[place], found.fun))
+    return float(min(costs.min(), found.fun))
 
 
 def least_contrastive_loss_of_a_miss(*, margin: float, power: float) -> float:
@@ -109,8 +112,7 @@ def least_contrastive_loss_of_a_miss(*, margin: float, power: float) -> float:
     """
     if not -1 <= margin <= 1:
         raise ValueError(f"margin must be between -1 and 1 (it is a cosine), got {margin}")
-    if not power >= 1:
-        raise ValueError(f"power must be at least 1 (or the loss is not convex), got {power}")
+    check_at_least("power", power, 1, " (or the loss is not convex)")
     return float(2 * ((1 - margin) / 2) ** power)
 
 
@@ -193,15 +195,4 @@ def _split(scores: ArrayLike, labels: ArrayLike) -> tuple[DoubleArray, DoubleArr
 
 def _values(margin_loss: MarginLoss, margins: DoubleArray) -> DoubleArray:
     """phi of float64 numbers, by the package's own losses."""
-    values: NDArray[np.float64] = margin_loss(torch.from_numpy(margins)).numpy()
-    return values
-
-
-def _require_convex(margin_loss: MarginLoss, values: DoubleArray) -> None:
-    steps = np.diff(values)
-    if (np.diff(steps) < -1e-12 * np.abs(values[1:-1])).any() or (steps > 0).any():
-        name = getattr(margin_loss, "__name__", repr(margin_loss))
-        raise ValueError(
-            f"margin_loss must be convex and decreasing, because the least loss of a miss is found "
-            f"by going down; {name} is not, between {-FARTHEST:g} and {FARTHEST:g}"
-        )
+    return np.asarray(margin_loss(torch.from_numpy(margins)).numpy())

@@ -67,8 +67,7 @@ class Certificate:
 
     def bound_at(self, tail_fraction: ArrayLike) -> DoubleArray:
         """Bounds for other fractions than those listed, under the same delta: (...) -> (...)."""
-        fractions = _checked_fractions(tail_fraction)
-        return bounds_of(self.thresholds, self.excesses, fractions)
+        return bounds_of(self.thresholds, self.excesses, _checked_fractions(tail_fraction))
 
 
 def certificate(
@@ -98,12 +97,27 @@ def certificate(
     """
     values = np.asarray(losses, dtype=np.float64)
     fractions = _checked_fractions(tail_fractions)
-    _check(values, delta)
+    check_chance("delta", delta)
+    if values.ndim != 1 or not len(values) or not (np.all(values >= 0) and np.all(values <= 1)):
+        raise ValueError(f"losses must be one or more numbers between 0 and 1, got {values}")
     if cluster_ids is None:
         weights, num_units = np.ones(len(values)), len(values)
-        thresholds, excesses = _excesses(values, delta)
+        ranks, masses = tail_masses(len(values), (1 - ANCHOR_SHARE) * delta)
+        rounded = np.ceil(values / RESOLUTION) * RESOLUTION
+        distinct, counts = np.unique(rounded, return_counts=True)
+        share = ANCHOR_SHARE * delta / len(ANCHORS)
+        anchor_excesses = [anchor_excess(distinct, counts, anchor, share) for anchor in ANCHORS]
+        largest = -np.sort(-values)[ranks - 1]
+        thresholds, excesses = excess_curve(
+            largest, masses, np.array(ANCHORS), np.array(anchor_excesses)
+        )
     else:
-        units, num_units = _numbered(cluster_ids, len(values))
+        if np.shape(cluster_ids) != values.shape:
+            raise ValueError(
+                f"cluster_ids must have one id a loss ({len(values)}), got {np.shape(cluster_ids)}"
+            )
+        names, units = np.unique(np.asarray(cluster_ids), return_inverse=True)
+        num_units = len(names)
         weights = loss_weights(units, cap)
         thresholds = np.array(CLUSTER_ANCHORS)
         excesses = _cluster_excesses(values, weights, units, cap, delta)
@@ -146,15 +160,6 @@ def weighted_cvar(
 # --- independent losses: a band and anchors -------------------------------------------------------
 
 
-def _excesses(losses: DoubleArray, delta: float) -> tuple[DoubleArray, DoubleArray]:
-    ranks, masses = tail_masses(len(losses), (1 - ANCHOR_SHARE) * delta)
-    distinct, counts = np.unique(np.ceil(losses / RESOLUTION) * RESOLUTION, return_counts=True)
-    share = ANCHOR_SHARE * delta / len(ANCHORS)
-    anchor_excesses = [anchor_excess(distinct, counts, anchor, share) for anchor in ANCHORS]
-    largest = -np.sort(-losses)[ranks - 1]
-    return excess_curve(largest, masses, np.array(ANCHORS), np.array(anchor_excesses))
-
-
 def anchor_excess(losses: DoubleArray, counts: IntArray, anchor: float, delta: float) -> float:
     """Upper confidence bound of E[(U - anchor)+] from distinct losses and their counts."""
     shares = np.maximum(losses - anchor, 0) / (1 - anchor)
@@ -194,7 +199,12 @@ def tail_masses(num_draws: int, delta: float) -> tuple[IntArray, DoubleArray]:
     of its law at one level (Berk and Jones, 1979), found by bisection on the exact probability that
     all hold. The arrays are kept for the next call, and read-only.
     """
-    ranks = _band_ranks(num_draws)
+    # 1, 2, ..., 40, then steps of half a standard deviation of a count of that size.
+    listed = [1]
+    while listed[-1] < num_draws:
+        step = 1 if listed[-1] < NUM_DENSE else max(1, round(0.5 * math.sqrt(listed[-1])))
+        listed.append(listed[-1] + step)
+    ranks = np.array([rank for rank in listed if rank <= num_draws], dtype=np.int64)
 
     def masses_at(log_level: float) -> DoubleArray:
         chance = min(1.0, -math.expm1(log_level) + 2.0**-52)  # rounded up: a wider band holds too
@@ -217,15 +227,6 @@ def tail_masses(num_draws: int, delta: float) -> tuple[IntArray, DoubleArray]:
     return ranks, masses
 
 
-def _band_ranks(num_draws: int) -> IntArray:
-    """1, 2, ..., 40, then steps of half a standard deviation of a count of that size."""
-    ranks, rank = [], 1
-    while rank <= num_draws:
-        ranks.append(rank)
-        rank += 1 if rank < NUM_DENSE else max(1, round(0.5 * math.sqrt(rank)))
-    return np.array(ranks, dtype=np.int64)
-
-
 def all_hold_probability(ranks: IntArray, masses: DoubleArray, num_draws: int) -> float:
     """P[for all j, at least ranks[j] of n uniform draws lie below masses[j]].
 
@@ -239,8 +240,11 @@ def all_hold_probability(ranks: IntArray, masses: DoubleArray, num_draws: int) -
         if mass >= 1:
             break
         mean = num_draws * (mass - reached)
-        first, steps = _poisson(mean, log_factorials)
-        chances, lowest, reached = _convolved(chances, steps), lowest + first, mass
+        width = 9 * math.sqrt(mean) + 20  # the other counts cannot be told from impossible
+        first = max(0, int(mean - width))
+        counts = np.arange(first, min(int(mean + width), num_draws + 1))
+        steps = np.exp(_log_poisson(counts, mean, log_factorials))
+        chances, lowest, reached = _convolve(chances, steps), lowest + first, mass
         cut = max(rank - lowest, 0)
         chances, lowest = chances[cut : num_draws - lowest + 1], lowest + cut
         kept = np.flatnonzero(chances > 1e-16)
@@ -253,23 +257,17 @@ def all_hold_probability(ranks: IntArray, masses: DoubleArray, num_draws: int) -
     return float(chances @ np.exp(ends - whole))
 
 
-def _poisson(mean: float, log_factorials: DoubleArray) -> tuple[int, DoubleArray]:
-    """The first of the counts that can be told from impossible, and the chances from there on."""
-    width = 9 * math.sqrt(mean) + 20
-    counts = np.arange(max(0, int(mean - width)), min(int(mean + width), len(log_factorials) - 1))
-    return int(counts[0]), np.exp(_log_poisson(counts, mean, log_factorials))
-
-
 def _log_poisson(counts: IntArray, mean: float, log_factorials: DoubleArray) -> DoubleArray:
     if mean <= 0:
         return np.where(counts == 0, 0.0, -np.inf)
     return counts * math.log(mean) - mean - log_factorials[counts]
 
 
-def _convolved(left: DoubleArray, right: DoubleArray) -> DoubleArray:
-    size = len(left) + len(right) - 1
+def _convolve(left: DoubleArray, right: DoubleArray) -> DoubleArray:
+    """As numpy does it, or by Fourier transform where that is faster."""
     if len(left) * len(right) < 20_000:
         return np.convolve(left, right)
+    size = len(left) + len(right) - 1
     fast = 1 << (size - 1).bit_length()
     return np.fft.irfft(np.fft.rfft(left, fast) * np.fft.rfft(right, fast), fast)[:size]
 
@@ -300,31 +298,8 @@ def _cluster_excesses(
     return np.array(bounds)
 
 
-# --- checks ---------------------------------------------------------------------------------------
-
-
-def _numbered(cluster_ids: ArrayLike, num_losses: int) -> tuple[IntArray, int]:
-    """The clusters numbered from 0, and how many there are."""
-    ids = np.asarray(cluster_ids)
-    if ids.shape != (num_losses,):
-        raise ValueError(f"cluster_ids must have one id a loss ({num_losses}), got {ids.shape}")
-    names, numbers = np.unique(ids, return_inverse=True)
-    return numbers.astype(np.int64), len(names)
-
-
 def _checked_fractions(tail_fractions: ArrayLike) -> DoubleArray:
     fractions = np.asarray(tail_fractions, dtype=np.float64)
     if not (np.all(fractions > 0) and np.all(fractions <= 1)):
         raise ValueError(f"tail_fractions must be above 0 and at most 1, got {fractions}")
     return fractions
-
-
-def _check(losses: DoubleArray, delta: float) -> None:
-    check_chance("delta", delta)
-    if losses.ndim != 1 or not len(losses):
-        raise ValueError(f"losses must hold one number a query, at least one, got {losses.shape}")
-    if not (np.all(losses >= 0) and np.all(losses <= 1)):
-        raise ValueError(
-            f"losses must be between 0 and 1 (the bounds rest on it), got "
-            f"{losses.min()} to {losses.max()}"
-        )

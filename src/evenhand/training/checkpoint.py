@@ -6,12 +6,9 @@ Each is a store (see `evenhand.store`) named step-00001000, which any number of 
 import contextlib
 import json
 import re
-import shutil
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,14 +23,13 @@ from evenhand.store import (
     Table,
     gather_json,
     open_store,
+    remove_leftovers,
     remove_store,
-    replaced_folder,
     save_tensors,
-    staging_folder,
 )
 
 SECONDS_TO_WAIT = 60.0  # for a save under way when training fails
-STEP_NAME = re.compile(r"\.?step-(\d{8,})(?:\.replaced)?")
+STEP_NAME = re.compile(r"(\.?)step-(\d{8,})(?:\.replaced)?")
 
 
 class Checkpoint(NamedTuple):
@@ -48,10 +44,7 @@ class Checkpoint(NamedTuple):
         return self.tensors | {name: table.rows for name, table in self.tables.items()}
 
 
-# --- saving ---------------------------------------------------------------------------------------
-
-
-class Keeper:
+class CheckpointManager:
     """Saves checkpoints into a folder and removes the old ones.
 
     Saving in the background copies the tensors first, into memory that the next save uses again.
@@ -65,25 +58,19 @@ class Keeper:
         keep_last: int = 1,
         keep_best: bool = False,
         is_async: bool = False,
-        group: ProcessRanks | None = None,
-        timeout: timedelta | None = None,
+        ranks: ProcessRanks | None = None,
     ) -> None:
         """
         Args:
             keep_best: never removes the checkpoint of `best_step`, if there is one.
-            group: the ranks that save together; each makes its keeper and calls it alike.
-            timeout: how long a rank waits for the files of another.
+            ranks: those that save together; each makes its manager and calls it alike.
         """
         if keep_last < 1:
             raise ValueError(f"keep_last must be at least 1, got {keep_last}")
-        self.folder = folder
-        self.keep_last = keep_last
-        self.keep_best = keep_best
-        self.is_async = is_async
-        self.group = group
-        self.timeout = timeout
-        self.is_first = group is None or group.rank == 0
-        self.own_group: ProcessRanks | None = None  # for the background, from the first save
+        self.folder, self.ranks, self.is_async = folder, ranks, is_async
+        self.keep_last, self.keep_best = keep_last, keep_best
+        self.is_first = ranks is None or ranks.rank == 0
+        self.own_ranks: ProcessRanks | None = None  # for the background, from the first save
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -91,9 +78,9 @@ class Keeper:
     def save(self, checkpoint: Checkpoint, *, step: int, best_step: int = 0) -> None:
         """Saves, or begins to; first waits for the save before."""
         self.wait()
-        if self.group is not None and self.own_group is None:
-            ranks = dist.get_process_group_ranks(self.group.process_group)
-            self.own_group = ProcessRanks(dist.new_group(ranks, self.timeout, backend="gloo"))
+        if self.ranks is not None and self.own_ranks is None:
+            members = dist.get_process_group_ranks(self.ranks.process_group)
+            self.own_ranks = ProcessRanks(dist.new_group(members, backend="gloo"))
         if not self.is_async:
             self._write(checkpoint, step, best_step)
             self.wait()
@@ -132,25 +119,14 @@ class Keeper:
             kept.add(best_step)
         if keeps_later:
             kept.update(other for other in steps if other > step)
-        matches = [STEP_NAME.fullmatch(path.name) for path in self.folder.glob("*")]
-        for other in {int(match[1]) for match in matches if match}:
-            target = step_folder(self.folder, other)
-            if other not in kept:
-                remove_store(target)
-                continue
-            shutil.rmtree(staging_folder(target), ignore_errors=True)
-            if target.exists():
-                shutil.rmtree(replaced_folder(target), ignore_errors=True)
+        for other in list_steps(self.folder, with_staging=True):
+            remove_fn = remove_leftovers if other in kept else remove_store
+            remove_fn(step_folder(self.folder, other))
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> "CheckpointManager":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         """Waits; after an error not for ever, and the first error is the one that is raised."""
         if error is None:
             self.wait()
@@ -176,22 +152,20 @@ class Keeper:
                 self.buffers[name] = buffer
             return buffer.copy_(tensor)
 
-        tensors = checkpoint.tensors if self.is_first else {}
-        return Checkpoint(
-            {name: copy(name, tensor) for name, tensor in tensors.items()},
-            json.loads(json.dumps(checkpoint.state)),
-            {
-                name: table._replace(rows=copy(f"table {name}", table.rows))
-                for name, table in checkpoint.tables.items()
-            },
-        )
+        own = checkpoint.tensors.items() if self.is_first else ()
+        tensors = {name: copy(name, tensor) for name, tensor in own}
+        tables = {
+            name: table._replace(rows=copy(f"table {name}", table.rows))
+            for name, table in checkpoint.tables.items()
+        }
+        return Checkpoint(tensors, json.loads(json.dumps(checkpoint.state)), tables)
 
     def _write(self, checkpoint: Checkpoint, step: int, best_step: int) -> None:
         """Writes what `wait` will say went well, or raise."""
         tensors, state, tables = checkpoint
         target = step_folder(self.folder, step)
         try:
-            save_tensors(target, tensors, tables, state=state, ranks=self.own_group)
+            save_tensors(target, tensors, tables, state=state, ranks=self.own_ranks)
             self.clear(step=step, best_step=best_step)
         except BaseException as error:
             self.error = error
@@ -201,56 +175,45 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def list_steps(folder: Path) -> list[int]:
-    """The steps of all complete checkpoints, ascending."""
-    found = set()
-    for path in folder.glob("step-*"):
-        match = STEP_NAME.fullmatch(path.name)
-        if match and path.is_dir():
-            found.add(int(match[1]))
-    return sorted(found)
-
-
-# --- loading --------------------------------------------------------------------------------------
+def list_steps(folder: Path, *, with_staging: bool = False) -> list[int]:
+    """The steps of all complete checkpoints, or with those in the making too, ascending."""
+    matches = [STEP_NAME.fullmatch(path.name) for path in folder.glob("*") if path.is_dir()]
+    return sorted({int(match[2]) for match in matches if match and (with_staging or not match[1])})
 
 
 def load_latest_checkpoint(
     folder: Path,
     into: Checkpoint | None = None,
     *,
-    group: ProcessRanks | None = None,
-    check_fn: Callable[[dict[str, Any]], None] | None = None,
-    warn_fn: Callable[[str], None] | None = None,
+    ranks: ProcessRanks | None = None,
+    check_fn: Callable[[dict[str, Any]], None] = lambda state: None,
+    warn_fn: Callable[[str], None] = lambda sentence: None,
 ) -> Checkpoint | None:
     """The newest checkpoint that is not damaged, or None where there is none yet.
 
     Args:
         into: its tables are filled in place; without it, all rows are read into new memory.
-        group: the ranks that load together; all load the same one.
+        ranks: those that load together; all load the same one.
         check_fn: is shown the state before a table is touched, and raises where it does not fit.
-        warn_fn: is told of every newer one that is damaged, in a sentence each.
+        warn_fn: is told of every newer one that is damaged, in a sentence each, on rank 0.
     """
-    rank, num_ranks = (0, 1) if group is None else (group.rank, group.num_ranks)
+    rank, num_ranks = (0, 1) if ranks is None else (ranks.rank, ranks.num_ranks)
     damaged: list[str] = []
-    for step in reversed(gather_json(list_steps(folder), group)[0]):
-        path = step_folder(folder, step)
-        problem = ""
+    for step in reversed(gather_json(list_steps(folder), ranks)[0]):
+        path, problem = step_folder(folder, step), ""
         try:
             saved = open_store(path)
             saved.verify(set(sorted(saved.files)[rank::num_ranks]))  # the ranks share the work
         except DamagedError as error:
             problem = str(error)
-        problem = next(filter(None, gather_json(problem, group)), "")
-        if problem:
-            damaged.append(problem)
+        if problems := list(filter(None, gather_json(problem, ranks))):
+            damaged.append(problems[0])
             continue
         saved.verified.update(saved.files)
-        if warn_fn is not None and rank == 0:
-            for sentence in damaged:
-                warn_fn(f"{sentence}; {path.name} before it is used instead")
+        for sentence in damaged if rank == 0 else ():
+            warn_fn(f"{sentence}; {path.name} before it is used instead")
         try:
-            if check_fn is not None:
-                check_fn(saved.state)
+            check_fn(saved.state)
             return _read(saved, into)
         except (DamagedError, KeyError, TypeError, ValueError) as error:
             raise UserError(
@@ -259,9 +222,8 @@ def load_latest_checkpoint(
             ) from error
     if damaged:
         raise UserError(
-            f"{'; '.join(damaged)}: none is left to continue from; remove "
-            f"{'that folder' if len(damaged) == 1 else 'those folders'}, and --resume will begin "
-            f"anew"
+            f"{'; '.join(damaged)}: none is left to continue from; remove what is damaged, and "
+            f"--resume will begin anew"
         )
     return None
 
@@ -270,17 +232,15 @@ def _read(saved: SavedTensors, into: Checkpoint | None) -> Checkpoint:
     names = {name for name, entry in saved.entries.items() if entry.is_table}
     tensors = {name: saved.load(name) for name in saved.entries if name not in names}
     if into is None:
-        tables = {name: Table(saved.load(name)) for name in names}
-        return Checkpoint(tensors, saved.state, tables)
+        return Checkpoint(tensors, saved.state, {name: Table(saved.load(name)) for name in names})
     if names != into.tables.keys():
         raise ValueError(f"it has the tables {sorted(names)}, not {sorted(into.tables)}")
-    for name, (rows, first_row, _) in into.tables.items():
-        entry = saved.entries[name]
-        shape = (into.tables[name].total, *rows.shape[1:])
-        if (entry.shape, entry.dtype) != (shape, rows.dtype):
+    for name, table in into.tables.items():
+        entry, dtype = saved.entries[name], table.rows.dtype
+        if (entry.shape, entry.dtype) != (table.shape, dtype):
             raise ValueError(
                 f"its {name} is {entry.shape} of {entry.dtype}, "
-                f"and this run's is {shape} of {rows.dtype}"
+                f"and this run's is {table.shape} of {dtype}"
             )
-        saved.read(name, rows, first_row=first_row)
+        saved.read(name, table.rows, first_row=table.first_row)
     return Checkpoint(tensors, saved.state, into.tables)

@@ -9,7 +9,7 @@ from evenhand.distributed.ranks import Ranks, are_any
 from evenhand.errors import UserError
 from evenhand.files import sync
 from evenhand.store import all_finite
-from evenhand.training.checkpoint import Keeper
+from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.metrics_file import append_line
 from evenhand.training.state import Plan, Training
 from evenhand.training.step import Step
@@ -26,7 +26,7 @@ def train(
     step: Step,
     *,
     metrics_path: Path | None = None,
-    keeper: Keeper | None = None,
+    keeper: CheckpointManager | None = None,
     validate_fn: Callable[[], tuple[float, dict[str, float]]] | None = None,
     progress_fn: Callable[[int, dict[str, float]], None] = lambda step, figures: None,
     should_stop_fn: Callable[[], bool] = lambda: False,

@@ -16,9 +16,9 @@ import shlex
 import shutil
 import sys
 import time
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,39 +29,27 @@ from evenhand.config import Config, build_config, read_settings, to_toml, to_typ
 from evenhand.data import Dataset
 from evenhand.data.dataset import memberships
 from evenhand.errors import UserError
-from evenhand.evaluation import (
-    GroupColumn,
-    Score,
-    check_selector,
-    group_columns,
-    selected_score,
-    selected_value,
-)
+from evenhand.evaluation import Score, check_selector, group_columns, selected_score
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.evaluation.scores import MIN_PAIRS
 from evenhand.faults import explain_out_of_memory
 from evenhand.files import atomic_folder, read_json, write_json, write_text
 from evenhand.locking import locked
 from evenhand.report.rendering import format_duration
-from evenhand.run_folder import load_result, read_about
+from evenhand.run_folder import load_result
 from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
 from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
 from evenhand.tuning.results import (
-    NAN,
     Rule,
-    Trial,
     choose_trial,
     describe_choice,
     pareto_front,
     write_search_page,
 )
 from evenhand.tuning.space import (
-    METHOD,
-    NUM_HARD_EXAMPLES,
-    TAIL_FRACTION,
-    PlannedTrial,
     Space,
+    Trial,
     default_space,
     parse_space,
     plan_trials,
@@ -70,28 +58,19 @@ from evenhand.tuning.space import (
 
 PART = "validation"
 NUM_TRIALS, MAX_DROP = 16, 0.005  # unless told otherwise
-SAVED = {  # fields of a search that tuning.json holds as they are
-    "command": str, "criterion": str, "average": str, "max_drop": float, "seed": int,
-    "fingerprint": str, "data_folder": str,
-}  # fmt: skip
+SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}  # in tuning.json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
     config: Config
     space: Space
-    planned: tuple[PlannedTrial, ...]
+    planned: tuple[Trial, ...]
+    rule: Rule
     command: str
-    criterion: str
-    average: str
-    max_drop: float
     seed: int
     fingerprint: str  # of the data
     data_folder: str  # where the data lay when the search began
-
-    @property
-    def rule(self) -> Rule:
-        return Rule(self.criterion, self.average, self.max_drop)
 
 
 def open_search_data(
@@ -149,15 +128,13 @@ def plan_search(
         words: what is varied, as `parse_space` reads it; if none, `default_space`.
         advised: the k' of a smallest group, which the default space then holds.
     """
-    if num_trials < 2:
-        raise UserError(f"--trials must be at least 2, got {num_trials}")
-    if not 0 <= max_drop < math.inf:
-        raise UserError(f"--max-drop must be at least 0, such as 0.005, got {max_drop}")
-    if seed < 0:
-        raise UserError(f"--seed must be at least 0, got {seed}")
-    if config.mining.tail_fraction:  # k' is searched as a number, not as a share of the batch
-        k_prime = config.mining.num_counting
-        config = with_settings(config, {NUM_HARD_EXAMPLES: k_prime, TAIL_FRACTION: 0.0})
+    for flag, value, least in (
+        ("trials", num_trials, 2),
+        ("max-drop", max_drop, 0),
+        ("seed", seed, 0),
+    ):
+        if not least <= value < math.inf:
+            raise UserError(f"--{flag} must be at least {least}, got {value}")
     space = parse_space(words, config) if words else default_space(config, advised=advised)
     planned = plan_trials(config, space, num_trials=num_trials, seed=seed)
     for trial in planned:
@@ -171,10 +148,8 @@ def plan_search(
         config=config,
         space=space,
         planned=tuple(planned),
+        rule=Rule(criterion, average, max_drop),
         command=shlex.join(["evenhand", *sys.argv[1:]]),
-        criterion=criterion,
-        average=average,
-        max_drop=max_drop,
         seed=seed,
         fingerprint=dataset.fingerprint,
         data_folder=str(config.data.folder.absolute()),
@@ -196,17 +171,15 @@ def describe_search(search: Search, *, num_asked: int | None = None) -> list[str
 
 def default_criterion(config: Config, dataset: Dataset) -> str:
     """The worst tenth of the column of the data with the most judged groups, or else the tail."""
-
-    def num_judged(column: GroupColumn) -> int:
-        counts = np.bincount(memberships(column.groups)[1], minlength=len(column.group_names))
-        needed = config.evaluation.min_pairs.get(column.name, MIN_PAIRS)
-        return int((counts >= needed).sum())
-
-    columns = [c for c in group_columns(dataset, PART) if c.name not in BUILT_IN]
-    column = max(columns, key=num_judged, default=None)
-    if column is None or not num_judged(column):
-        return f"{_main_metric(config)} on tail"
-    return f"{_main_metric(config)} on worst tenth of {column.name}"
+    num_judged = {}
+    for column in group_columns(dataset, PART):
+        if column.name not in BUILT_IN:
+            counts = np.bincount(memberships(column.groups)[1])
+            fewest = config.evaluation.min_pairs.get(column.name, MIN_PAIRS)
+            num_judged[column.name] = int((counts >= fewest).sum())
+    name = max(num_judged, key=lambda name: num_judged[name], default="")
+    where = f"worst tenth of {name}" if num_judged.get(name) else "tail"
+    return f"{_main_metric(config)} on {where}"
 
 
 def _main_metric(config: Config) -> str:
@@ -233,10 +206,10 @@ def record(folder: Path, search: Search, trials: Sequence[Trial]) -> None:
     """Writes down the search and the trials that are finished, which are its first ones."""
     chosen = choose_trial(trials, max_drop=search.rule.max_drop)
     is_complete = len(trials) == len(search.planned)
-    values = {name: getattr(search, name) for name in SAVED}
+    values = {name: getattr(search, name) for name in SAVED} | search.rule._asdict()
     values |= {
         "space": {name: str(axis) for name, axis in search.space.items()},
-        "planned": [trial._asdict() for trial in search.planned],
+        "planned": [{"role": trial.role, "settings": trial.settings} for trial in search.planned],
         "is_complete": is_complete,
         "chosen": chosen.number if chosen and is_complete else None,
         "front": [trial.number for trial in pareto_front(trials)],
@@ -252,55 +225,36 @@ def open_search(folder: Path) -> tuple[Search, list[Trial]]:
         raise UserError(f"{folder} cannot be resumed: it holds no tuning.json")
     config, saved = build_config(read_settings(folder / "base.toml")), read_json(path)
     try:
-        saved.setdefault("data_folder", "")  # which earlier searches did not note
-        search = Search(
-            config=config,
-            space=parse_space([f"{n}={axis}" for n, axis in saved["space"].items()], config),
-            planned=tuple(_check_trial(PlannedTrial(**t), config) for t in saved["planned"]),
-            **{name: to_type(name, saved[name], kind) for name, kind in SAVED.items()},
-        )
-        trials = []
-        for row in saved["trials"]:
-            values: dict[str, Any] = {k: NAN if v is None else v for k, v in row.items()}
-            trial = _check_trial(Trial(**values), config)
-            figures = (trial.average, trial.criterion, trial.low, trial.high)
-            for number in (trial.number, trial.seconds, *figures, *trial.figures.values()):
-                if isinstance(number, bool) or not isinstance(number, int | float):
-                    raise ValueError(f"{str(number)[:40]!r} is no number")
-            trials.append(trial)
-        if len(trials) > len(search.planned):
-            raise ValueError(f"{len(trials)} trials, but only {len(search.planned)} were planned")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # not what `record` wrote
+        saved = {"data_folder": ""} | saved  # which earlier searches did not note
+        space = parse_space([f"{name}={axis}" for name, axis in saved["space"].items()], config)
+        known = {name: to_type(name, saved[name], kind) for name, kind in SAVED.items()}
+        rule = [to_type(n, saved[n], kind) for n, kind in typing.get_type_hints(Rule).items()]
+        num_planned = len(saved["planned"])
+        planned = plan_trials(config, space, num_trials=num_planned, seed=known["seed"])
+        if [trial.settings for trial in planned] != [row["settings"] for row in saved["planned"]]:
+            raise ValueError("its trials are not those that this version of Evenhand plans")
+        kinds, trials = typing.get_type_hints(Trial), []
+        for number, row in enumerate(saved["trials"]):
+            trial = planned[number]
+            if (row.pop("number"), row.pop("settings")) != (trial.number, trial.settings):
+                raise ValueError(f"trial {trial.number} is not the one that was planned")
+            figures = {n: to_type(n, v, kinds[n]) for n, v in row.items() if v is not None}
+            trials.append(dataclasses.replace(trial, **figures))
+    except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
+    search = Search(config=config, space=space, planned=tuple(planned), rule=Rule(*rule), **known)
     return search, trials
-
-
-T = TypeVar("T", PlannedTrial, Trial)
-
-
-def _check_trial(trial: T, config: Config) -> T:
-    """The trial, if its settings are those of a trial."""
-    if not isinstance(trial.role, str):
-        raise ValueError("the role of a trial is no text")
-    mining = with_settings(config, trial.settings).mining
-    if (trial.settings[METHOD], trial.settings[NUM_HARD_EXAMPLES]) != (
-        mining.method,
-        mining.num_hard_examples,
-    ):
-        raise ValueError("a trial without its method and k'")
-    return trial
 
 
 def extend_search(folder: Path, num_trials: int) -> Search:
     """Plans more trials for a search; those it has stay as they are."""
     search, trials = open_search(folder)
-    planned = plan_trials(search.config, search.space, num_trials=num_trials, seed=search.seed)
-    num_before = len(search.planned)
-    if num_trials < num_before or tuple(planned[:num_before]) != search.planned:
+    if num_trials < len(search.planned):
         raise UserError(
-            f"--trials must be at least {num_before} (those of {folder}), with the "
-            f"version of Evenhand it was begun with, got {num_trials}"
+            f"--trials must be at least {len(search.planned)}, as many as {folder} has, got "
+            f"{num_trials}"
         )
+    planned = plan_trials(search.config, search.space, num_trials=num_trials, seed=search.seed)
     search = dataclasses.replace(search, planned=tuple(planned))
     record(folder, search, trials)
     return search
@@ -323,19 +277,21 @@ def run_trials(
         All trials, or None: it was asked to stop, and can be resumed.
     """
     search, trials = open_search(folder)
-    num_trials, rule = len(search.planned), search.rule
+    num_trials, num_finished, rule = len(search.planned), len(trials), search.rule
     if trials:
         console.print(f"{len(trials)} of {num_trials} trials finished already")
-    began, num_finished = time.monotonic(), len(trials)
-    for number in range(len(trials) + 1, num_trials + 1):
+    # A line a trial is enough for a file.
+    of_trial = console if console.is_terminal else Console(quiet=True)
+    began = time.monotonic()
+    for planned in search.planned[num_finished:]:
+        run = folder / "trials" / f"{planned.number:03d}"
         trial = None
         if not should_stop_fn():
-            trial = _run_trial(
-                folder, search, number, dataset,
-                device=device, console=console, should_stop_fn=should_stop_fn,
-            )  # fmt: skip
+            trial = _run_trial(run, search, planned, dataset, device, of_trial, should_stop_fn)
         if trial is None:
             return None
+        for name in ("checkpoints", "model"):
+            shutil.rmtree(run / name, ignore_errors=True)
         trials.append(trial)
         record(folder, search, trials)
         seconds = (time.monotonic() - began) / (len(trials) - num_finished)
@@ -347,29 +303,24 @@ def run_trials(
         )
         role = f" ({trial.role})" if trial.role else ""
         console.print(
-            f"trial {number} of {num_trials}{role}: {figures}; "
+            f"trial {trial.number} of {num_trials}{role}: {figures}; "
             f"{format_duration(trial.seconds)}, about {left} left"
         )
     return trials
 
 
 def _run_trial(
-    folder: Path,
+    run: Path,
     search: Search,
-    number: int,
+    trial: Trial,
     dataset: Dataset,
-    *,
     device: torch.device,
     console: Console,
     should_stop_fn: Callable[[], bool],
 ) -> Trial | None:
     """Trains and evaluates one trial, or goes on with it; None: it was asked to stop."""
-    planned, run = search.planned[number - 1], folder / "trials" / f"{number:03d}"
-    trial = Trial(number=number, role=planned.role, settings=planned.settings)
-    config = with_settings(search.config, planned.settings)
-    title = f"trial {number} of {len(search.planned)}, k' {trial.num_hard_examples:,}"
-    if not console.is_terminal:  # a line a trial is enough for a file
-        console = Console(quiet=True)
+    config = with_settings(search.config, trial.settings)
+    title = f"trial {trial.number} of {len(search.planned)}, k' {trial.num_hard_examples:,}"
     began = time.monotonic()
     if not (run / "evaluation" / PART / "scores.json").is_file():
         if run.exists():
@@ -385,26 +336,17 @@ def _run_trial(
         except UserError as error:
             if NAN_REMEDY not in str(error):
                 raise
-            _remove_weights(run)
             reason, seconds = str(error).partition(";")[0], time.monotonic() - began
             return dataclasses.replace(trial, failure=reason, seconds=round(seconds, 1))
         if not is_complete:
             return None
         began = time.monotonic()
-        evaluate_run(
-            run, dataset, PART, device=device, console=console, title=f"{title}, evaluating"
-        )
-    about = read_about(run)
-    seconds = sum(about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
-    seconds += time.monotonic() - began
-    trial = with_figures(trial, load_result(run, PART).scores, search.rule)
-    _remove_weights(run)
-    return dataclasses.replace(trial, seconds=round(seconds, 1))
-
-
-def _remove_weights(run: Path) -> None:
-    for name in ("checkpoints", "model"):
-        shutil.rmtree(run / name, ignore_errors=True)
+        title = f"{title}, evaluating"
+        evaluate_run(run, dataset, PART, device=device, console=console, title=title)
+    result = load_result(run, PART)
+    seconds = sum(result.about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
+    seconds = round(seconds + time.monotonic() - began, 1)
+    return dataclasses.replace(with_figures(trial, result.scores, search.rule), seconds=seconds)
 
 
 def with_figures(trial: Trial, scores: Sequence[Score], rule: Rule) -> Trial:
@@ -412,7 +354,7 @@ def with_figures(trial: Trial, scores: Sequence[Score], rule: Rule) -> Trial:
     criterion = selected_score(scores, rule.criterion)
     return dataclasses.replace(
         trial,
-        average=selected_value(scores, rule.average),
+        average=selected_score(scores, rule.average).value,
         criterion=criterion.value,
         low=criterion.low,  # NaN where nothing is resampled
         high=criterion.high,
@@ -444,18 +386,13 @@ def conclude(folder: Path, search: Search, trials: Sequence[Trial]) -> list[str]
         f"# trial {chosen.number} of {folder.name}: the highest {search.rule.criterion} on the "
         f"{PART} part\n{to_toml(with_settings(search.config, chosen.settings))}",
     )
-    write_search_page(
-        trials,
-        folder / "tradeoff.html",
-        title=f"What {folder.resolve().name} found",
-        rule=search.rule,
-        next_command=command,
-    )
+    path, title = folder / "tradeoff.html", f"What {folder.resolve().name} found"
+    write_search_page(trials, path, title=title, rule=search.rule, next_command=command)
     return [
         *describe_choice(trials, search.rule),
         f"its figures flatter it, because it was chosen by them; honest ones, on the test part: "
         f"{command}",
         f"settings: {folder / 'best.toml'}",
         f"figures:  {folder / 'tuning.json'}",
-        f"picture:  {folder / 'tradeoff.html'}",
+        f"picture:  {path}",
     ]

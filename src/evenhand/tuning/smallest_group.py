@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -12,18 +12,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation import group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.runs import open_data
-from evenhand.tuning.space import NUM_HARD_EXAMPLES, TAIL_FRACTION, with_settings
-
-
-class GroupShare(NamedTuple):
-    """How much of the training pairs a group is."""
-
-    num_members: int
-    num_pairs: int
-
-    @property
-    def share(self) -> float:
-        return self.num_members / self.num_pairs
+from evenhand.tuning.space import NUM_HARD_EXAMPLES, with_settings
 
 
 def num_hard_examples_for(share: float, *, batch_size: int) -> int:
@@ -38,8 +27,8 @@ def num_hard_examples_for(share: float, *, batch_size: int) -> int:
     return math.ceil(share * batch_size * (1 - 1e-12))  # 0.07 * 100 is a little more than 7
 
 
-def group_share(dataset: Dataset, name: str) -> GroupShare:
-    """How much of the training pairs a group is, such as 'script=THAI', of queries or labels."""
+def count_members(dataset: Dataset, name: str) -> tuple[int, int]:
+    """Training pairs of a group, such as 'script=THAI', of queries or labels; and of all."""
     column_name, equals, group = (piece.strip() for piece in name.partition("="))
     if not equals:
         raise UserError(f"a group is named column=group, such as script=THAI, got {name!r}")
@@ -50,7 +39,7 @@ def group_share(dataset: Dataset, name: str) -> GroupShare:
     num_members = len(column.pairs_of(group))
     if not num_members:
         raise UserError(f"{name!r} has no training pair in {dataset.name}, so it has no share")
-    return GroupShare(num_members, len(column.groups.ids))
+    return num_members, len(column.groups.ids)
 
 
 def build_guarding_config(
@@ -61,19 +50,17 @@ def build_guarding_config(
     config = build_config(with_assignments(settings, [f"{NUM_HARD_EXAMPLES}=1"]))
     mining = config.mining
     if isinstance(smallest, str):
-        found = group_share(open_data(config.data, console), smallest)
-        share = found.share
-        console.print(f"{smallest}: {found.num_members:,} of {found.num_pairs:,} training pairs")
-    else:
-        share = smallest
+        num_members, num_pairs = count_members(open_data(config.data, console), smallest)
+        console.print(f"{smallest}: {num_members:,} of {num_pairs:,} training pairs")
+        smallest = num_members / num_pairs
     if not mining.mines_examples:
         raise UserError(
             f"a smallest group sets k', which mining.method = {mining.method!r} has no use for; "
             f"choose another method, such as --method s2m-annealed"
         )
-    num_hard_examples = num_hard_examples_for(share, batch_size=mining.batch_size)
+    num_hard_examples = num_hard_examples_for(smallest, batch_size=mining.batch_size)
     console.print(
-        f"k' = {num_hard_examples:,}, what a share of {share:.2%} is expected to fill of a batch "
-        f"of {mining.batch_size:,}"
+        f"k' = {num_hard_examples:,}, what a share of {smallest:.2%} is expected to fill of a "
+        f"batch of {mining.batch_size:,}"
     )
-    return with_settings(config, {NUM_HARD_EXAMPLES: num_hard_examples, TAIL_FRACTION: 0.0})
+    return with_settings(config, {NUM_HARD_EXAMPLES: num_hard_examples})

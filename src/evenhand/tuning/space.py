@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evenhand.config import Config, build_config, parse_toml, toml_value
 from evenhand.errors import UserError
@@ -20,15 +19,11 @@ LEARNING_RATE = "training.learning_rate"
 SEARCHED_SECTIONS = ("model", "loss", "mining", "risk", "training")  # others change what is judged
 BASELINES = ("snm", "sgd")
 SHORT_NAMES = {
-    METHOD: "method",
-    NUM_HARD_EXAMPLES: "k'",
-    NUM_HARD_LABELS: "k",
-    LEARNING_RATE: "rate",
-    NUM_STEPS: "steps",
-    ANNEAL_FRACTION: "anneal",
-}
-PLAIN_WORD = re.compile("[A-Za-z][A-Za-z0-9_-]*")
-TOML_WORDS = ("true", "false", "inf", "nan")
+    METHOD: "method", NUM_HARD_EXAMPLES: "k'", NUM_HARD_LABELS: "k", LEARNING_RATE: "rate",
+    NUM_STEPS: "steps", ANNEAL_FRACTION: "anneal",
+}  # fmt: skip
+PLAIN_WORD = re.compile("(?!(true|false|inf|nan)$)[A-Za-z][A-Za-z0-9_-]*")  # needs no quotes
+NAN = float("nan")
 MOST_DRAWS = 1000  # of a trial that is not there yet, before the space is said to hold no more
 
 Value = int | float | str
@@ -44,8 +39,11 @@ class Choices(NamedTuple):
         return self.values[int(share * len(self.values))]
 
     def __str__(self) -> str:
-        """As `parse_space` reads it."""
-        return ",".join(map(_format_value, self.values))
+        """As `parse_space` reads it: a word without quotes where it is no number or truth value."""
+        return ",".join(
+            value if isinstance(value, str) and PLAIN_WORD.fullmatch(value) else toml_value(value)
+            for value in self.values
+        )
 
 
 class Span(NamedTuple):
@@ -70,9 +68,28 @@ class Span(NamedTuple):
 Space = dict[str, Choices | Span]
 
 
-class PlannedTrial(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A trial and, once it is run, its figures on the validation part."""
+
+    number: int  # from 1
     role: str  # "SNM", "as given", or nothing
     settings: Settings  # the method, k' and all that is searched
+    average: float = NAN  # NaN: it did not come to an end
+    criterion: float = NAN
+    low: float = NAN  # 95 % interval of the criterion
+    high: float = NAN
+    figures: dict[str, float] = dataclasses.field(default_factory=dict)  # head, tail, worst groups
+    seconds: float = 0.0
+    failure: str = ""  # why there are no figures
+
+    @property
+    def num_hard_examples(self) -> int:
+        return int(self.settings[NUM_HARD_EXAMPLES])
+
+    @property
+    def is_scored(self) -> bool:
+        return not math.isnan(self.average) and not math.isnan(self.criterion)
 
 
 # --- what is searched -----------------------------------------------------------------------------
@@ -86,29 +103,27 @@ def default_space(config: Config, *, advised: int | None = None) -> Space:
             because so few examples may teach too little. If not given, k' is a sixteenth, an
             eighth, a quarter, a half or the whole of the batch.
     """
+
+    def whole_numbers(numbers: Sequence[float], most: float = math.inf) -> Choices:
+        return Choices(tuple(sorted({max(1, round(min(number, most))) for number in numbers})))
+
     mining, training = config.mining, config.training
     space: Space = {}
     if mining.mines_examples:
-        room = mining.batch_size
-        if mining.method == "ranked-range":
-            room -= config.risk.num_dropped
+        num_dropped = config.risk.num_dropped if mining.method == "ranked-range" else 0
         sizes = [mining.batch_size / part for part in (16, 8, 4, 2, 1)]
         if advised is not None:
             ratio = mining.batch_size / advised
             sizes = [advised / 2, *(advised * ratio ** (part / 3) for part in range(4))]
-        space[NUM_HARD_EXAMPLES] = _whole_numbers(sizes, most=room)
+        space[NUM_HARD_EXAMPLES] = whole_numbers(sizes, most=mining.batch_size - num_dropped)
     if mining.draws_labels:
         around = [mining.num_hard_labels * factor for factor in (1 / 4, 1, 4)]
-        space[NUM_HARD_LABELS] = _whole_numbers(around, most=mining.num_sampled_labels)
+        space[NUM_HARD_LABELS] = whole_numbers(around, most=mining.num_sampled_labels)
     space[LEARNING_RATE] = Span(training.learning_rate / 2, training.learning_rate * 2)
-    space[NUM_STEPS] = _whole_numbers([training.num_steps / 2, training.num_steps])
+    space[NUM_STEPS] = whole_numbers([training.num_steps / 2, training.num_steps])
     if mining.is_annealed:
         space[ANNEAL_FRACTION] = Choices((0.0, 0.5, 1.0))
     return space
-
-
-def _whole_numbers(numbers: Sequence[float], *, most: float = math.inf) -> Choices:
-    return Choices(tuple(sorted({max(1, round(min(number, most))) for number in numbers})))
 
 
 def parse_space(words: Sequence[str], config: Config) -> Space:
@@ -127,13 +142,16 @@ def parse_space(words: Sequence[str], config: Config) -> Space:
             )
         if name == TAIL_FRACTION:
             raise UserError(f"k' is searched as a number: {NUM_HARD_EXAMPLES}, not {name}")
-        space[name] = _parse_axis(name, text, config)
+        low, is_span, high = text.partition("..")
+        items = (low, high) if is_span else text.split(",")
+        values = [_parse_value(name, item.strip(), config) for item in items]
+        numbers = [value for value in values if not isinstance(value, str)]
+        if is_span and (len(numbers) != 2 or numbers[0] >= numbers[1]):
+            raise UserError(f"--search {name} needs two numbers, the lower one first, got {text!r}")
+        space[name] = Span(*numbers) if is_span else Choices(tuple(dict.fromkeys(values)))
     mining = config.mining
-    is_used = {
-        NUM_HARD_EXAMPLES: mining.mines_examples,
-        NUM_HARD_LABELS: mining.draws_labels,
-        ANNEAL_FRACTION: mining.is_annealed,
-    }
+    is_used = {NUM_HARD_EXAMPLES: mining.mines_examples, NUM_HARD_LABELS: mining.draws_labels}
+    is_used[ANNEAL_FRACTION] = mining.is_annealed
     for name in space:
         if METHOD not in space and not is_used.get(name, True):
             raise UserError(
@@ -141,17 +159,6 @@ def parse_space(words: Sequence[str], config: Config) -> Space:
                 f"method, such as --method s2m-annealed, or do not search it"
             )
     return space
-
-
-def _parse_axis(name: str, text: str, config: Config) -> Choices | Span:
-    low, is_span, high = text.partition("..")
-    if not is_span:
-        values = [_parse_value(name, item.strip(), config) for item in text.split(",")]
-        return Choices(tuple(dict.fromkeys(values)))
-    ends = [_parse_value(name, item.strip(), config) for item in (low, high)]
-    if any(isinstance(end, str) for end in ends) or not ends[0] < ends[1]:  # type: ignore[operator]
-        raise UserError(f"--search {name} needs two numbers, the lower one first, got {text!r}")
-    return Span(*ends)  # type: ignore[arg-type]
 
 
 def _parse_value(name: str, text: str, config: Config) -> Value:
@@ -168,18 +175,17 @@ def _parse_value(name: str, text: str, config: Config) -> Value:
     return typed
 
 
-def _format_value(value: Value) -> str:
-    """As `_parse_value` reads it: a word without quotes where it is no number or truth value."""
-    is_bare = isinstance(value, str) and PLAIN_WORD.fullmatch(value) and value not in TOML_WORDS
-    return str(value) if is_bare else toml_value(value)
-
-
 # --- settings of a trial --------------------------------------------------------------------------
 
 
 def with_settings(config: Config, settings: Mapping[str, Value]) -> Config:
-    """The config with some settings changed, checked as a whole."""
+    """The config with some settings changed, checked as a whole.
+
+    A number of hard examples takes the place of a share of the batch, if the config has one.
+    """
     sections = dataclasses.asdict(config)
+    if NUM_HARD_EXAMPLES in settings:
+        sections["mining"]["tail_fraction"] = 0.0
     for name, value in settings.items():
         section, _, key = name.partition(".")
         sections[section][key] = value
@@ -210,7 +216,7 @@ def format_settings(trials: Sequence[Settings]) -> list[dict[str, str]]:
 # --- the trials -----------------------------------------------------------------------------------
 
 
-def plan_trials(config: Config, space: Space, *, num_trials: int, seed: int) -> list[PlannedTrial]:
+def plan_trials(config: Config, space: Space, *, num_trials: int, seed: int) -> list[Trial]:
     """The baseline, the config as given, then points that fill the space evenly; none twice.
 
     The same seed gives the same trials, and more trials begin with those of fewer. There are
@@ -221,43 +227,36 @@ def plan_trials(config: Config, space: Space, *, num_trials: int, seed: int) -> 
     as_given[NUM_HARD_EXAMPLES] = config.mining.num_counting
     baseline = "snm" if config.mining.draws_labels else "sgd"
     everyone: Settings = {METHOD: baseline, NUM_HARD_EXAMPLES: config.mining.batch_size}
-    trials = [
-        PlannedTrial(baseline.upper(), _canonical(config, as_given | everyone)),
-        PlannedTrial("as given", _canonical(config, as_given)),
-    ]
-    if trials[0].settings == trials[1].settings:
-        trials.pop()
+    trials: list[Trial] = []
+
+    def add(role: str, settings: Settings) -> None:
+        """Adds a trial unless one means the same: k' = the batch is the baseline method."""
+        mining = with_settings(config, settings).mining  # refused here, if it is impossible
+        method, num_hard_examples = mining.method, mining.num_counting
+        if num_hard_examples == mining.batch_size:
+            method = METHODS[method].at_whole_batch or method
+        settings = settings | {METHOD: method, NUM_HARD_EXAMPLES: num_hard_examples}
+        if ANNEAL_FRACTION in settings and not METHODS[method].is_annealed:
+            settings[ANNEAL_FRACTION] = config.mining.anneal_fraction
+        if all(settings != trial.settings for trial in trials):
+            trials.append(Trial(number=len(trials) + 1, role=role, settings=settings))
+
+    add(baseline.upper(), as_given | everyone)
+    add("as given", as_given)
     drawn: list[Settings] = []
     for point in _even_points(len(space), seed=seed, num_points=MOST_DRAWS * num_trials):
         if len(trials) >= num_trials:
             break
-        axes = zip(space.items(), point.tolist(), strict=True)
+        axes = zip(space.items(), point, strict=True)
         chosen: Settings = {name: axis.at(share) for (name, axis), share in axes}
-        if chosen in drawn:
-            continue
-        drawn.append(chosen)
-        settings = _canonical(config, as_given | chosen)
-        if all(settings != trial.settings for trial in trials):
-            trials.append(PlannedTrial("", settings))
+        if chosen not in drawn:
+            drawn.append(chosen)
+            add("", as_given | chosen)
     return trials
 
 
-def _canonical(config: Config, settings: Settings) -> Settings:
-    """Settings that mean the same become the same: k' = the batch is the baseline method."""
-    mining = with_settings(config, settings).mining  # refused here, if it is impossible
-    method = mining.method
-    if mining.num_counting == mining.batch_size:
-        method = METHODS[method].at_whole_batch or method
-    changes: Settings = {METHOD: method, NUM_HARD_EXAMPLES: mining.num_counting}
-    if ANNEAL_FRACTION in settings and not METHODS[method].is_annealed:
-        changes[ANNEAL_FRACTION] = config.mining.anneal_fraction
-    return settings | changes
-
-
-def _even_points(
-    num_dimensions: int, *, seed: int, num_points: int
-) -> Iterator[NDArray[np.float64]]:
-    """Quasi-random points of the unit cube, which fill it evenly however many are taken.
+def _even_points(num_dimensions: int, *, seed: int, num_points: int) -> Iterator[list[float]]:
+    """Quasi-random points that fill the unit cube evenly, however many are taken.
 
     An additive recurrence: point n is (start + n * steps) modulo 1, where the steps are the powers
     of 1 / x and x solves x ** (d + 1) = x + 1, which is the golden ratio for d = 1. Written out,
@@ -269,4 +268,4 @@ def _even_points(
     steps = root ** -np.arange(1.0, num_dimensions + 1)  # (d,)
     start = np.random.default_rng(seed).random(num_dimensions)
     for number in range(1, num_points + 1):
-        yield (start + number * steps) % 1
+        yield ((start + number * steps) % 1).tolist()

@@ -238,26 +238,6 @@ def list_rows(
 
 
 @jit
-def order_by_label(label_ids: NDArray[np.int64], starts: Offsets, order: Offsets) -> int:
-    """Lists the places of (n,) label ids by label, without those below 0, and returns how many.
-
-    Args:
-        starts: (L + 1,) zeros, working space.
-        order: (n,) filled from its start.
-    """
-    for place in range(len(label_ids)):
-        if label_ids[place] >= 0:
-            starts[label_ids[place] + 1] += 1
-    for label in range(1, len(starts)):
-        starts[label] += starts[label - 1]
-    for place in range(len(label_ids)):
-        if label_ids[place] >= 0:
-            order[starts[label_ids[place]]] = place
-            starts[label_ids[place]] += 1
-    return int(starts[-1])
-
-
-@jit
 def score_labels(
     num_threads: int,
     features: SparseRows,

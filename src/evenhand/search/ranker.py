@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from evenhand.data.checks import check_ids, check_length
@@ -57,9 +58,12 @@ class LinearRanker(NamedTuple):
         check_ids("label_ids", label_ids.ravel(), len(self), first=-1)
         scores = np.zeros(label_ids.shape, dtype=np.float32)
         wanted = np.ascontiguousarray(label_ids, dtype=np.int64)
-        order = np.empty(wanted.size, dtype=np.int64)
-        starts = np.zeros(len(self) + 1, dtype=np.int64)
-        count = classifiers.order_by_label(wanted.ravel(), starts, order)
+        # The places of the ids by label, -1 last: a conversion to columns is a sort by counting.
+        columns = np.where(wanted < 0, len(self), wanted).ravel()
+        places = csr_matrix(
+            (np.arange(wanted.size), columns, [0, wanted.size]), shape=(1, len(self) + 1)
+        ).tocsc()
+        order = places.data[: places.indptr[-2]]
         num_entries = 1 + len(features.ids) // max(1, len(features))
         num_threads = num_threads_for(label_ids.size * num_entries)
         classifiers.score_labels(
@@ -68,7 +72,7 @@ class LinearRanker(NamedTuple):
             _arrays(self.weights),
             np.ascontiguousarray(self.biases),
             wanted,
-            order[:count],
+            order,
             np.zeros((num_threads, self.num_features), dtype=np.float32),
             scores,
         )

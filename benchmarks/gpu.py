@@ -36,7 +36,7 @@ from rich.table import Table
 from torch import Tensor
 
 from evenhand import UniformSampler, softmax_loss
-from evenhand.data.dataset import Part, Rows
+from evenhand.data import Part, Rows
 from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable

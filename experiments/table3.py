@@ -23,8 +23,7 @@ from rich.table import Table
 
 from evenhand.build import build_training
 from evenhand.config import Config, DataConfig, build_config
-from evenhand.data import Dataset, Rows, load_extreme, open_dataset
-from evenhand.data.dataset import Part
+from evenhand.data import Dataset, Part, Rows, load_extreme, open_dataset
 from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import (
     Difference,

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from evenhand import losses
-from evenhand.data import load_extreme
-from evenhand.data.dataset import Part, Rows
+from evenhand.data import Part, Rows, load_extreme
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.risk import DualCvar

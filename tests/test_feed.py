@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenhand.data.dataset import Part, Rows, pairs_of
+from evenhand.data import Part, Rows, pairs_of
 from evenhand.data.pairs import PairIndex
 from evenhand.errors import UserError
 from evenhand.kernels.permutation import permute

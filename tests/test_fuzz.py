@@ -12,9 +12,9 @@ import pytest
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 
-from evenhand.build import check_all_ids
 from evenhand.config import build_config, read_settings, with_assignments
-from evenhand.data.dataset import open_dataset
+from evenhand.data import open_dataset
+from evenhand.data.checks import check_all_ids
 from evenhand.data.extreme import _read_groups
 from evenhand.data.public_data import check_archive
 from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalize

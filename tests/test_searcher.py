@@ -13,8 +13,7 @@ import small
 from evenhand import runs
 from evenhand.build import check_against_data, check_ranker
 from evenhand.config import build_config, to_toml
-from evenhand.data import Rows, Strings, open_dataset, save_dataset
-from evenhand.data.dataset import take_rows
+from evenhand.data import Rows, Strings, open_dataset, save_dataset, take_rows
 from evenhand.data.text import NgramFeaturizer
 from evenhand.errors import UserError
 from evenhand.run_folder import load_result, read_about
@@ -174,7 +173,7 @@ DAMAGES = {
     "no number": ({"num_labels": "4"}, "num_labels must be"),
     "many labels": ({"num_labels": 2**31}, "there must be 1 to"),
     "other labels": ({"num_labels": 5}, "rows, expected 5"),
-    "buckets": ({"num_features": 3}, "got 0 to 4|more buckets|rows, expected 3"),
+    "buckets": ({"num_features": 3}, "got 0 to 4|more buckets|of shape"),
     "featurizer": ({"featurizer": {"kind": "words"}}, "kind 'ngrams'"),
     "types": ({"label_counts": np.zeros(4, np.float32)}, "expected int64"),
     "shape": ({"label_counts": np.zeros((2, 2), np.int64)}, "expected int64"),

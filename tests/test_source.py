@@ -145,7 +145,6 @@ MAY_READ = {
     "data/text_files.py": "after check_is_file",
     "data/download.py": "the network",
     "data/stream.py": "from what open_input opened",
-    "data/vector_files.py": "what was just written",
     "search/arrays.py": "after check_is_file",
     "saved_models.py": "after check_is_file",
     "store.py": "files that agree with the manifest",

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, Rows
+from evenhand.data import IntArray, Part, Rows
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.kernels.permutation import permute

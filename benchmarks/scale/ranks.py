@@ -46,7 +46,7 @@ from torch import Tensor
 
 from evenhand.build import build_training
 from evenhand.config import Config, build_config
-from evenhand.data.dataset import Dataset, Rows
+from evenhand.data import Dataset, Rows
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.files import read_json, write_json
 from evenhand.runs import open_data

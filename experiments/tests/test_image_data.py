@@ -149,7 +149,7 @@ def test_only_what_is_not_there_is_fetched(tmp_path, monkeypatch, capsys):
     write_mnist(tmp_path / "source", is_zipped=True)
     names = [file.name for file in image_data.FILES["mnist"]]
     with served((tmp_path / "source" / names[0]).read_bytes()) as (url, server):
-        files = {"mnist": [RemoteFile(name, (url,)) for name in names]}
+        files = {"mnist": [RemoteFile(name, url) for name in names]}
         monkeypatch.setattr(image_data, "FILES", files)
         (tmp_path / "d/mnist").mkdir(parents=True)
         for name in names[1:]:

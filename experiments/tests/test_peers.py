@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import evenhand
-from evenhand.data.dataset import Dataset, Part, Rows
+from evenhand.data import Dataset, Part, Rows
 from evenhand.search import ExactIndex, HybridIndex, Neighbours
 from evenhand.search.ranker import fit_ranker
 from experiments.peers import compare, score_mixtures

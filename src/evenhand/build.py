@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.config import Config, to_toml
-from evenhand.data import Dataset, Rows
-from evenhand.data.checks import check_ids, check_offsets, first_not_finite
-from evenhand.data.dataset import Groups, group_holders, memberships, pad_rows
+from evenhand.data import Dataset, Groups, Rows, memberships, pad_rows
+from evenhand.data.checks import check_all_ids, check_finite
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
@@ -224,7 +223,7 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
         )
     if mining.whole_queries:
         _refuse_blocks(dataset, "mining.whole_queries")
-    _check_finite(dataset)
+    check_finite(dataset)
     check_all_ids(dataset)
     check_neighbours(config, dataset)
     check_ranker(config, dataset)
@@ -280,50 +279,6 @@ def _refuse_blocks(dataset: Dataset, setting: str) -> None:
             f"because it may be larger; leave it out, or make the data set with `evenhand data "
             f"extreme`"
         )
-
-
-def _check_finite(dataset: Dataset) -> None:
-    if dataset.is_finite:
-        return
-    for name, part in dataset.parts.items():
-        rows = part.features
-        values = rows.values if isinstance(rows, Rows) else rows
-        place = None if values is None else first_not_finite(values)
-        if place is None:
-            continue
-        if isinstance(rows, Rows):
-            place = int(np.searchsorted(rows.offsets, place, side="right")) - 1
-        raise UserError(
-            f"query {place} of the {name} part of {dataset.name} has a feature value that is NaN "
-            f"or infinite; leave the query out or mend it"
-        )
-
-
-def check_all_ids(dataset: Dataset) -> None:
-    """Refuses ids that name no label, feature or group, and offsets that decrease.
-
-    Whoever reads rows, compiled code too, relies on both.
-    """
-    # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
-    are_rows_read = not dataset.is_read_in_blocks
-    try:
-        if dataset.label_names is not None:
-            check_offsets("labels.names", dataset.label_names.offsets)
-        for name, part in dataset.parts.items():
-            if are_rows_read:
-                check_offsets(f"{name}.positives", part.positives.offsets)
-                check_ids(f"labels of the {name} part", part.positives.ids, dataset.num_labels)
-            if are_rows_read and isinstance(part.features, Rows):
-                check_offsets(f"{name}.features", part.features.offsets)
-                check_ids(f"features of the {name} part", part.features.ids, dataset.num_features)
-            if part.texts is not None:
-                check_offsets(f"{name}.texts", part.texts.offsets)
-        for name, groups in group_holders(dataset).items():
-            for column, group in groups.items():
-                num_ids = len(group.names if group.sets is None else group.sets)
-                check_ids(f"{column} of {name}", group.ids, num_ids, first=-1)
-    except ValueError as error:
-        raise UserError(f"{dataset.name} is damaged ({error}); make it again") from error
 
 
 def _build_plan(config: Config, dataset: Dataset, sampler: LabelSampler) -> Plan:

@@ -110,7 +110,7 @@ def export_run(
                 written = write_blocks(
                     staging, stem, blocks(name, first, last), file_format=file_format, shape=shape
                 )
-                files += [{"of": name, "first_row": first, **file._asdict()} for file in written]
+                files += [{"of": name, "first_row": first, **file} for file in written]
         has_biases = model.label_bias is not None or bool(config.search.frequency_discount)
         manifest = {
             "version": FORMAT_VERSION,

@@ -21,13 +21,13 @@ from evenhand.build import (
     Built,
     build_training,
     check_against_data,
-    check_all_ids,
     check_neighbours,
     check_ranker,
     table_dtype,
 )
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
+from evenhand.data.checks import check_all_ids
 from evenhand.data.weighting import feature_weights, weight_features
 from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.ranks import ProcessRanks, Ranks

@@ -11,10 +11,9 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from evenhand.build import build_model, check_all_ids
+from evenhand.build import build_model
 from evenhand.config import build_config
-from evenhand.data import dataset as dataset_module
-from evenhand.data.dataset import (
+from evenhand.data import (
     Dataset,
     Groups,
     Part,
@@ -27,6 +26,8 @@ from evenhand.data.dataset import (
     save_dataset,
     take_rows,
 )
+from evenhand.data import dataset as dataset_module
+from evenhand.data.checks import check_all_ids
 from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome

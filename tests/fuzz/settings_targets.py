@@ -10,7 +10,7 @@ import typer
 
 from evenhand.cli.options import SettingsFlags
 from evenhand.config import build_config, read_settings, to_toml, with_assignments
-from evenhand.data.dataset import Dataset, Groups, Part, Rows
+from evenhand.data import Dataset, Groups, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score
 from evenhand.tuning.smallest_group import count_members, num_hard_examples_for

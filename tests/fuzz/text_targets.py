@@ -9,8 +9,7 @@ from gzip import compress as gzip
 
 import numpy as np
 
-from evenhand.data import extreme, table
-from evenhand.data.dataset import Strings, memberships
+from evenhand.data import Strings, extreme, memberships, table
 from evenhand.data.text import NgramFeaturizer, normalize, script_of
 from evenhand.data.text_files import read_blocks, read_lines
 from evenhand.evaluation import group_columns

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import Dataset, IntArray
+from evenhand.data import Dataset, IntArray
 from evenhand.distributed.exchange import RowExchange, sorted_distinct_ids
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.search import SplitIndex

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evenhand.data.dataset import FloatArray, Part, Rows, take_rows
+from evenhand.data import FloatArray, Part, Rows, take_rows
 from evenhand.data.weighting import unit_values
 from evenhand.models.encoders import Bags, Features
 

@@ -11,8 +11,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from evenhand.data import checks
-from evenhand.data.csr import Rows
+from evenhand.data import Rows
+from evenhand.data.checks import check_ids, check_offsets, check_spans
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, check_is_file, parse_json
 
@@ -55,10 +55,18 @@ def open_arrays(
         ) from error
 
 
-def check_rows(rows: Rows, limit: int, name: str, *, needs_values: bool = False) -> None:
-    """Refuses, by a `ValueError`, rows with which compiled code would read beyond an array."""
+def check_rows(
+    rows: Rows, limit: int, name: str, *, needs_values: bool = False, num_rows: int | None = None
+) -> None:
+    """Refuses, by a `ValueError`, rows with which compiled code would read beyond an array.
+
+    Args:
+        limit: ids must be below it.
+        num_rows: how many there must be.
+    """
     if needs_values and rows.values is None:
         raise ValueError(f"{name} must have values")
-    checks.check_rows(name, rows)
-    checks.check_offsets(name, rows.offsets)
-    checks.check_ids(f"ids of {name}", rows.ids, limit)
+    num_rows = rows.offsets.size - 1 if num_rows is None else num_rows
+    check_spans(name, num_rows, rows.offsets, *(array for array in rows[1:] if array is not None))
+    check_offsets(name, rows.offsets)
+    check_ids(f"ids of {name}", rows.ids, limit)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows, pad_rows, take_rows
+from evenhand.data import IntArray, Rows, pad_rows, take_rows
 from evenhand.kernels.jit import jit
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from evenhand.data.checks import MAX_IDS, check_length, check_offsets, check_spans
-from evenhand.data.dataset import FloatArray, IntArray, Rows, Strings
+from evenhand.data import FloatArray, IntArray, Rows, Strings
+from evenhand.data.checks import MAX_IDS, check_offsets, check_shape, check_spans
 from evenhand.data.text import featurizer_from
 from evenhand.search.arrays import check_rows, open_arrays, save_arrays
 
@@ -92,21 +92,16 @@ def load_query_data(path: Path) -> QueryData:
         )
         if "label_names.offsets" in arrays:
             names = Strings(arrays["label_names.offsets"], arrays["label_names.utf8"])
-            check_spans("label_names", names.offsets, names.utf8)
+            check_spans("label_names", num_labels, names.offsets, names.utf8)
             check_offsets("label_names", names.offsets)
             data = data._replace(label_names=names)
         if "train_features.offsets" in arrays:
             features = _rows(arrays, "train_features", num_features, needs_values=True)
-            positives = _rows(arrays, "train_positives", num_labels)
-            check_length("train_positives", len(positives), len(features))
+            positives = _rows(arrays, "train_positives", num_labels, num_rows=len(features))
             data = data._replace(train_features=features, train_positives=positives)
-        for name, length in (
-            ("label_names", num_labels),
-            ("label_counts", num_labels),
-            ("feature_weights", num_features),
-        ):
-            if getattr(data, name) is not None:
-                check_length(name, len(getattr(data, name)), length)
+        for name, length in (("label_counts", num_labels), ("feature_weights", num_features)):
+            if name in arrays:
+                check_shape(name, arrays[name], (length,))
         if data.featurizer and featurizer_from(data.featurizer).num_buckets > num_features:
             raise ValueError(f"the featurizer has more buckets than features, {num_features}")
         if data.label_counts is not None and data.label_counts.min() < 0:
@@ -114,11 +109,9 @@ def load_query_data(path: Path) -> QueryData:
         return data
 
 
-def _rows(
-    arrays: dict[str, NDArray[Any]], name: str, limit: int, *, needs_values: bool = False
-) -> Rows:
+def _rows(arrays: dict[str, NDArray[Any]], name: str, limit: int, **wanted: Any) -> Rows:
     """Rows of ids below `limit`, by the names of their arrays."""
     values = arrays.get(f"{name}.values")
     rows = Rows(arrays[f"{name}.offsets"], arrays[f"{name}.ids"], values)
-    check_rows(rows, limit, name, needs_values=needs_values)
+    check_rows(rows, limit, name, **wanted)
     return rows

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from evenhand.data.checks import check_ids, check_length
-from evenhand.data.csr import PIECE, IntArray, Rows, iterate_pieces, take_rows
+from evenhand.data import IntArray, Rows, take_rows
+from evenhand.data.checks import check_ids, check_shape
+from evenhand.data.csr import PIECE, iterate_pieces
 from evenhand.kernels.threads import num_threads_for
 from evenhand.search import classifiers
 from evenhand.search.arrays import check_rows, open_arrays, save_arrays
@@ -227,9 +228,8 @@ def load_ranker(path: Path, *, num_features: int, num_labels: int) -> LinearRank
     """Reads what `save_ranker` wrote, for a model of as many features and labels."""
     with open_arrays(path, DTYPES) as (arrays, _):
         weights = Rows(arrays["offsets"], arrays["features"], arrays["values"])
-        check_rows(weights, num_features, "features", needs_values=True)
-        check_length("weights", len(weights), num_labels)
-        check_length("biases", len(arrays["biases"]), num_labels)
+        check_rows(weights, num_features, "weights", needs_values=True, num_rows=num_labels)
+        check_shape("biases", arrays["biases"], (num_labels,))
         return LinearRanker(weights, arrays["biases"], num_features)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import FloatArray, IntArray, Rows
+from evenhand.data import FloatArray, IntArray, Rows
 from evenhand.data.text import featurizer_from
 from evenhand.data.weighting import unit_values
 from evenhand.models.features import as_tensors

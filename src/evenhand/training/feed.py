@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, pad_rows
+from evenhand.data import IntArray, Part, pad_rows
 from evenhand.data.pairs import PairIndex
 from evenhand.kernels.permutation import keys_for, permute
 from evenhand.models.encoders import Bags, Features

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows, pairs_of
+from evenhand.data import IntArray, Rows, pairs_of
 from evenhand.kernels.draws import random_integers
 from evenhand.kernels.permutation import row_keys
 from evenhand.models.encoders import Bags

@@ -180,12 +180,3 @@ def test_threads_are_those_of_torch_where_there_is_work_for_them(monkeypatch):
     assert threads.num_threads_for(100) == 1
     monkeypatch.setattr(threads, "_HAS_OPENMP", False)
     assert threads.num_threads_for(2**20) == 1
-
-
-def test_a_machine_without_openmp_is_told_so(monkeypatch):
-    monkeypatch.setattr(threads.ctypes, "CDLL", lambda name: object())
-    symbols = {}
-    monkeypatch.setattr(threads.llvmlite.binding, "add_symbol", symbols.__setitem__)
-    assert not threads._has_openmp()
-    assert len(symbols) == 3
-    assert all(symbols.values())

@@ -23,6 +23,7 @@ from torch import Tensor
 from evenhand.kernels.jit import jit
 from evenhand.kernels.mix import GOLDEN32, WORD, Words, jit_mix32, mix32
 
+Ints = NDArray[np.int64]
 NUM_ROUNDS = 8  # an order of few labels is visibly not uniform with 4, and is with 6
 SMALLEST_BITS = 6  # a half of 1 or 2 bits would have too few hashes to choose from
 
@@ -128,14 +129,7 @@ def _network(numbers: Tensor, keys: Tensor, bits: int, *, is_inverse: bool) -> T
 # --- compiled -------------------------------------------------------------------------------------
 
 
-def apply_in_numpy(
-    numbers: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    bits: int,
-    *,
-    is_inverse: bool,
-) -> NDArray[np.int64]:
+def apply_in_numpy(numbers: Ints, keys: Ints, ends: Ints, bits: int, *, is_inverse: bool) -> Ints:
     """`apply_in_torch` for arrays: (R, M), (R,), (R,) -> (R, M).
 
     Args:
@@ -153,13 +147,7 @@ def apply_in_numpy(
 
 
 @jit
-def _apply_(
-    numbers: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    bits: int,
-    is_inverse: bool,
-) -> None:
+def _apply_(numbers: Ints, keys: Ints, ends: Ints, bits: int, is_inverse: bool) -> None:
     width = numbers.shape[1]
     lefts, rights = np.empty(width, np.uint32), np.empty(width, np.uint32)
     right_bits = bits // 2
@@ -177,14 +165,12 @@ def _apply_(
                 key = jit_mix32(np.uint32(jit_mix32(np.uint32(low + GOLDEN32 * number)) ^ high))
                 if number % 2:
                     for place in range(count):
-                        rights[place] ^= np.uint32(
-                            jit_mix32(np.uint32(lefts[place] ^ key)) & right_mask
-                        )
+                        mixed = jit_mix32(np.uint32(lefts[place] ^ key))
+                        rights[place] ^= np.uint32(mixed & right_mask)
                 else:
                     for place in range(count):
-                        lefts[place] ^= np.uint32(
-                            jit_mix32(np.uint32(rights[place] ^ key)) & left_mask
-                        )
+                        mixed = jit_mix32(np.uint32(rights[place] ^ key))
+                        lefts[place] ^= np.uint32(mixed & left_mask)
             num_outside = 0
             for place in range(count):
                 column = columns[place]

@@ -54,7 +54,10 @@ def _in_parts(
         with builder.if_else(builder.icmp_signed(">", threads, _INT64(1))) as (many, one):
             with many:
                 part = _part(builder.module, packed.type, call_kernel)
-                _call_start(builder, part, threads, _shared(builder, rows, packed))
+                shared = _shared(builder, rows, packed)
+                call = [part, shared, builder.trunc(threads, _INT32), _INT32(0)]
+                kinds = [value.type for value in call]
+                builder.call(_external(builder.module, _START, ir.VoidType(), kinds), call)
             with one:
                 call_kernel(builder, _INT64(0), rows, packed)
         return context.get_dummy_value()
@@ -92,12 +95,6 @@ def _part(module: Any, packed_type: Any, call_kernel: Callable[..., None]) -> An
     call_kernel(builder, first, last, packed)
     builder.ret_void()
     return part
-
-
-def _call_start(builder: Any, part: Any, threads: Any, shared: Any) -> None:
-    arguments = [part, shared, builder.trunc(threads, _INT32), _INT32(0)]
-    kinds = [argument.type for argument in arguments]
-    builder.call(_external(builder.module, _START, ir.VoidType(), kinds), arguments)
 
 
 def _external(module: Any, name: str, result: Any, arguments: Any = ()) -> Any:

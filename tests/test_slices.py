@@ -25,6 +25,7 @@ from evenhand.evaluation.slice_search import (
     strata_of,
 )
 from evenhand.evaluation.slices import loss_interval, metric_losses
+from evenhand.tables import slice_notes
 from small import run_main
 
 # --- oracles: loops over rows ---------------------------------------------------------------------
@@ -305,7 +306,10 @@ def test_the_rounding_of_sums_is_no_finding():
 def test_nothing_is_claimed_where_all_fare_alike_or_without_a_column_or_a_pair():
     _, query_ids, attributes = made(9, 200)
     for loss in (0.0, 1.0):
-        assert find_slices(np.full(len(query_ids), loss), query_ids, attributes).slices == ()
+        found = find_slices(np.full(len(query_ids), loss), query_ids, attributes)
+        assert found.slices == ()
+    (note,) = slice_notes(found, found_on="test", shown_on="test")
+    assert note.startswith("no slice is worse than chance explains: ")
     assert find_slices(np.ones(50), np.arange(50), []).slices == ()
     empty = nominal("c", np.zeros(0, dtype=np.int64), ["c = 0"])
     found = find_slices(np.zeros(0), np.zeros(0, dtype=np.int64), [empty])

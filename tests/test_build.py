@@ -125,11 +125,11 @@ def test_the_model_and_its_optimizer_are_those_of_the_settings(dataset):
     ).training
     assert (training.model.scale, training.model.is_cosine) == (3, False)
     assert training.model.label_table.shape == (60, 8)
-    optimizers = training.optimizers.row_optimizers()
+    optimizers = training.optimizers.rows
     assert set(optimizers) == {"labels", "biases", "features"}
     assert all(isinstance(optimizer, RowAdagrad) for optimizer in optimizers.values())
     assert optimizers["labels"].table is training.model.label_table
-    assert isinstance(built(dataset).training.optimizers.label_rows, RowAdam)
+    assert isinstance(built(dataset).training.optimizers.rows["labels"], RowAdam)
 
 
 def test_a_seed_fixes_weights_order_and_samples_and_each_differs(dataset):

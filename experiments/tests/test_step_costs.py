@@ -220,7 +220,7 @@ def test_memory_is_that_of_the_tables_and_their_optimisers():
 
     def held(ranks):
         training = whole_training(settings, dataset, ranks=ranks).training
-        rows = training.optimizers.row_optimizers().values()
+        rows = training.optimizers.rows.values()
         tables = sum(own.table.nbytes for own in rows)
         states = sum(own.momentum.nbytes + own.second_moments.nbytes for own in rows)
         return tables, states

@@ -38,7 +38,7 @@ def average_models(models: Sequence[Retriever]) -> Retriever:
     table = torch.cat([encoder.weight for encoder in encoders], dim=1)  # (F, sum of D)
     whole = Retriever(
         BagEncoder(len(table), table.shape[1]),
-        first.num_labels,
+        len(first.label_table),
         table.shape[1],
         is_cosine=False,
         scale=first.scale,

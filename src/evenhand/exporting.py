@@ -19,8 +19,7 @@ from evenhand.data.vector_files import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
-from evenhand.models.encoders import RowRange
-from evenhand.models.features import features_of
+from evenhand.models.encoders import RowRange, features_of
 from evenhand.models.retriever import Retriever
 from evenhand.run_folder import read_about
 from evenhand.runs import query_data_of

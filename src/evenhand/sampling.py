@@ -27,7 +27,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from evenhand.kernels.draws import (
+from evenhand.kernels.random import (
     BEYOND,
     draw_ranks,
     inclusion,
@@ -35,11 +35,12 @@ from evenhand.kernels.draws import (
     is_first_occurrence,
     log_draw_counts,
     lookup,
+    permute,
     random_integers,
+    row_keys,
     sorted_distinct,
     without_repeats,
 )
-from evenhand.kernels.permutation import permute, row_keys
 
 _MOST_LABELS = 2**40  # a random integer modulo this is uniform to one part in 2**22
 
@@ -137,7 +138,7 @@ def _answer(source: LabelSource, request: SampleRequest, generator: Generator) -
 class UniformSampler:
     """A uniform random subset of the labels, without repeats: the paper's sample.
 
-    The first M of an order of the labels that a random key decides (`kernels.permutation`).
+    The first M of an order of the labels that a random key decides (`kernels.random`).
 
     A sample for each example is uniform over the labels that are not its positives; where fewer
     than M of those remain, all of them, and the slots left over are -1. Time and memory grow with

@@ -292,9 +292,9 @@ MUTANTS = [
         "batch.label_ids[: len(found.survivors)]",
         DENSE,
     ),
-    Mutant(STEP, "1, sampled_ids.cl", "1, sampled_ids.flip(0).cl", DENSE),
+    Mutant(STEP, "1, sample.ids.cl", "1, sample.ids.flip(0).cl", DENSE),
     Mutant(STEP, "matrix.index_add_(1, s", "matrix.index_copy_(1, s", DENSE),
-    Mutant(STEP, ", rows.positive)", ", -rows.positive)", DENSE),
+    Mutant(STEP, "(min=0), positive)", "(min=0), -positive)", DENSE),
     Mutant(
         "training/step.py",
         "rows.index_select(0, b",
@@ -310,7 +310,7 @@ MUTANTS = [
         "dot and softmax and product",
     ),
     Mutant(STEP, "(matrix != 0)", "(matrix > 0)", DENSE),
-    Mutant(STEP, "matrix.index_select(1, touched)", "matrix[:, : len(touched)]", DENSE),
+    Mutant(STEP, "matrix.index_select(1, label_ids)", "matrix[:, : len(label_ids)]", DENSE),
     Mutant("kernels/sparse.py", "matrix @ vectors", "matrix @ vectors.flip(0)", "dense_matrix"),
     Mutant("kernels/sparse.py", "matrix.T @ vectors", "matrix.T @ vectors.flip(0)", "dense_matrix"),
     Mutant("kernels/sparse.py", "sort(stable=True)", "sort(descending=True)", "dense_matrix"),
@@ -537,7 +537,7 @@ MUTANTS += [
     ),
     Mutant(
         "training/feed.py",
-        "        positives = np.where(is_drawn, positives[:, :1], positives)\n",
+        "            positives = np.where(is_drawn, positives[:, :1], positives)\n",
         "",
         "mask_of_all",
     ),
@@ -551,7 +551,7 @@ MUTANTS += [
         "distributed/search.py",
         "scores.masked_fill(label_ids < 0",
         "scores.masked_fill(label_ids <= 0",
-        "chosen_labels",
+        "those_of_one",
     ),
     Mutant(
         "distributed/exchange.py",

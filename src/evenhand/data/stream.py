@@ -35,7 +35,7 @@ from evenhand.data.npy import NpyWriter, open_npy
 from evenhand.data.splits import PARTS, check_fractions, choose_validation_rows
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, open_input
-from evenhand.kernels.mix import GOLDEN64, mix64
+from evenhand.kernels.random import GOLDEN64, mix64
 
 DEFAULT_MEMORY = 2**29
 LEAST_MEMORY = 2**20

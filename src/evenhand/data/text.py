@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from evenhand.data.csr import Rows
 from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
-from evenhand.kernels.mix import GOLDEN64, jit_mix64
+from evenhand.kernels.random import GOLDEN64, jit_mix64
 
 SHORT_TEXT = 1000  # characters; whatever a text is made of, so few are normalised at once
 MAX_MARKS = 30  # combining, one after the other

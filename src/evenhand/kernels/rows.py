@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.jit import are_plain, check_ids, jit, jit_sums
+from evenhand.kernels.jit import are_plain, check_ids, in_parts, jit, jit_sums, num_threads_for
 from evenhand.kernels.prefetch import fetch_later_row
-from evenhand.kernels.threads import in_parts, num_threads_for
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.kernels.jit import are_plain, jit
+from evenhand.kernels.jit import are_plain, in_parts, jit, num_threads_for
 from evenhand.kernels.sparse import Floats, Ids, Places, empty_table, place_of
-from evenhand.kernels.threads import in_parts, num_threads_for
 
 SCORES_AT_ONCE = 2**22  # of a block on a CPU: fewer slow the product down, more leave the cache
 _INFINITY, _HIGHEST = np.int32(0x7F800000), np.int32(2**31 - 1)

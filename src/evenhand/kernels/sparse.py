@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.kernels.jit import are_plain, check_ids, jit
-from evenhand.kernels.mix import GOLDEN64
+from evenhand.kernels.random import GOLDEN64
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -27,7 +27,7 @@ from torch import Tensor
 from evenhand.data import IntArray, Rows, take_rows
 from evenhand.data.checks import check_ids, check_shape
 from evenhand.data.csr import PIECE, iterate_pieces
-from evenhand.kernels.threads import num_threads_for
+from evenhand.kernels.jit import num_threads_for
 from evenhand.search import classifiers
 from evenhand.search.arrays import check_rows, open_arrays, save_arrays
 from evenhand.search.exact import ExactIndex

@@ -10,7 +10,7 @@ from torch import Tensor
 from evenhand.data import FloatArray, IntArray, Rows
 from evenhand.data.text import featurizer_from
 from evenhand.data.weighting import unit_values
-from evenhand.models.features import as_tensors
+from evenhand.models.encoders import as_tensors
 from evenhand.models.retriever import Retriever
 from evenhand.search.arrays import check_rows
 from evenhand.search.exact import ExactIndex, SearchResult, check_scores

@@ -8,7 +8,6 @@ import small
 from evenhand.build import build_model, build_training, check_against_data
 from evenhand.errors import UserError
 from evenhand.mining import hardest_labels, mask_positives
-from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.sampling import (
     Distinct,
     FrequencySampler,
@@ -115,37 +114,6 @@ def test_a_method_is_four_numbers_of_the_plan(
     assert (plan.num_hard_examples, plan.anneal_fraction) == (num_examples, fraction)
 
 
-def test_settings_of_training_reach_the_plan(dataset):
-    changes = {
-        "num_steps": 7, "learning_rate": 0.25, "learning_rate_shape": "cosine", "warmup_steps": 3,
-        "max_gradient_norm": 1.5, "log_every": 2, "evaluate_every": 4, "checkpoint_every": 6,
-        "patience": 8,
-    }  # fmt: skip
-    plan = built(dataset, **{f"training__{name}": value for name, value in changes.items()}).plan
-    assert {name: getattr(plan, name) for name in changes} == changes
-
-
-def test_log_q_and_samples_for_each_are_for_methods_that_draw(dataset):
-    changes = {"loss__name": "softmax", "loss__log_q": True, "mining__for_each_example": True}
-    plan = built(dataset, **changes).plan
-    assert plan.is_log_q_corrected
-    assert plan.draws_for_each
-    plan = built(dataset, **changes, mining__method="topk-sgd").plan
-    assert not plan.is_log_q_corrected
-    assert not plan.draws_for_each
-
-
-def test_sparse_features_have_a_table_and_dense_ones_a_perceptron(dataset):
-    sparse = built(dataset).training
-    assert isinstance(sparse.model.encoder, BagEncoder)
-    assert sparse.optimizers.dense is None
-    assert set(sparse.optimizers.rows) == {"labels", "features"}
-    dense = built(small.dense_dataset(), model__hidden_widths=[7]).training
-    assert isinstance(dense.model.encoder, MlpEncoder)
-    assert isinstance(dense.optimizers.dense, torch.optim.Adam)
-    assert set(dense.optimizers.rows) == {"labels"}
-
-
 def test_the_model_and_its_optimizer_are_those_of_the_settings(dataset):
     training = built(
         dataset,
@@ -220,12 +188,3 @@ def test_a_model_of_a_range_of_rows_is_that_part_of_the_whole():
     halved = build_model(config, 20, 11, is_sparse=True, dtype=torch.bfloat16)
     assert torch.equal(halved.label_table, whole.label_table.bfloat16())
     assert torch.equal(halved.encoder.weight, whole.encoder.weight.bfloat16())
-
-
-def test_a_model_on_the_meta_device_holds_nothing():
-    config = small.config(
-        "unused", loss__name="softmax", model__similarity="dot", model__label_bias=True
-    )
-    for is_sparse in (True, False):
-        model = build_model(config, 20, 10**9, is_sparse=is_sparse, device="meta")
-        assert all(weight.is_meta for weight in model.parameters())

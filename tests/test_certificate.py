@@ -80,16 +80,6 @@ def test_a_cap_of_one_bounds_the_mean_of_the_cluster_means():
     assert math.isclose(found.bounds[0], expected, abs_tol=2.0**-13)  # sums are rounded up
 
 
-def test_copies_of_a_query_in_its_cluster_prove_nothing_more():
-    generator = np.random.default_rng(0)
-    losses = generator.random(200)
-    once = certificate(losses, cluster_ids=np.arange(200), cap=1.0)
-    often = certificate(np.repeat(losses, 7), cluster_ids=np.repeat(np.arange(200), 7), cap=1.0)
-    np.testing.assert_allclose(often.bounds, once.bounds, atol=2.0**-13)
-    alone = certificate(np.repeat(losses, 7))
-    assert np.all(alone.bounds[:3] < once.bounds[:3] - 0.01)  # what the clusters guard against
-
-
 # --- the curve ------------------------------------------------------------------------------------
 
 loss_lists = st.lists(
@@ -358,14 +348,6 @@ def test_a_certificate_of_a_run_is_that_of_its_losses(outcome, dataset, loss, un
         np.testing.assert_array_equal(getattr(found, field.name), getattr(expected, field.name))
 
 
-def test_subpopulations_of_whole_labels_are_never_worse_than_those_of_pairs(outcome, dataset):
-    """They are some of them; and taking all, they are the same."""
-    found = [certify(outcome, dataset, units=units) for units in ("labels", "whole labels")]
-    assert np.all(found[1].bounds <= found[0].bounds + 1e-3)  # rounding up to 2 ** -14
-    assert np.all(found[1].estimates <= found[0].estimates + 1e-12)
-    assert math.isclose(found[0].estimates[0], found[1].estimates[0])
-
-
 def test_the_part_trained_on_is_refused_and_only_the_test_part_is_certifiable(outcome, dataset):
     with pytest.raises(UserError, match="fitted to the train part"):
         certify(outcome, dataset, "train")
@@ -382,12 +364,3 @@ def test_unknown_losses_and_units_are_refused(outcome, dataset):
             certify(outcome, dataset, loss=loss)
     with pytest.raises(ValueError, match="units must be one of queries, labels, whole labels"):
         certify(outcome, dataset, units="cities")
-
-
-def test_an_outcome_of_other_data_is_refused(outcome, dataset):
-    part = dataset.parts["test"]
-    other = dataclasses.replace(
-        part, positives=Rows(part.positives.offsets, 29 - part.positives.ids)
-    )
-    with pytest.raises(UserError, match="is not of the test part"):
-        certify(outcome, dataclasses.replace(dataset, parts={"test": other}))

@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import math
 
 import numpy as np
@@ -160,26 +161,21 @@ def test_an_outcome_comes_back_from_disk_as_it_was(outcome, tmp_path):
         assert type(getattr(loaded, field.name)) is type(getattr(outcome, field.name))
 
 
-@pytest.mark.parametrize(
-    "damage", ["cut short", "a byte changed", "not a zip", "pickle", "missing"]
-)
-def test_a_damaged_outcome_is_refused_with_its_path(outcome, tmp_path, damage):
-    save_outcome(outcome, tmp_path)
+def test_a_damaged_outcome_is_refused_with_its_path(outcome, tmp_path):
     path = tmp_path / "outcome.npz"
-    content = bytearray(path.read_bytes())
-    if damage == "missing":
+    save_outcome(outcome, tmp_path)
+    content = path.read_bytes()
+    place = len(content) // 3
+    changed = content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+    pickled = io.BytesIO()
+    np.savez(pickled, ranks=np.array([{}], dtype=object))
+    for damaged in (content[: len(content) // 2], changed, b"hello", pickled.getvalue(), None):
         path.unlink()
-    elif damage == "cut short":
-        path.write_bytes(content[: len(content) // 2])
-    elif damage == "not a zip":
-        path.write_bytes(b"hello")
-    elif damage == "pickle":
-        np.savez(path, ranks=np.array([{}], dtype=object))
-    else:
-        content[len(content) // 3] ^= 255
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=str(tmp_path)):
-        load_outcome(tmp_path)
+        if damaged is not None:
+            path.write_bytes(damaged)
+        with pytest.raises(UserError, match=str(tmp_path)):
+            load_outcome(tmp_path)
+        path.touch()
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -276,19 +272,13 @@ def test_a_tenth_of_n_groups_is_n_over_ten_rounded_down_and_at_least_one():
         worst_members(numbers, "c", "n")
 
 
-def test_a_group_is_judged_from_the_very_number_of_pairs_that_is_needed(outcome, dataset):
-    counts = {
-        name: row(
-            score_table(outcome, dataset, "test", num_resamples=0), "recall@5", "script", name
-        )
-        for name in SCRIPTS
-    }
-    for name, counted in counts.items():
-        for needed, is_judged in ((counted.count, True), (counted.count + 1, False)):
-            scores = score_table(
-                outcome, dataset, "test", min_pairs={"script": needed}, num_resamples=0
-            )
-            assert row(scores, "recall@5", "script", name).is_judged == is_judged
+def test_a_group_is_judged_from_the_very_number_of_pairs_that_is_needed(outcome, dataset, scores):
+    for name in SCRIPTS:
+        count = row(scores, "recall@5", "script", name).count
+        for needed, is_judged in ((count, True), (count + 1, False)):
+            least = {"script": needed}
+            table = score_table(outcome, dataset, "test", min_pairs=least, num_resamples=0)
+            assert row(table, "recall@5", "script", name).is_judged == is_judged
 
 
 def test_nothing_judged_gives_a_summary_without_value(outcome, dataset):
@@ -317,11 +307,6 @@ def test_columns_and_groups_of_one_name_are_told_apart(dataset, outcome):
     summary = row(scores, "recall@5", "country of queries", "worst 3")
     assert summary.members == ("worst 3 (group)",)
     assert worst_members(scores, "country of queries", "recall@5") == ("worst 3 (group)",)
-
-
-def test_an_outcome_of_other_data_is_refused(outcome, dataset):
-    with pytest.raises(UserError, match="not of the train part"):
-        score_table(outcome, dataset, "train")
 
 
 # --- intervals ------------------------------------------------------------------------------------
@@ -357,15 +342,6 @@ def test_percentiles_skip_what_is_not_a_number():
             assert np.isnan(end) if expected is None else end == pytest.approx(expected)
 
 
-def test_the_same_seed_gives_the_same_table(outcome, dataset):
-    first, again, other = (
-        row(score_table(outcome, dataset, "test", num_resamples=60, seed=seed), "recall@5")
-        for seed in (3, 3, 4)
-    )
-    assert first == again
-    assert (first.low, first.high) != (other.low, other.high)
-
-
 # --- choosing by one number -----------------------------------------------------------------------
 
 
@@ -398,7 +374,7 @@ def test_a_value_is_selected_by_name(scores, dataset, name, place):
         ("recall@10 on worst 5 of script", "'worst 5'; did you mean 'worst 3'?"),
         ("recall@10 on script=THAY", "'THAY'; did you mean 'THAI'?"),
         ("mrr on worst of country", "'country'; known: all, script"),
-        ("recall@10 on country=Nowhere", "has no value"),
+        ("recall@10 on country=Nowhere", "no group is large enough"),
     ],
 )
 def test_an_unknown_name_is_refused_before_and_after_training(scores, dataset, name, message):
@@ -408,11 +384,6 @@ def test_an_unknown_name_is_refused_before_and_after_training(scores, dataset, n
     with pytest.raises(UserError) as refusal:
         check_selector(name, dataset, "test", cutoffs=(1, 5, 10))
     assert message in str(refusal.value)
-
-
-def test_a_column_without_a_group_large_enough_is_refused_before_training(dataset):
-    with pytest.raises(UserError, match="no group is large enough"):
-        check_selector("recall@5 on worst of script", dataset, "test", min_pairs={"script": 10**6})
 
 
 # --- two methods ----------------------------------------------------------------------------------
@@ -474,13 +445,6 @@ def test_the_interval_of_several_runs_is_that_of_their_mean_difference(dataset):
     (difference,) = [d for d in found if (d.metric, d.group) == ("recall@5", "all")]
     expected = np.quantile(draws, [0.025, 0.975])
     np.testing.assert_allclose([difference.low, difference.high], expected, rtol=1e-12)
-
-
-def test_a_run_compared_with_itself_differs_by_nothing(outcome, dataset):
-    for difference in compare_outcomes([outcome], [outcome], dataset, "test", num_resamples=20):
-        assert (difference.difference, difference.low, difference.high) == (0, 0, 0)
-        assert math.isnan(difference.seed_low)
-        assert math.isnan(difference.seed_high)
 
 
 def test_runs_that_cannot_be_compared_are_refused(outcome, dataset):

@@ -92,16 +92,6 @@ def test_weights_minimise_the_objective(seed):
         np.testing.assert_allclose(weights[label], expected, atol=2e-4)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_loose_tolerance_comes_close_to_the_minimum(seed):
-    features, is_right, mined = problem(seed, num_rows=300)
-    weights = dense_weights(fitted(features, is_right, mined, smallest_weight=0.0))
-    for label in range(is_right.shape[1]):
-        rows = label_rows(label, features, is_right, mined)
-        best = objective(minimum(*rows), *rows)
-        assert best - 1e-4 <= objective(weights[label], *rows) <= 1.02 * best
-
-
 @pytest.mark.parametrize("seed", [12, 20, 22, 24])
 def test_rows_that_rest_are_looked_at_again(seed):
     """With these, rows that left the work early are needed in the end."""
@@ -118,23 +108,8 @@ def test_rows_that_rest_are_looked_at_again(seed):
 def test_squared_lengths_are_those_of_summed_values():
     offsets, ids = np.array([0, 3, 3]), np.array([1, 0, 1], np.uint32)
     values = np.array([0.5, 2, 1.5], np.float32)
-    squares = classifiers.squared_lengths(offsets, ids, values, 2)
+    squares = classifiers.squared_lengths((offsets, ids, values), 2)
     assert squares.tolist() == [1 + 2**2 + 2**2, 1]
-
-
-def test_a_feature_named_twice_counts_with_the_sum_of_its_values():
-    features, is_right, mined = problem(2)
-    rows = rows_of(features)
-    halves = np.repeat(rows.values, 2) * np.tile([1.5, -0.5], len(rows.values))
-    twice = Rows(2 * rows.offsets, np.repeat(rows.ids, 2), halves.astype(np.float32))
-    sizes = {"num_features": features.shape[1], "num_labels": is_right.shape[1]}
-    expected = fitted(features, is_right, mined, **EXACT)
-    found = fit_ranker(twice, rows_of(is_right), mined, **sizes, **COSTS, **EXACT)
-    np.testing.assert_allclose(dense_weights(found), dense_weights(expected), atol=5e-4)
-    every = np.tile(np.arange(is_right.shape[1]), (len(rows), 1))
-    np.testing.assert_allclose(
-        found.scores(twice, every), expected.scores(rows, every), atol=2e-3
-    )  # fmt: skip
 
 
 def test_a_label_without_positives_is_wrong_for_all():
@@ -153,14 +128,6 @@ def test_empty_rows_teach_the_bias_alone():
     for label in range(is_right.shape[1]):
         expected = minimum(*label_rows(label, 0 * features, is_right, mined))
         assert ranker.biases[label] == pytest.approx(expected[-1], abs=1e-4)
-
-
-def test_nothing_to_fit_is_no_error():
-    empty = np.zeros((0, 3), np.float32)
-    ranker = fitted(empty, np.zeros((0, 4), bool), np.zeros((0, 2), np.int32))
-    assert len(ranker) == 4
-    assert not len(ranker.weights.ids)
-    assert ranker.scores(rows_of(empty), np.zeros((0, 5), np.int64)).shape == (0, 5)
 
 
 def test_small_weights_are_dropped_and_the_rest_is_as_it_was():
@@ -204,19 +171,6 @@ def test_threads_tasks_and_ranges_change_nothing(monkeypatch):
     assert done[-1] == (num_pairs, num_pairs)
     assert len(done) > 5
     assert not same(whole, fitted(features, is_right, mined, seed=1))
-
-
-def test_work_can_be_stopped_between_tasks(monkeypatch):
-    monkeypatch.setattr(ranker_module, "PAIRS_OF_TASK", 7)
-    told = []
-
-    def stop(done, total):
-        told.append(done)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fitted(*problem(5, num_rows=200, num_labels=20), progress_fn=stop)
-    assert len(told) == 1
 
 
 @pytest.mark.parametrize("num_queries", [1, 3, 700])
@@ -265,7 +219,7 @@ def test_what_does_not_fit_together_is_refused():
         fitted(features, is_right, np.full_like(mined, 5))
     with pytest.raises(ValueError, match="costs must be above 0"):
         fitted(features, is_right, mined, negative_cost=0.0)
-    with pytest.raises(ValueError, match="label_ids must be below 5"):
+    with pytest.raises(ValueError, match="label_ids must be from -1 to 4, got 5 to 5"):
         ranker.scores(rows_of(features), np.full((30, 1), 5))
     with pytest.raises(ValueError, match=r"label_ids must be \(30, C\)"):
         ranker.scores(rows_of(features), np.zeros((29, 1), int))
@@ -275,11 +229,11 @@ def test_what_does_not_fit_together_is_refused():
     ("change", "message"),
     [
         ({"values": None}, "must have values"),
-        ({"offsets": np.array([0, 3, 2])}, "must rise from 0 to 3"),
-        ({"offsets": np.array([0, 1, 4])}, "must rise from 0 to 3"),
+        ({"offsets": np.array([0, 4, 3])}, "decrease after row 1"),
+        ({"offsets": np.array([0, 1, 4])}, "must go from 0 to 3"),
         ({"ids": np.array([0, 1, 7], np.int32)}, "from 0 to 6, got 0 to 7"),
         ({"ids": np.array([0, -1, 3], np.int32)}, "from 0 to 6, got -1 to 3"),
-        ({"values": np.ones(2, np.float32)}, "3 ids and 2 values"),
+        ({"values": np.ones(2, np.float32)}, "do not belong together"),
     ],
 )
 def test_damaged_rows_are_refused_before_compiled_code_reads_them(change, message):

@@ -48,29 +48,6 @@ def test_matches_a_full_sort_with_ties_by_id(
     torch.testing.assert_close(found.scores, scores.gather(1, found.label_ids), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("block_size", [1000, 1777, 3000])
-def test_the_two_stages_find_the_same_as_one_top_k(block_size, monkeypatch):
-    monkeypatch.setattr(exact, "SCORES_AT_ONCE", 7 * block_size)  # 7 queries or more, not 20
-    queries, labels = vectors(20, 8).double(), vectors(3000, 8, seed=1).double()
-    found = ExactIndex(labels, block_size=block_size).search(queries, 10)
-    expected = (queries @ labels.T).topk(10)
-    assert (found.label_ids == expected.indices).all()
-    torch.testing.assert_close(found.scores, expected.values)
-
-
-@both_forms
-@pytest.mark.parametrize("num_labels", [1000, 1003, 1007])  # multiples of 8, and some left over
-def test_the_best_labels_are_found_where_they_are_the_last_or_all_alike(dtype, num_labels):
-    labels = torch.arange(num_labels, dtype=dtype).unsqueeze(1)
-    queries = torch.tensor([[1.0], [0.0]], dtype=dtype)
-    found = ExactIndex(labels, block_size=512).search(queries, 10)
-    last = list(range(num_labels - 1, num_labels - 11, -1))
-    assert found.label_ids.tolist() == [last, list(range(10))]
-    best = BestSoFar(1, 2)  # as far as labels can be told apart
-    best.add(np.ones((1, 3), np.float32), first_label=2**32 - 3)
-    assert best.ranked()[0].tolist() == [[2**32 - 3, 2**32 - 2]]
-
-
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_threads_find_the_same_as_blocks(num_threads, has_bias, monkeypatch):

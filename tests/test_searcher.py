@@ -1,6 +1,5 @@
 """A run folder answers queries on its own: texts or features in, labels and scores out."""
 
-import dataclasses
 import json
 import shutil
 
@@ -14,7 +13,7 @@ import small
 from evenhand import runs
 from evenhand.build import check_against_data, check_ranker
 from evenhand.config import build_config, to_toml
-from evenhand.data import Rows, open_dataset, save_dataset, take_rows
+from evenhand.data import Rows, Strings, open_dataset, save_dataset, take_rows
 from evenhand.data.text import NgramFeaturizer
 from evenhand.errors import UserError
 from evenhand.run_folder import load_result, read_about
@@ -112,7 +111,7 @@ def test_a_copied_run_answers_texts_without_its_data(tmp_path, capsys, monkeypat
 @pytest.mark.parametrize(
     ("weighting", "changes"),
     [
-        ("as-is", {}),
+        ("as-is", VOTES | RANKER),  # features may lie on disk
         ("unit", HANDICAP),
         ("tf-idf", VOTES),
         ("unit", RANKER),
@@ -143,7 +142,7 @@ def test_dense_queries_are_answered_and_others_refused(tmp_path):
     found = searcher.search(np.asarray(queries[:4], np.float64), 5)
     outcome = evaluate_model(load_model(run, dataset, device=CPU), dataset, "test", config)
     np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids[:4, :5])
-    assert searcher.label_name(3) == "label 3"
+    assert searcher.label_names([3]) == ["label 3"]
     with pytest.raises(ValueError, match=r"dense, of width 12, got \(2, 11\)"):
         searcher.search(np.zeros((2, 11)))
     with pytest.raises(ValueError, match="got sparse rows"):
@@ -158,8 +157,8 @@ def test_rows_that_are_none_of_the_model_are_refused(tmp_path):
     rows["values"] = np.ones(1, np.float32)
     for change, words in (
         ({"ids": np.array([10**6], np.int32)}, "ids of queries must be from 0"),
-        ({"offsets": np.array([0, 2])}, "must rise from 0 to 1"),
-        ({"offsets": np.array([0, 0])}, "must end at 1, the entries, got 0"),
+        ({"offsets": np.array([0, 2])}, "offsets must go from 0 to 1"),
+        ({"offsets": np.array([0, 0])}, "go from 0 to 1, and goes from 0 to 0"),
         ({"values": None}, "queries must have values"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -170,22 +169,18 @@ def test_rows_that_are_none_of_the_model_are_refused(tmp_path):
 
 DAMAGES = {
     "cut": (None, "SafetensorError"),
-    "no about": ({"about": None}, "KeyError"),
-    "version": ({"version": 2}, "version must be 1"),
+    "no about": ({"about": None}, "version must be 1"),
     "no number": ({"num_labels": "4"}, "num_labels must be"),
-    "no label": ({"num_labels": 0}, "num_labels must be between 1"),
-    "many labels": ({"num_labels": 2**31}, "num_labels must be between 1"),
+    "many labels": ({"num_labels": 2**31}, "there must be 1 to"),
     "other labels": ({"num_labels": 5}, "rows, expected 5"),
-    "buckets": ({"num_features": 3}, "got 0 to 4|3 labels|more buckets|rows, expected 3"),
+    "buckets": ({"num_features": 3}, "got 0 to 4|more buckets|of shape"),
     "featurizer": ({"featurizer": {"kind": "words"}}, "kind 'ngrams'"),
     "types": ({"label_counts": np.zeros(4, np.float32)}, "expected int64"),
     "shape": ({"label_counts": np.zeros((2, 2), np.int64)}, "expected int64"),
     "negative": ({"label_counts": np.array([0, 1, -1, 0])}, "at least 0, got -1"),
     "infinite": ({"feature_weights": np.full(5, np.inf, np.float32)}, "not finite"),
     "falling": ({"label_names.offsets": np.array([0, 3, 2, 3, 4])}, "offsets decrease"),
-    "beyond": ({"label_names.offsets": np.array([0, 1, 2, 3, 9])}, "must go from 0 to 4"),
     "features": ({"train_features.ids": np.array([0, 5, 2], np.int32)}, "from 0 to 4, got 0 to 5"),
-    "labels": ({"train_positives.ids": np.array([4, 0], np.int32)}, "from 0 to 3, got 0 to 4"),
     "queries": ({"train_positives.offsets": np.array([0, 2])}, "1 rows, expected 2"),
     "unknown": ({"other": np.zeros(1)}, "expected None"),
     "no type of numpy": (b'"F8_E4M3"', "AttributeError|TypeError"),
@@ -195,32 +190,29 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_query_data_are_refused_in_one_sentence(tmp_path, damage):
     rows = Rows(np.array([0, 2, 3]), np.array([0, 4, 2], np.int32), np.ones(3, np.float32))
-    names = small.text_dataset().label_names.pack("wxyz")
     data = QueryData(
-        "a", "b", 5, 4, True, NgramFeaturizer(num_buckets=5).settings(), names,
+        "a", "b", 5, 4, True, NgramFeaturizer(num_buckets=5).settings(), Strings.pack("wxyz"),
         np.ones(5, np.float32), np.arange(4), rows, Rows(np.arange(3), np.array([3, 0], np.int32)),
     )  # fmt: skip
     path, (changes, words) = tmp_path / "model/query_data.safetensors", DAMAGES[damage]
     save_query_data(path, data)
-    assert str(load_query_data(path)._replace(label_names=None)) == str(
-        data._replace(label_names=None)
-    )
-    arrays = safetensors.numpy.load_file(path)
+    loaded = load_query_data(path)
+    assert str(loaded._replace(label_names=None)) == str(data._replace(label_names=None))
+    arrays, content = safetensors.numpy.load_file(path), path.read_bytes()
     about = {"version": 1, **{name: getattr(data, name) for name in query_data_module.KINDS}}
     if changes is None:
-        path.write_bytes(path.read_bytes()[:-3])
+        content = content[:-3]
     elif isinstance(changes, bytes):
-        data = path.read_bytes()
-        end = 8 + int.from_bytes(data[:8], "little")
-        header = data[8:end].replace(b'"U8"', changes)
-        path.write_bytes(len(header).to_bytes(8, "little") + header + data[end:])
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = content[8:end].replace(b'"U8"', changes)
+        content = len(header).to_bytes(8, "little") + header + content[end:]
     elif changes == {"about": None}:
-        path.write_bytes(safetensors.numpy.save(arrays))
+        content = safetensors.numpy.save(arrays)
     else:
-        of_about = {name: value for name, value in changes.items() if name in about}
         arrays |= {name: value for name, value in changes.items() if name not in about}
-        text = json.dumps(about | of_about)
-        path.write_bytes(safetensors.numpy.save(arrays, metadata={"about": text}))
+        about |= {name: value for name, value in changes.items() if name in about}
+        content = safetensors.numpy.save(arrays, metadata={"about": json.dumps(about)})
+    path.write_bytes(content)
     with pytest.raises(UserError, match=words) as caught:
         load_query_data(path)
     assert "\n" not in str(caught.value)
@@ -319,26 +311,19 @@ def test_a_kill_or_a_wish_to_stop_costs_no_more_than_the_ranker(tmp_path, monkey
     assert ranker_path(folder).read_bytes() == ranker
 
 
-@pytest.mark.parametrize("damage", ["cut", "other data", "missing array", "ids"])
-def test_a_damaged_ranker_is_refused(tmp_path, damage):
+def test_a_damaged_ranker_is_refused(tmp_path):
     weights = Rows(np.array([0, 1, 2]), np.array([0, 3], np.int32), np.ones(2, np.float32))
-    ranker, path = (
-        LinearRanker(weights, np.zeros(2, np.float32), 4),
-        tmp_path / "ranker.safetensors",
-    )
-    save_ranker(path, ranker)
-    sizes = {"num_features": 4, "num_labels": 2}
-    load_ranker(path, **sizes)
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-7])
-    elif damage == "other data":
-        sizes["num_labels"] = 3
-    elif damage == "missing array":
-        path.write_bytes(safetensors.numpy.save({"biases": ranker.biases}))
-    else:
-        sizes["num_features"] = 3
-    with pytest.raises(UserError, match=r"ranker\.safetensors does not fit .* or is damaged"):
-        load_ranker(path, **sizes)
+    path, sizes = tmp_path / "ranker.safetensors", {"num_features": 4, "num_labels": 2}
+    save_ranker(path, LinearRanker(weights, np.zeros(2, np.float32), 4))
+    whole = path.read_bytes()
+    assert len(load_ranker(path, **sizes)) == 2
+    lacking = safetensors.numpy.save({"biases": np.zeros(2, np.float32)})
+    for content, change in (
+        (whole[:-7], {}), (lacking, {}), (whole, {"num_labels": 3}), (whole, {"num_features": 3})
+    ):  # fmt: skip
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"ranker\.safetensors is damaged, or of another run"):
+            load_ranker(path, **sizes | change)
 
 
 def test_an_average_has_a_ranker_of_its_own(tmp_path, capsys):
@@ -375,19 +360,7 @@ def test_settings_that_the_data_cannot_meet_are_refused():
         with pytest.raises(UserError, match=r"num_mined_labels needs sparse features with values"):
             check_ranker(config_of("unused", **RANKER), other)
     for name, value in {
-        "ranker__num_mined_labels": -1, "ranker__weight": -1.0, "ranker__smallest_weight": -0.1,
-        "ranker__positive_cost": 0.0, "ranker__negative_cost": 0.0, "ranker__num_candidates": 0,
-        "search__neighbour_power": -1.0, "search__frequency_discount": -1.0,
+        "ranker__num_mined_labels": -1, "ranker__positive_cost": 0.0, "search__neighbour_power": -1,
     }.items():  # fmt: skip
-        with pytest.raises(
-            UserError, match=rf"{name.replace('__', '.')} must be (at least|above) 0"
-        ):
+        with pytest.raises(UserError, match=rf"{name.replace('__', '.')} must be (at l|above)"):
             config_of("unused", **{name: value})
-
-
-def test_features_may_lie_on_disk(tmp_path):
-    config = config_of(tmp_path / "data", data__weighting="as-is", **VOTES, **RANKER)
-    run, _, dataset = trained(tmp_path, config=config)
-    assert dataset.parts["train"].features.values.base is not None
-    evaluate_run(run, dataset, "test", device=CPU, console=QUIET)
-    assert dataclasses.replace(dataset).fingerprint == read_about(run)["dataset"]["fingerprint"]

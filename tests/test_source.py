@@ -134,8 +134,7 @@ MAY_READ = {
     "data/text_files.py": "after check_is_file",
     "data/download.py": "the network",
     "data/stream.py": "from what open_input opened",
-    "search/query_data.py": "after check_is_file",
-    "search/ranker.py": "after check_is_file",
+    "search/arrays.py": "after check_is_file",
     "saved_models.py": "after check_is_file",
     "store.py": "files that agree with the manifest",
 }

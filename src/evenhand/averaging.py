@@ -36,18 +36,15 @@ def average_models(models: Sequence[Retriever]) -> Retriever:
     if any(model.scale != first.scale for model in models):
         raise ValueError(f"scales must be equal, got {[model.scale for model in models]}")
     table = torch.cat([encoder.weight for encoder in encoders], dim=1)  # (F, sum of D)
-    width = table.shape[1]
-    encoder = BagEncoder(len(table), width)
-    encoder.weight.data = table
-    has_bias = first.label_bias is not None
     whole = Retriever(
-        encoder,
+        BagEncoder(len(table), table.shape[1]),
         len(first.label_table),
-        width,
+        table.shape[1],
         is_cosine=False,
         scale=first.scale,
-        has_label_bias=has_bias,
+        has_label_bias=first.label_bias is not None,
     )
+    whole.encoder.weight.data = table
     whole.label_table.data = torch.cat([m.label_table for m in models], dim=1) / len(models)
     if whole.label_bias is not None:
         biases = [m.label_bias.data for m in models if m.label_bias is not None]  # (L, 1) each
@@ -67,13 +64,26 @@ def average_runs(
     if out.exists():
         raise UserError(f"{out} exists already; choose another --run folder, or remove it first")
     configs = [run_config(folder) for folder in folders]
-    _check_alike(folders, configs)
+    for folder, config in zip(folders, configs, strict=True):
+        if config.model.similarity != "dot":
+            raise UserError(
+                f"{folder} scores by the {config.model.similarity}; only runs with "
+                f'model.similarity = "dot" can be averaged'
+            )
+        for name in ("data", "search", "ranker"):
+            if getattr(config, name) != getattr(configs[0], name):
+                raise UserError(f"{folder} and {folders[0]} differ in their [{name}] settings")
+        for name in ("scale", "label_bias", "hidden_widths"):
+            ours, theirs = getattr(config.model, name), getattr(configs[0].model, name)
+            if ours != theirs:
+                raise UserError(
+                    f"{folder} has model.{name} = {ours} and {folders[0]} {theirs}; runs that are "
+                    f"averaged must have the same"
+                )
     device = torch.device("cpu")
     whole = average_models([load_model(folder, dataset, device=device) for folder in folders])
-    config = dataclasses.replace(
-        configs[0],
-        model=dataclasses.replace(configs[0].model, embedding_dim=whole.label_table.shape[1]),
-    )
+    wider = dataclasses.replace(configs[0].model, embedding_dim=whole.label_table.shape[1])
+    config = dataclasses.replace(configs[0], model=wider)
     began = time.monotonic()
     ranker = mine_and_fit_ranker(whole, dataset, config, console=console)
     abouts = [read_about(folder) for folder in folders]
@@ -95,22 +105,3 @@ def average_runs(
         if ranker is not None:
             save_ranker(ranker_path(staging), ranker)
     return config
-
-
-def _check_alike(folders: Sequence[Path], configs: Sequence[Config]) -> None:
-    for folder, config in zip(folders, configs, strict=True):
-        if config.model.similarity != "dot":
-            raise UserError(
-                f"{folder} scores by the {config.model.similarity}; only runs with "
-                f'model.similarity = "dot" can be averaged'
-            )
-        for name in ("data", "search", "ranker"):
-            if getattr(config, name) != getattr(configs[0], name):
-                raise UserError(f"{folder} and {folders[0]} differ in their [{name}] settings")
-        for name in ("scale", "label_bias", "hidden_widths"):
-            ours, theirs = getattr(config.model, name), getattr(configs[0].model, name)
-            if ours != theirs:
-                raise UserError(
-                    f"{folder} has model.{name} = {ours} and {folders[0]} {theirs}; runs that are "
-                    f"averaged must have the same"
-                )

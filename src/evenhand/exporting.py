@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from evenhand.config import Config
-from evenhand.data import Dataset, Part, Strings
+from evenhand.data import Dataset, Part
 from evenhand.data.vector_files import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
 from evenhand.errors import UserError
@@ -53,7 +53,7 @@ def export_run(
         num_shards: files of label vectors; None: as many as keep each below FILE_BYTES.
         part_name: whose queries to write as well.
     """
-    config, about = run_config(folder), read_about(folder)["dataset"]
+    config, credit = run_config(folder), read_about(folder)["dataset"].get("attribution", "")
     parts = {}
     if isinstance(data, Dataset):
         parts, data = data.parts, query_data_of(data, config, weighs_features=False)
@@ -67,44 +67,55 @@ def export_run(
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out folder, or remove it first")
     check_format(file_format)
+    nothing = RowRange(0, 0)  # label vectors are read as they are written
     model = load_model(
         folder,
         data,
         device=device,
-        label_rows=RowRange(0, 0),  # they are read as they are written
-        feature_rows=None if part_name else RowRange(0, 0),
+        label_rows=nothing,
+        feature_rows=None if part_name else nothing,
+        config=config,
     )
     dim = model.label_table.shape[1]
     sources = {"labels": (data.num_labels, _label_blocks(folder, model, data, config, device))}
     if part_name is not None:
         sources["queries"] = (len(parts[part_name]), _query_blocks(model, parts[part_name], device))
     total, done, files = sum(count for count, _ in sources.values()), 0, []
+
+    def blocks(name: str, first: int, last: int) -> Iterator[Block]:
+        """The vectors of a file, BLOCK_BYTES at a time."""
+        nonlocal done
+        size = max(1, BLOCK_BYTES // (4 * dim))
+        for start in range(first, last, size):
+            stop = min(start + size, last)
+            block = sources[name][1](start, stop)
+            if not np.isfinite(block.vectors).all():
+                raise UserError(
+                    f"a vector of {name} {start} to {stop - 1} is infinite or no number: the "
+                    f"model's weights or the feature values are too large; train anew with a "
+                    f"lower training.learning_rate"
+                )
+            yield block
+            done += stop - start
+            progress_fn(done, total)
+
     with atomic_folder(out) as staging:
-        for name, (num_rows, block_fn) in sources.items():
+        for name, (num_rows, _) in sources.items():
             count = num_shards if name == "labels" else None
             count = count or max(1, math.ceil(4 * num_rows * dim / FILE_BYTES))
             for shard in range(count):
                 first, last = share_of(num_rows, shard, count)
-                blocks = _blocks(name, block_fn, RowRange(first, last), dim)
+                stem, shape = f"{name}-{shard + 1:05d}-of-{count:05d}", (last - first, dim)
                 written = write_blocks(
-                    staging,
-                    f"{name}-{shard + 1:05d}-of-{count:05d}",
-                    _with_progress(blocks, progress_fn, done + first, total),
-                    file_format=file_format,
-                    shape=(last - first, dim),
+                    staging, stem, blocks(name, first, last), file_format=file_format, shape=shape
                 )
                 files += [{"of": name, "first_row": first, **file} for file in written]
-            done += num_rows
         has_biases = model.label_bias is not None or bool(config.search.frequency_discount)
         manifest = {
             "version": FORMAT_VERSION,
             "evenhand": __version__,
             "run": folder.resolve().name,
-            "dataset": {
-                "name": data.name,
-                "fingerprint": data.fingerprint,
-                "attribution": about.get("attribution", ""),
-            },
+            "dataset": {"name": data.name, "fingerprint": data.fingerprint, "attribution": credit},
             "dimension": dim,
             "metric": "cosine" if model.is_cosine else "dot",
             "scale": model.scale,
@@ -120,35 +131,10 @@ def export_run(
     return manifest
 
 
-def _blocks(name: str, block_fn: BlockFn, rows: RowRange, dim: int) -> Iterator[Block]:
-    """The vectors of a file, BLOCK_BYTES at a time."""
-    size = max(1, BLOCK_BYTES // (4 * dim))
-    for start in range(rows.first, rows.last, size):
-        stop = min(start + size, rows.last)
-        block = block_fn(start, stop)
-        if not np.isfinite(block.vectors).all():
-            raise UserError(
-                f"a vector of {name} {start} to {stop - 1} is infinite or no number: the "
-                f"model's weights or the feature values are too large; train anew with a lower "
-                f"training.learning_rate"
-            )
-        yield block
-
-
-def _with_progress(
-    blocks: Iterator[Block], progress_fn: Callable[[int, int], None], done: int, total: int
-) -> Iterator[Block]:
-    for block in blocks:
-        yield block
-        done += len(block.ids)
-        progress_fn(done, total)
-
-
 def _label_blocks(
     folder: Path, model: Retriever, data: QueryData, config: Config, device: torch.device
 ) -> BlockFn:
-    saved, discount = open_weights(folder), config.search.frequency_discount
-    counts = data.label_counts
+    saved, counts = open_weights(folder), data.label_counts
 
     def block(first: int, last: int) -> Block:
         rows = torch.empty(last - first, model.label_table.shape[1], device=device)
@@ -158,13 +144,11 @@ def _label_blocks(
             column = torch.empty(last - first, 1)
             saved.read("label_bias", column, first_row=first)
             biases = column[:, 0]  # (n,)
-        biases = discount_biases(biases, None if counts is None else counts[first:last], discount)
-        return Block(
-            np.arange(first, last),
-            model.unit(rows).cpu().numpy(),
-            None if biases is None else biases.numpy(),
-            _names(data.label_names, first, last),
-        )
+        own_counts = None if counts is None else counts[first:last]
+        biases = discount_biases(biases, own_counts, config.search.frequency_discount)
+        vectors, numbers = model.unit(rows).cpu().numpy(), np.arange(first, last)
+        names = None if data.label_names is None else [data.label_names[row] for row in numbers]
+        return Block(numbers, vectors, None if biases is None else biases.numpy(), names)
 
     return block
 
@@ -172,11 +156,8 @@ def _label_blocks(
 def _query_blocks(model: Retriever, part: Part, device: torch.device) -> BlockFn:
     def block(first: int, last: int) -> Block:
         rows = np.arange(first, last)
-        vectors = model.query_vectors(features_of(part, rows, device=device))
-        return Block(rows, vectors.cpu().numpy(), None, _names(part.texts, first, last))
+        vectors = model.query_vectors(features_of(part, rows, device=device)).cpu().numpy()
+        texts = None if part.texts is None else [part.texts[row] for row in rows]
+        return Block(rows, vectors, None, texts)
 
     return block
-
-
-def _names(strings: Strings | None, first: int, last: int) -> list[str] | None:
-    return None if strings is None else [strings[row] for row in range(first, last)]

@@ -12,6 +12,7 @@ report.html
 """
 
 import dataclasses
+import math
 import platform
 import shlex
 import subprocess
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evenhand.config import Config
+from evenhand.config import Config, build
 from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
@@ -49,35 +50,26 @@ class RunResult:
 
 
 def save_result(folder: Path, part_name: str, outcome: Outcome, scores: list[Score]) -> None:
+    """Writes evaluation/<part>/, the outcome first."""
     place = folder / "evaluation" / part_name
-    try:
-        save_outcome(outcome, place)
-    except OSError as error:
-        raise UserError(
-            f"{place / 'outcome.npz'} could not be written ({error.strerror or error}); what stood "
-            f"there before is untouched"
-        ) from error
+    save_outcome(outcome, place)
     write_json(place / "scores.json", [dataclasses.asdict(score) for score in scores])
 
 
 def load_result(folder: Path, part_name: str = "test") -> RunResult:
     """Opens an evaluated run."""
-    place = folder / "evaluation" / part_name
-    about = read_about(folder)
+    place, about = folder / "evaluation" / part_name, read_about(folder)
     if not (place / "scores.json").exists():
         raise UserError(
             f"{folder} has not been evaluated on the {part_name} part; "
             f"run: evenhand evaluate {folder} --part {part_name}"
         )
-    return RunResult(
-        name=folder.resolve().name,
-        about=about,
-        config_text=_read_text(folder / "config.toml"),
-        metrics=read_metrics(folder / "metrics.jsonl"),
-        part_name=part_name,
-        scores=_read_scores(place / "scores.json"),
-        outcome=load_outcome(place),
+    config_text, metrics = (
+        _read_text(folder / "config.toml"),
+        read_metrics(folder / "metrics.jsonl"),
     )
+    scores, outcome = read_scores(place / "scores.json"), load_outcome(place)
+    return RunResult(folder.resolve().name, about, config_text, metrics, part_name, scores, outcome)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -132,38 +124,30 @@ def _read_text(path: Path) -> str:
         raise UserError(f"{path} is damaged ({error})") from error
 
 
-def _read_scores(path: Path) -> list[Score]:
+def read_scores(path: Path) -> list[Score]:
+    """What `save_result` wrote of scores; null stands for NaN."""
     rows = read_json(path)
     try:
         if not isinstance(rows, list):
             raise TypeError("it is no list")
-        return [_score(row) for row in rows]
-    except (TypeError, KeyError, ValueError) as error:  # JSON, but not what `save_result` wrote
-        raise UserError(
-            f"{path} is damaged ({type(error).__name__}: {error}); evaluate the run again"
-        ) from error
-
-
-def _score(row: dict[str, Any]) -> Score:
-    numbers = {
-        key: float("nan") if row[key] is None else row[key] for key in ("value", "low", "high")
-    }
-    score = Score(**{**row, **numbers, "members": tuple(row["members"])})
-    for texts in (score.metric, score.column, score.group, *score.members):
-        if not isinstance(texts, str):
-            raise ValueError(f"{str(texts)[:40]!r} is no text")
-    for number in (score.value, score.low, score.high, score.count):
-        if not isinstance(number, int | float) or abs(number) >= 2**63:
-            raise ValueError(f"{str(number)[:40]!r} is no number")
-    if type(score.count) is not int or type(score.is_judged) is not bool:
-        raise ValueError(f"count {score.count!r}, is_judged {score.is_judged!r}")
-    return score
+        scores = []
+        for row in rows:
+            empty: Any = {key: math.nan for key, value in row.items() if value is None}
+            score = build(Score, row | dict.fromkeys(empty, 0.0), section="score")
+            scores.append(dataclasses.replace(score, **empty))
+        return scores
+    except (AttributeError, TypeError, UserError) as error:  # JSON, but not ours
+        raise UserError(f"{path} is damaged ({error}); evaluate the run again") from error
 
 
 def about_run(
     folder: Path, config: Config, dataset: Dataset, device: torch.device
 ) -> dict[str, Any]:
     """What run.json says when a run begins."""
+    num_threads = torch.get_num_threads()
+    device_name = f"{platform.machine()} CPU, {num_threads} thread{'s' * (num_threads > 1)}"
+    if device.type == "cuda":
+        device_name = torch.cuda.get_device_name(device)
     return {
         "name": folder.resolve().name,
         "method": config.mining.method,
@@ -177,7 +161,7 @@ def about_run(
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
-        "device": _device_name(device),
+        "device": device_name,
         "is_complete": False,
         "dataset": {
             "name": dataset.name,
@@ -191,30 +175,13 @@ def about_run(
     }
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    num_threads = torch.get_num_threads()
-    return f"{platform.machine()} CPU, {num_threads} thread{'s' * (num_threads > 1)}"
-
-
 def _commit() -> str | None:
     """The commit of the source tree this package runs from, if it is one."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    place = Path(__file__).parent
     try:
         answer = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(Path(__file__).parent),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=12",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
+            command, cwd=place, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -9,13 +9,16 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
 from evenhand.build import (
+    Built,
     build_training,
     check_against_data,
     check_neighbours,
@@ -25,7 +28,7 @@ from evenhand.build import (
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.checks import check_all_ids
-from evenhand.data.weighting import inverse_frequencies, weight_features
+from evenhand.data.weighting import feature_weights, weight_features
 from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.distributed.shards import Shards
@@ -47,7 +50,7 @@ from evenhand.search import (
     Searcher,
     label_index,
 )
-from evenhand.search.query_data import load_query_data, save_query_data
+from evenhand.search.query_data import KINDS, load_query_data, save_query_data
 from evenhand.search.ranker import fit_ranker, hardest_labels, load_ranker, save_ranker
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.training.loop import train
@@ -64,15 +67,12 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
     Args:
         folder: where it lies, if not where the config says; nothing is prepared there.
     """
-    is_own = folder is None and config.dataset == "places"
-    folder = config.folder if folder is None else folder
-    if is_own and not folder.exists():
-        with console.status(f"preparing {folder} (once)"):
-            dataset = load_places(
-                min_population=config.min_population, num_buckets=config.num_buckets
-            )
-            save_dataset(dataset, folder)
-    dataset = open_dataset(folder)
+    place = config.folder if folder is None else folder
+    if folder is None and config.dataset == "places" and not place.exists():
+        with console.status(f"preparing {place} (once)"):
+            least, num_buckets = config.min_population, config.num_buckets
+            save_dataset(load_places(min_population=least, num_buckets=num_buckets), place)
+    dataset = open_dataset(place)
     check_all_ids(dataset)
     return weight_features(dataset, config.weighting)
 
@@ -166,173 +166,11 @@ def train_run(
         save_query_data(query_data_path(folder), query_data_of(dataset, config))
     if not (wants_ranker and is_trained(folder)):
         ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
-        is_complete = _train_model(
-            folder,
-            config,
-            dataset,
-            device=device,
-            console=console,
-            title=title,
-            should_stop_fn=should_stop_fn,
-            ranks=ranks,
-        )
-        if not is_complete or not wants_ranker:
-            return is_complete
-    return _add_ranker(
-        folder, config, dataset, device=device, console=console, should_stop_fn=should_stop_fn
-    )
-
-
-def is_trained(folder: Path) -> bool:
-    """Whether the model is complete, and only the ranker may be missing."""
-    return "best_step" in read_about(folder) and has_model(folder)
-
-
-def _train_model(
-    folder: Path,
-    config: Config,
-    dataset: Dataset,
-    *,
-    device: torch.device,
-    console: Console,
-    title: str,
-    should_stop_fn: Callable[[], bool],
-    ranks: ProcessRanks | None,
-) -> bool:
-    built = build_training(config, dataset, device, ranks=ranks)
-    training, is_first = built.training, ranks is None or ranks.rank == 0
-    warnings = _load_checkpoint(folder, training, ranks)
-    metrics_path = folder / "metrics.jsonl" if is_first else None
-    chosen = built.choose_step(should_stop_fn)
-    if metrics_path is not None:
-        _note_start(folder, chosen, step=training.step, warnings=warnings)
-        rewind_metrics(metrics_path, step=training.step)
-    for warning in warnings:
-        console.print(f"evenhand: {warning}", markup=False)
-    console.print(chosen.describe(), markup=False)
-    has_validation = "validation" in dataset.parts and built.plan.evaluate_every > 0
-    began, began_at = time.monotonic(), training.step
-    keeper = CheckpointManager(
-        folder / "checkpoints",
-        keep_last=config.training.keep_last,
-        keep_best=config.training.keep_best,
-        is_async=config.training.async_checkpoints,
-        ranks=ranks,
-    )
-
-    def validate() -> tuple[float, dict[str, float]]:
-        value, figures = _validate(training.model, config, dataset, ranks)
-        if value > training.best_value:
-            save_model(folder, training.model, ranks=ranks)
-        return value, figures
-
-    with (
-        step_bar(console, title, total=built.plan.num_steps, done=training.step) as advance,
-        keeper,
-    ):
-        is_complete = train(
-            training,
-            built.plan,
-            chosen.step,
-            metrics_path=metrics_path,
-            keeper=keeper,
-            validate_fn=validate if has_validation else None,
-            progress_fn=advance,
-            should_stop_fn=chosen.should_stop_fn,
-            ranks=ranks,
-        )
-    if is_complete and not has_validation:
-        save_model(folder, training.model, ranks=ranks)
-    if is_first:
-        _note_end(
-            folder,
-            training,
-            is_complete=is_complete,
-            wants_ranker=config.ranker.num_mined_labels > 0,
-            seconds=time.monotonic() - began,
-            num_steps=training.step - began_at,
-            ranks=ranks,
-        )
-    return is_complete
-
-
-def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | None) -> list[str]:
-    """Continues from the newest sound checkpoint, if any; sentences on those that are not."""
-    warnings: list[str] = []
-    checkpoint = load_latest_checkpoint(
-        folder / "checkpoints",
-        training.checkpoint(),
-        ranks=ranks,
-        check_fn=training.check_belongs,
-        warn_fn=warnings.append,
-    )
-    if checkpoint is not None:
-        try:
-            training.load(checkpoint)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"the newest of {folder / 'checkpoints'} is damaged, or of another version "
-                f"({type(error).__name__}: {error}); remove it, and --resume will begin anew"
-            ) from error
-    return warnings
-
-
-def _note_start(folder: Path, chosen: ChosenStep, *, step: int, warnings: Sequence[str]) -> None:
-    """Notes in run.json that it runs, by which step, and what an end without warning cost."""
-    about = read_about(folder)
-    if about.get("is_running") or warnings:
-        lost = max(0, last_logged_step(folder / "metrics.jsonl") - step)
-        interruption = {
-            "resumed_at_step": step,
-            "lost_steps": lost,  # by what was logged; they are trained once more
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "damaged_checkpoints": list(warnings),
-        }
-        before = about.get("interruptions")
-        about["interruptions"] = [*(before if isinstance(before, list) else ()), interruption]
-    about["step"] = {"kind": chosen.kind} | ({"reason": chosen.reason} if chosen.reason else {})
-    write_json(folder / "run.json", about | {"is_running": True})
-
-
-def _note_end(
-    folder: Path,
-    training: Training,
-    *,
-    is_complete: bool,
-    wants_ranker: bool,
-    seconds: float,
-    num_steps: int,
-    ranks: ProcessRanks | None,
-) -> None:
-    """Notes in run.json what was trained, how long that took and what the ranks sent."""
-    about = read_about(folder) | {"is_running": False}
-    if num_steps:  # else it was complete already
-        about["training_seconds"] = round(seconds + about.get("training_seconds", 0.0), 1)
-        about["milliseconds_a_step"] = round(1000 * seconds / num_steps, 2)
-    if ranks is not None:
-        about["num_ranks"] = ranks.num_ranks
-        if num_steps:
-            sent = {what: round(count / num_steps) for what, count in ranks.sent.items()}
-            about["bytes_sent_a_step"] = sent
-    if is_complete:
-        about |= {
-            "is_complete": not wants_ranker,
-            "num_steps": training.step,
-            "best_step": training.best_step or training.step,
-        }
-    write_json(folder / "run.json", about)
-
-
-def _add_ranker(
-    folder: Path,
-    config: Config,
-    dataset: Dataset,
-    *,
-    device: torch.device,
-    console: Console,
-    should_stop_fn: Callable[[], bool],
-) -> bool:
-    """Fits the ranker of a trained run, if it has none yet. False: it was asked to stop."""
+        built = build_training(config, dataset, device, ranks=ranks)
+        if not _train_model(folder, built, config, dataset, console, title, should_stop_fn, ranks):
+            return False
+    if not wants_ranker:
+        return True
     about = read_about(folder)
     if not ranker_path(folder).is_file():
         began = time.monotonic()
@@ -350,31 +188,134 @@ def _add_ranker(
     return True
 
 
+def is_trained(folder: Path) -> bool:
+    """Whether the model is complete, and only the ranker may be missing."""
+    return "best_step" in read_about(folder) and has_model(folder)
+
+
+def _train_model(
+    folder: Path,
+    built: Built,
+    config: Config,
+    dataset: Dataset,
+    console: Console,
+    title: str,
+    should_stop_fn: Callable[[], bool],
+    ranks: ProcessRanks | None,
+) -> bool:
+    """Trains to the end, or until asked to stop: False. run.json says what was done."""
+    training, plan = built.training, built.plan
+    is_first = ranks is None or ranks.rank == 0
+    warnings = _load_checkpoint(folder, training, ranks)
+    chosen, began_at = built.choose_step(should_stop_fn), training.step
+    if is_first:
+        _note_start(folder, chosen, step=began_at, warnings=warnings)
+        rewind_metrics(folder / "metrics.jsonl", step=began_at)
+    for line in (*(f"evenhand: {warning}" for warning in warnings), chosen.describe()):
+        console.print(line, markup=False)
+    has_validation = "validation" in dataset.parts and plan.evaluate_every > 0
+    began = time.monotonic()
+    keeper = CheckpointManager(
+        folder / "checkpoints",
+        keep_last=config.training.keep_last,
+        keep_best=config.training.keep_best,
+        is_async=config.training.async_checkpoints,
+        ranks=ranks,
+    )
+
+    def validate() -> tuple[float, dict[str, float]]:
+        value, figures = _validate(training.model, config, dataset, ranks)
+        if value > training.best_value:
+            save_model(folder, training.model, ranks=ranks)
+        return value, figures
+
+    with step_bar(console, title, total=plan.num_steps, done=began_at) as advance, keeper:
+        is_complete = train(
+            training,
+            plan,
+            chosen.step,
+            metrics_path=folder / "metrics.jsonl" if is_first else None,
+            keeper=keeper,
+            validate_fn=validate if has_validation else None,
+            progress_fn=advance,
+            should_stop_fn=chosen.should_stop_fn,
+            ranks=ranks,
+        )
+    if is_complete and not has_validation:
+        save_model(folder, training.model, ranks=ranks)
+    if not is_first:
+        return is_complete
+    seconds, num_steps = time.monotonic() - began, training.step - began_at
+    about = read_about(folder) | {"is_running": False}
+    if num_steps:  # else it was complete already
+        about["training_seconds"] = round(seconds + about.get("training_seconds", 0.0), 1)
+        about["milliseconds_a_step"] = round(1000 * seconds / num_steps, 2)
+    if ranks is not None:
+        about["num_ranks"] = ranks.num_ranks
+        if num_steps:
+            sent = {what: round(count / num_steps) for what, count in ranks.sent.items()}
+            about["bytes_sent_a_step"] = sent
+    if is_complete:
+        about["is_complete"] = config.ranker.num_mined_labels == 0
+        about |= {"num_steps": training.step, "best_step": training.best_step or training.step}
+    write_json(folder / "run.json", about)
+    return is_complete
+
+
+def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | None) -> list[str]:
+    """Continues from the newest sound checkpoint, if any; sentences on those that are not."""
+    warnings: list[str] = []
+    checkpoint = load_latest_checkpoint(
+        folder / "checkpoints",
+        training.checkpoint(),
+        ranks=ranks,
+        check_fn=training.check_belongs,
+        warn_fn=warnings.append,
+    )
+    try:
+        if checkpoint is not None:
+            training.load(checkpoint)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the newest of {folder / 'checkpoints'} is damaged, or of another version "
+            f"({type(error).__name__}: {error}); remove it, and --resume will begin anew"
+        ) from error
+    return warnings
+
+
+def _note_start(folder: Path, chosen: ChosenStep, *, step: int, warnings: Sequence[str]) -> None:
+    """Notes in run.json that it runs, by which step, and what an end without warning cost."""
+    about = read_about(folder)
+    if about.get("is_running") or warnings:
+        before = about.get("interruptions")
+        interruption = {
+            "resumed_at_step": step,
+            # By what was logged; they are trained once more.
+            "lost_steps": max(0, last_logged_step(folder / "metrics.jsonl") - step),
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "damaged_checkpoints": list(warnings),
+        }
+        about["interruptions"] = [*(before if isinstance(before, list) else ()), interruption]
+    about["step"] = {"kind": chosen.kind} | ({"reason": chosen.reason} if chosen.reason else {})
+    write_json(folder / "run.json", about | {"is_running": True})
+
+
 def _validate(
     model: Retriever, config: Config, dataset: Dataset, ranks: Ranks | None
 ) -> tuple[float, dict[str, float]]:
     """The value to select by, and every validation figure to be logged."""
     outcome = evaluate_model(model, dataset, "validation", config, ranks=ranks)
-    scores = score_table(
-        outcome,
-        dataset,
-        "validation",
-        min_pairs=config.evaluation.min_pairs,
-        num_resamples=0,
-    )
+    min_pairs = config.evaluation.min_pairs
+    scores = score_table(outcome, dataset, "validation", min_pairs=min_pairs, num_resamples=0)
     shown = f"recall@{10 if 10 in outcome.cutoffs else outcome.cutoffs[-1]}"
-    figures = {
-        shown
-        if score.column == "all"
-        else f"{shown} on {score.group} of {score.column}": score.value
-        for score in scores
-        if score.metric == shown
-        and (
-            score.column == "all"
-            or (score.column not in BUILT_IN and score.group in ("worst 3", "worst tenth"))
-        )
-        and not np.isnan(score.value)
-    }
+    figures = {}
+    for score in scores:
+        if score.metric != shown or np.isnan(score.value):
+            continue
+        if score.column == "all":
+            figures[shown] = score.value
+        elif score.column not in BUILT_IN and score.group in ("worst 3", "worst tenth"):
+            figures[f"{shown} on {score.group} of {score.column}"] = score.value
     value = selected_value(scores, config.training.select_by)
     return value, figures | {config.training.select_by: value}
 
@@ -410,15 +351,10 @@ def mine_and_fit_ranker(
         model = copy.deepcopy(model).float()
     device = model.label_table.device
 
-    def advance_or_stop(
-        advance: Callable[[int, int], None],
-    ) -> Callable[[int, int], None]:
-        def progress_fn(done: int, total: int) -> None:
-            advance(done, total)
-            if done < total and should_stop_fn():
-                raise StoppedError
-
-        return progress_fn
+    def or_stop(advance: Callable[[int, int], None], done: int, total: int) -> None:
+        advance(done, total)
+        if done < total and should_stop_fn():
+            raise StoppedError
 
     with torch.no_grad(), count_bar(console, "mining labels (queries)") as advance:
         mined = hardest_labels(
@@ -426,7 +362,7 @@ def mine_and_fit_ranker(
             ExactIndex(model.label_vectors(), label_bias=model.biases()),
             part.positives,
             settings.num_mined_labels,
-            progress_fn=advance_or_stop(advance),
+            progress_fn=partial(or_stop, advance),
         )
     with count_bar(console, "fitting the ranker (pairs)") as advance:
         return fit_ranker(
@@ -439,7 +375,7 @@ def mine_and_fit_ranker(
             negative_cost=settings.negative_cost,
             smallest_weight=settings.smallest_weight,
             seed=config.training.seed,
-            progress_fn=advance_or_stop(advance),
+            progress_fn=partial(or_stop, advance),
         )
 
 
@@ -452,9 +388,8 @@ def load_run_ranker(folder: Path, config: Config, data: Dataset | QueryData) -> 
             f"{folder} holds no fitted ranker yet; finish it: "
             f"evenhand train --resume --run {folder}"
         )
-    return load_ranker(
-        ranker_path(folder), num_features=data.num_features, num_labels=data.num_labels
-    )
+    sizes = {"num_features": data.num_features, "num_labels": data.num_labels}
+    return load_ranker(ranker_path(folder), **sizes)
 
 
 # --- searching ------------------------------------------------------------------------------------
@@ -470,23 +405,13 @@ def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = T
     Args:
         weighs_features: False for queries that are weighted already, as those of `dataset` are.
     """
-    train = dataset.parts["train"]
-    data = QueryData(
-        dataset.name,
-        dataset.fingerprint,
-        dataset.num_features,
-        dataset.num_labels,
-        dataset.is_sparse,
-        dataset.featurizer,
-        dataset.label_names,
-    )
-    if weighs_features and config.data.weighting != "as-is":
-        assert isinstance(train.features, Rows)
+    train, weighting = dataset.parts["train"], config.data.weighting
+    shared = (*KINDS, "label_names")
+    data = QueryData(**{name: getattr(dataset, name) for name in shared})
+    if weighs_features and weighting != "as-is":
         weights = train.feature_weights
-        if weights is None and config.data.weighting == "unit":
-            weights = np.ones(dataset.num_features, dtype=np.float32)
-        elif weights is None:
-            weights = inverse_frequencies(train.features, dataset.num_features)
+        if weights is None:
+            weights = feature_weights(train.features, dataset.num_features, weighting)
         data = data._replace(feature_weights=weights)
     if config.search.frequency_discount:
         data = data._replace(label_counts=dataset.label_counts())
@@ -516,7 +441,7 @@ def load_searcher(
             f"evenhand train --resume --run {folder}"
         )
     check_trained_on(folder, data)
-    model = load_model(folder, data, device=device)
+    model = load_model(folder, data, device=device, config=config)
     return build_searcher(model, data, config, load_run_ranker(folder, config, data))
 
 
@@ -569,6 +494,8 @@ def evaluate_model(
 
     With ranks, the model is this rank's rows of it: all ranks evaluate together, each the whole.
     """
+    cutoffs = config.evaluation.cutoffs
+    shown: Any = {"num_results": max(cutoffs), "cutoffs": cutoffs, "progress": progress_fn}
     if ranks is not None:
         if config.search.num_neighbours or ranker is not None:
             raise UserError(
@@ -576,21 +503,10 @@ def evaluate_model(
                 f"{ranks.num_ranks}; evaluate it without torchrun"
             )
         first, last = Shards(dataset.num_labels, ranks.num_ranks).rows_of(ranks.rank)
-        own_index = label_index(
-            model,
-            label_counts=dataset.label_counts()[first:last],
-            frequency_discount=config.search.frequency_discount,
-        )
-        return evaluate_split(
-            model,
-            own_index,
-            dataset,
-            part_name,
-            ranks=ranks,
-            num_results=max(config.evaluation.cutoffs),
-            cutoffs=config.evaluation.cutoffs,
-            progress=progress_fn,
-        )
+        counts = dataset.label_counts()[first:last]
+        discount = config.search.frequency_discount
+        own_index = label_index(model, label_counts=counts, frequency_discount=discount)
+        return evaluate_split(model, own_index, dataset, part_name, ranks=ranks, **shown)
     part = dataset.parts[part_name]
     data = query_data_of(dataset, config, weighs_features=False)
     searcher = build_searcher(model, data, config, ranker)
@@ -599,10 +515,8 @@ def evaluate_model(
         searcher.index,
         part,
         dataset.label_counts(),
-        num_results=max(config.evaluation.cutoffs),
-        cutoffs=config.evaluation.cutoffs,
         num_train_queries=len(dataset.parts["train"]),
-        progress=progress_fn,
+        **shown,
     )
 
 
@@ -632,13 +546,8 @@ def evaluate_run(
             model, dataset, part_name, config, ranker=ranker, progress_fn=advance, ranks=ranks
         )
     with console.status("intervals"):
-        scores = score_table(
-            outcome,
-            dataset,
-            part_name,
-            min_pairs=config.evaluation.min_pairs,
-            num_resamples=config.evaluation.num_resamples,
-        )
+        min_pairs, count = config.evaluation.min_pairs, config.evaluation.num_resamples
+        scores = score_table(outcome, dataset, part_name, min_pairs=min_pairs, num_resamples=count)
     if ranks is None or ranks.rank == 0:
         save_result(folder, part_name, outcome, scores)
     return scores

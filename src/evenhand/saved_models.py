@@ -97,6 +97,7 @@ def load_model(
     ranks: Ranks | None = None,
     label_rows: RowRange | None = None,
     feature_rows: RowRange | None = None,
+    config: Config | None = None,
 ) -> Retriever:
     """The trained model of a run, its tables as `dtype` whatever they were trained in.
 
@@ -104,6 +105,7 @@ def load_model(
         sizes: of the data; a data set must be the one that the run was trained on.
         ranks: this rank's rows are read alone; how many ranks saved the model does not matter.
         label_rows, feature_rows: without ranks, the rows of the tables to read; None: all.
+        config: of the run, where it has been read.
     """
     if isinstance(sizes, Dataset):
         check_trained_on(folder, sizes)
@@ -111,13 +113,16 @@ def load_model(
         label_rows = Shards(sizes.num_labels, ranks.num_ranks).rows_of(ranks.rank)
         feature_rows = Shards(sizes.num_features, ranks.num_ranks).rows_of(ranks.rank)
     counts, is_sparse = (sizes.num_features, sizes.num_labels), sizes.is_sparse
+    config = config or run_config(folder)
     # "meta": no memory, and nothing is drawn that would be overwritten.
-    build_fn = partial(build_model, run_config(folder), *counts, is_sparse=is_sparse, device="meta")
+    build_fn = partial(build_model, config, *counts, is_sparse=is_sparse, device="meta")
     rows = {"label_table": label_rows, "label_bias": label_rows, "encoder.weight": feature_rows}
     while True:
         saved = open_weights(folder)
-        check_shapes(saved, build_fn())
-        model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
+        model = build_fn(dtype=dtype)
+        check_shapes(saved, model)
+        if label_rows is not None or feature_rows is not None:
+            model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
         try:
             return fill_model(model.to_empty(device=device), saved, rows)
         except DamagedError as error:

@@ -15,7 +15,7 @@ from evenhand.data.checksums import check_manifest, write_manifest
 from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
 from evenhand.report import curves, facts
-from evenhand.run_folder import _read_scores, check_trained_on, read_about, read_metrics
+from evenhand.run_folder import check_trained_on, read_about, read_metrics, read_scores
 from evenhand.saved_models import check_shapes, fill_model, open_weights
 from evenhand.store import MANIFEST, Table, open_store, save_tensors, sign
 from evenhand.tables import results_table, row_title
@@ -115,7 +115,7 @@ def read_log(data: bytes) -> Exception | None:
 )
 def read_score_file(data: bytes) -> Exception | None:
     path = write("scores.json", data)
-    scores, refusal = answer(lambda: _read_scores(path))
+    scores, refusal = answer(lambda: read_scores(path))
     if scores:
         results_table([("a", scores)])
         for score in scores:

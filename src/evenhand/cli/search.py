@@ -33,6 +33,6 @@ def search(
         queries, found.label_ids.tolist(), found.scores.tolist(), strict=True
     ):
         table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)
-        for label_id, score in zip(ids, scores, strict=True):
-            table.add_row(f"{score:.3f}", Text(searcher.label_name(label_id)))
+        for name, score in zip(searcher.label_names(ids), scores, strict=True):
+            table.add_row(f"{score:.3f}", Text(name))
         console.print(table)

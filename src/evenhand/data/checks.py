@@ -42,13 +42,13 @@ def check_lengths(dataset: "Dataset") -> None:
             _check_rows(f"{name}.features", features, num_rows)
             num_values += len(features.ids)
         else:
-            _check_shape(f"{name}.features.dense", features, (num_rows, num_features))
+            check_shape(f"{name}.features.dense", features, (num_rows, num_features))
         if part.texts is not None:
-            _check_spans(f"{name}.texts", num_rows, part.texts.offsets, part.texts.utf8)
+            check_spans(f"{name}.texts", num_rows, part.texts.offsets, part.texts.utf8)
         _check_groups(name, part.groups, num_rows, num_with_sets=len(part.positives.ids))
     promises = {"num_labels": (num_labels, num_pairs), "num_features": (num_features, num_values)}
     if dataset.train_counts is not None:
-        _check_shape("labels.train_counts", dataset.train_counts, (num_labels,))
+        check_shape("labels.train_counts", dataset.train_counts, (num_labels,))
         del promises["num_labels"]
     if not isinstance(dataset.parts["train"].features, Rows):
         del promises["num_features"]
@@ -60,9 +60,9 @@ def check_lengths(dataset: "Dataset") -> None:
             )
     if dataset.label_names is not None:
         names = dataset.label_names
-        _check_spans("labels.names", num_labels, names.offsets, names.utf8)
+        check_spans("labels.names", num_labels, names.offsets, names.utf8)
     if dataset.label_coordinates is not None:
-        _check_shape("labels.coordinates", dataset.label_coordinates, (num_labels, 2))
+        check_shape("labels.coordinates", dataset.label_coordinates, (num_labels, 2))
     _check_groups("labels", dataset.label_groups, num_labels, num_with_sets=num_labels)
 
 
@@ -74,7 +74,7 @@ def is_borne_out(count: int, num_entries: int) -> bool:
     return count <= max(MOST_UNSEEN, LABELS_PER_ENTRY * num_entries)
 
 
-def _check_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+def check_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
     """Refuses an array of another shape."""
     if array.shape != shape:
         raise ValueError(f"{name} must be of shape {shape}, got {array.shape}")
@@ -82,10 +82,10 @@ def _check_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None
 
 def _check_rows(name: str, rows: Rows, num_rows: int) -> None:
     """Refuses rows whose arrays do not belong together, or that are not so many."""
-    _check_spans(name, num_rows, rows.offsets, *(array for array in rows[1:] if array is not None))
+    check_spans(name, num_rows, rows.offsets, *(array for array in rows[1:] if array is not None))
 
 
-def _check_spans(name: str, num_rows: int, offsets: IntArray, *entries: NDArray[Any]) -> None:
+def check_spans(name: str, num_rows: int, offsets: IntArray, *entries: NDArray[Any]) -> None:
     """Refuses offsets that are not of all rows, or do not go from 0 to the end of the entries."""
     length = len(entries[0]) if entries[0].ndim else 0
     if offsets.ndim != 1 or not len(offsets) or any(e.shape != (length,) for e in entries):
@@ -105,7 +105,7 @@ def _check_groups(
     """A column holds an id for each of `num_rows`, or, if it has sets, of `num_with_sets`."""
     for column, (ids, names, sets) in groups.items():
         name, set_name = f"{holder}.groups.{column}", f"{holder}.group_sets.{column}"
-        _check_shape(name, ids, (num_rows if sets is None else num_with_sets,))
+        check_shape(name, ids, (num_rows if sets is None else num_with_sets,))
         if sets is not None:
             _check_rows(set_name, sets, len(sets))
             check_ids(name, ids, len(sets), first=-1)

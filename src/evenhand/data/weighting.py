@@ -9,6 +9,7 @@ refused, because a setting without effect misleads.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +31,7 @@ def weight_features(dataset: Dataset, weighting: str) -> Dataset:
                 f'{name} part of {dataset.name} has none; set it to "as-is"'
             )
     train = dataset.parts["train"].features
-    assert isinstance(train, Rows)
-    of_feature = np.ones(dataset.num_features, dtype=np.float32)
-    if weighting == "tf-idf":
-        of_feature = inverse_frequencies(train, dataset.num_features)
+    of_feature = feature_weights(train, dataset.num_features, weighting)
     parts = {}
     for name, part in dataset.parts.items():
         assert isinstance(part.features, Rows)
@@ -45,10 +43,15 @@ def weight_features(dataset: Dataset, weighting: str) -> Dataset:
     return dataclasses.replace(dataset, parts=parts)
 
 
-def inverse_frequencies(rows: Rows, num_features: int) -> FloatArray:
-    """1 + log((1 + N) / (1 + n_f)) of each feature: (F,)."""
-    counts = count_ids(rows.ids, num_features)
-    return (1 + np.log((1 + len(rows)) / (1 + counts))).astype(np.float32)
+def feature_weights(train: Any, num_features: int, weighting: str) -> FloatArray:
+    """What the values of each feature are multiplied by: (F,), from the sparse training rows.
+
+    By tf-idf, 1 + log((1 + N) / (1 + n_f)); by "unit", 1.
+    """
+    if weighting == "unit":
+        return np.ones(num_features, dtype=np.float32)
+    counts = count_ids(train.ids, num_features)
+    return (1 + np.log((1 + len(train)) / (1 + counts))).astype(np.float32)
 
 
 def unit_values(rows: Rows, of_feature: FloatArray) -> FloatArray:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards, share_sizes
-from evenhand.search.exact import ExactIndex
-from evenhand.search.index import SearchResult
+from evenhand.search.exact import ExactIndex, SearchResult
 
 
 class SplitIndex:

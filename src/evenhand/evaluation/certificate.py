@@ -85,41 +85,33 @@ def loss_sample(outcome: Outcome, *, loss: str, units: str, cap: float = CAP) ->
     """
     if units not in UNITS:
         raise ValueError(f"units must be one of {', '.join(UNITS)}, got {units!r}")
-    cutoff = None if loss == RECIPROCAL_RANK else _cutoff(loss, outcome.num_results)
+    cutoff = None
+    if loss != RECIPROCAL_RANK:
+        kind, _, number = loss.partition("@")
+        if kind != "miss" or not number.isdecimal():
+            raise UserError(
+                f"unknown loss {loss!r}; known: {RECIPROCAL_RANK!r}, and 'miss@10' with any number "
+                f"of results up to {outcome.num_results}"
+            )
+        cutoff = int(number)
+        if not 1 <= cutoff <= outcome.num_results:
+            raise UserError(
+                f"{loss!r} must look at 1 to {outcome.num_results} results (what the evaluation "
+                f"kept); evaluate the run again with more results"
+            )
     losses = pair_losses(outcome, cutoff)
     if not len(losses):
         raise UserError("the part holds no (query, label) pair: there is nothing to certify")
     if units == "queries":
-        return _query_sample(outcome.query_ids, losses, loss)
+        ids, places = np.unique(outcome.query_ids, return_inverse=True)
+        of_queries = np.bincount(places, weights=losses) / np.bincount(places)
+        if cutoff is None:  # that of the best placed positive
+            of_queries = np.ones(len(ids))
+            np.minimum.at(of_queries, places, losses)
+        return Sample(of_queries, None, np.ones(len(ids)), ids)
     _, label_ids = np.unique(outcome.label_ids, return_inverse=True)
     if units == "whole labels":  # the pairs of a label stand or fall together: all have its mean
         sums = np.bincount(label_ids, weights=losses)
         losses = np.minimum(sums / np.bincount(label_ids), 1)[label_ids]
     weights = loss_weights(label_ids, cap)
     return Sample(losses, label_ids, weights, np.arange(len(losses)))
-
-
-def _query_sample(query_ids: IntArray, losses_of_pairs: DoubleArray, loss: str) -> Sample:
-    ids, positions = np.unique(query_ids, return_inverse=True)
-    if loss == RECIPROCAL_RANK:
-        losses = np.ones(len(ids))
-        np.minimum.at(losses, positions, losses_of_pairs)
-    else:
-        losses = np.bincount(positions, weights=losses_of_pairs) / np.bincount(positions)
-    return Sample(losses, None, np.ones(len(ids)), ids)
-
-
-def _cutoff(loss: str, num_results: int) -> int:
-    """10 of 'miss@10'."""
-    kind, _, cutoff = loss.partition("@")
-    if kind != "miss" or not cutoff.isdecimal():
-        raise UserError(
-            f"unknown loss {loss!r}; known: {RECIPROCAL_RANK!r}, and 'miss@10' with any number of "
-            f"results up to {num_results}"
-        )
-    if not 1 <= int(cutoff) <= num_results:
-        raise UserError(
-            f"{loss!r} must look at 1 to {num_results} results (what the evaluation kept); "
-            f"evaluate the run again with more results"
-        )
-    return int(cutoff)

@@ -1,7 +1,7 @@
 """Two methods on the same queries: paired differences, over queries and over seeds."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +9,7 @@ from scipy.special import stdtrit
 
 from evenhand.data import Dataset
 from evenhand.errors import UserError
-from evenhand.evaluation.groups import (
-    BUILT_IN,
-    DoubleArray,
-    GroupColumn,
-    check_belongs,
-    group_columns,
-)
+from evenhand.evaluation.groups import BUILT_IN, DoubleArray, check_belongs, group_columns
 from evenhand.evaluation.outcome import Outcome
 from evenhand.evaluation.scores import (
     MIN_PAIRS,
@@ -72,14 +66,10 @@ def worst_groups(
         for column in group_columns(dataset, chosen_on)
         if column.name not in BUILT_IN and len(column.group_names)
     ]
-    least = {name: (min_pairs or {}).get(name, MIN_PAIRS) for name in columns}
-    scores = score_table(
-        outcome,
-        dataset,
-        chosen_on,
-        min_pairs={name: max(1, round(share * count)) for name, count in least.items()},
-        num_resamples=0,
-    )
+    least = {
+        name: max(1, round(share * (min_pairs or {}).get(name, MIN_PAIRS))) for name in columns
+    }
+    scores = score_table(outcome, dataset, chosen_on, min_pairs=least, num_resamples=0)
     lists = {
         f"{title} of {name}": GroupList(name, worst_members(scores, name, metric, count=count))
         for name in columns
@@ -121,17 +111,27 @@ def compare_outcomes(
     lists = {"all": GroupList("all", ("all",))}
     lists |= {name: GroupList("frequency", (name,)) for name in ("head", "torso", "tail")}
     lists |= groups or {}
-    columns = _columns_of(lists.values(), group_columns(dataset, part_name))
-    members = [_positions(columns, chosen) for chosen in lists.values()]
-    runs = [
-        pair_statistics(dataclasses.replace(outcome, cutoffs=cutoffs), columns)
-        for outcome in outcomes
-    ]
+    every = group_columns(dataset, part_name)
+    for chosen in lists.values():
+        check_known(chosen.column, [column.name for column in every], "column")
+        if not chosen.names:
+            raise UserError(f"a list of groups of {chosen.column!r} is empty: nothing to compare")
+    wanted = {chosen.column for chosen in lists.values()}
+    columns = [column for column in every if column.name in wanted]
+    starts = np.cumsum([0, *(len(column.group_names) for column in columns)]).tolist()
+    known = {c.name: (start, c.group_names) for c, start in zip(columns, starts, strict=False)}
+    members = []  # for each list, where its groups stand among the groups of all columns
+    for chosen in lists.values():
+        start, names = known[chosen.column]
+        for name in chosen.names:
+            check_known(name, names, f"group of {chosen.column!r}")
+        members.append([start + names.index(name) for name in chosen.names])
+    runs = [pair_statistics(dataclasses.replace(o, cutoffs=cutoffs), columns) for o in outcomes]
 
     def recalls(weights: DoubleArray) -> DoubleArray:
-        values = np.stack(
-            [_list_means(run.values_fn(weights), members) for run in runs]
-        )  # (2 * runs, lists, M, B)
+        """The unweighted mean over the groups of each list: (2, runs, lists, M, B)."""
+        of_groups = [run.values_fn(weights) for run in runs]  # (G, M, B) each
+        values = np.stack([[v[places].mean(axis=0) for places in members] for v in of_groups])
         return values.reshape(2, len(baseline), *values.shape[1:])
 
     num_queries = len(outcomes[0].retrieved_ids)
@@ -142,7 +142,10 @@ def compare_outcomes(
         draws.append((resampled[1] - resampled[0]).mean(0))  # (lists, M, B)
     lows, highs = interval(np.concatenate(draws, axis=-1))  # (lists, M)
     differences = values[1] - values[0]  # (runs, lists, M)
-    margins = _seed_margins(differences)  # (lists, M)
+    margins = np.full(differences.shape[1:], np.nan)  # (lists, M) of Student's 95 % interval
+    if len(baseline) > 1:
+        errors = differences.std(axis=0, ddof=1) / np.sqrt(len(baseline))
+        margins = stdtrit(len(baseline) - 1, 0.975) * errors
     means, sides = differences.mean(0), values.mean(1)  # (lists, M), (2, lists, M)
     return [
         Difference(
@@ -161,39 +164,3 @@ def compare_outcomes(
         for m, metric in enumerate(runs[0].metrics)
         for t, title in enumerate(lists)
     ]
-
-
-def _columns_of(lists: Iterable[GroupList], columns: list[GroupColumn]) -> list[GroupColumn]:
-    """The columns that some list is of."""
-    wanted = {chosen.column for chosen in lists}
-    for name in sorted(wanted):
-        check_known(name, [column.name for column in columns], "column")
-    return [column for column in columns if column.name in wanted]
-
-
-def _positions(columns: list[GroupColumn], chosen: GroupList) -> list[int]:
-    """Where the groups of a list stand among the groups of all columns."""
-    if not chosen.names:
-        raise UserError(f"a list of groups of {chosen.column!r} is empty: nothing to compare")
-    start = 0
-    for column in columns:
-        if column.name == chosen.column:
-            break
-        start += len(column.group_names)
-    for name in chosen.names:
-        check_known(name, column.group_names, f"group of {column.name!r}")
-    return [start + column.group_names.index(name) for name in chosen.names]
-
-
-def _list_means(values: DoubleArray, members: list[list[int]]) -> DoubleArray:
-    """Unweighted mean over the groups of each list: (G, M, B) -> (lists, M, B)."""
-    return np.stack([values[positions].mean(axis=0) for positions in members])
-
-
-def _seed_margins(differences: DoubleArray) -> DoubleArray:
-    """Half the width of Student's 95 % interval over runs: (runs, ...) -> (...)."""
-    num_runs = len(differences)
-    if num_runs < 2:
-        return np.full(differences.shape[1:], np.nan)
-    errors = differences.std(axis=0, ddof=1) / np.sqrt(num_runs)
-    return np.asarray(stdtrit(num_runs - 1, 0.975) * errors)

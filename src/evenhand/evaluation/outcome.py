@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data import FloatArray, IntArray, Part, pad_rows, pairs_of
+from evenhand.data.checks import MAX_IDS, check_ids
 from evenhand.data.npy import check_npy_header
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, open_input
 from evenhand.metrics import label_propensities, pair_ranks, query_metrics
-from evenhand.search.index import Index, check_scores
+from evenhand.search.exact import Index, check_scores
 
 CUTOFFS = (1, 5, 10, 25, 50)
 NUM_SHOWN = 10  # results kept for each query
+OF_PAIRS = ("query_ids", "label_ids", "ranks", "scores")
+OF_QUERIES = ("retrieved_ids", "retrieved_scores")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,16 +97,8 @@ def evaluate(
     if not batches:
         raise UserError("the part to evaluate holds no query")
     joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    pairs = pairs_of(part.positives)
-    return _outcome(
-        {
-            **joined,
-            "query_ids": pairs.query_ids,
-            "label_ids": pairs.label_ids,
-            "num_results": num_results,
-            "cutoffs": np.array(cutoffs),
-        }
-    )
+    pairs = pairs_of(part.positives)._asdict()  # query_ids, label_ids
+    return _outcome({**joined, **pairs, "num_results": num_results, "cutoffs": np.array(cutoffs)})
 
 
 def pair_losses(outcome: Outcome, cutoff: int | None = None) -> NDArray[np.float64]:
@@ -124,9 +119,8 @@ def _first(values: Tensor, absent: float) -> Tensor:
 
 
 def _arrays(outcome: Outcome) -> dict[str, Any]:
-    fields = ("query_ids", "label_ids", "ranks", "scores", "retrieved_ids", "retrieved_scores")
     return {
-        **{name: getattr(outcome, name) for name in fields},
+        **{name: getattr(outcome, name) for name in (*OF_PAIRS, *OF_QUERIES)},
         "num_results": np.array(outcome.num_results),
         "cutoffs": np.array(outcome.cutoffs),
         **{f"metric {name}": values for name, values in outcome.query_metrics.items()},
@@ -142,12 +136,7 @@ def _outcome(arrays: Mapping[str, Any]) -> Outcome:
         return {name.removeprefix(kind): arrays[name].astype(np.float32) for name in names}
 
     return Outcome(
-        query_ids=arrays["query_ids"],
-        label_ids=arrays["label_ids"],
-        ranks=arrays["ranks"],
-        scores=arrays["scores"],
-        retrieved_ids=arrays["retrieved_ids"],
-        retrieved_scores=arrays["retrieved_scores"],
+        **{name: arrays[name] for name in (*OF_PAIRS, *OF_QUERIES)},
         query_metrics=of_kind("metric "),
         query_weights=of_kind("weight "),
         num_results=int(arrays["num_results"]),
@@ -159,8 +148,8 @@ def _check(outcome: Outcome) -> None:
     """Refuses arrays that are not of the same queries and pairs, by a `ValueError`."""
     num_pairs, num_queries = len(outcome.query_ids), len(outcome.retrieved_ids)
     shapes = {
-        **dict.fromkeys(("query_ids", "label_ids", "ranks", "scores"), (num_pairs,)),
-        **dict.fromkeys(("retrieved_ids", "retrieved_scores"), (num_queries, NUM_SHOWN)),
+        **dict.fromkeys(OF_PAIRS, (num_pairs,)),
+        **dict.fromkeys(OF_QUERIES, (num_queries, NUM_SHOWN)),
     }
     for name, shape in shapes.items():
         array = getattr(outcome, name)
@@ -169,13 +158,9 @@ def _check(outcome: Outcome) -> None:
     for name, values in (outcome.query_metrics | outcome.query_weights).items():
         if values.shape != (num_queries,):
             raise ValueError(f"{name} is of shape {values.shape}, expected {(num_queries,)}")
-    limits = {"query_ids": num_queries - 1, "ranks": outcome.num_results}
-    for name, most in limits.items():
-        array = getattr(outcome, name)
-        if num_pairs and not 0 <= array.min() <= array.max() <= most:
-            raise ValueError(f"{name} must be from 0 to {most}")
-    if outcome.retrieved_ids.size and outcome.retrieved_ids.min() < -1:
-        raise ValueError(f"retrieved_ids must be from -1, got {outcome.retrieved_ids.min()}")
+    check_ids("query_ids", outcome.query_ids, num_queries)
+    check_ids("ranks", outcome.ranks, outcome.num_results + 1)
+    check_ids("retrieved_ids", outcome.retrieved_ids, MAX_IDS + 1, first=-1)
     if not all(type(cutoff) is int and cutoff > 0 for cutoff in outcome.cutoffs):
         raise ValueError(f"cutoffs must be above 0, got {outcome.cutoffs}")
 

@@ -7,12 +7,12 @@ import dataclasses
 import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from evenhand.data import Dataset, IntArray, memberships
 from evenhand.errors import UserError
@@ -314,9 +314,13 @@ def check_selector(
     min_pairs: Mapping[str, int] | None = None,
 ) -> None:
     """Refuses, before any training, a name that `selected_score` would refuse after it."""
+    empty_index = SimpleNamespace(  # of a single label: num_results may be any number
+        search=lambda queries, _: (torch.full((len(queries), 1), -1), torch.zeros(len(queries), 1)),
+        scores_of=lambda _, label_ids: torch.zeros(label_ids.shape),
+    )
     nothing_found = evaluate(
         lambda row_ids: torch.zeros(len(row_ids), 1),
-        _EmptyIndex(),
+        empty_index,
         dataset.parts[part_name],
         dataset.label_counts(),
         num_results=max(cutoffs),
@@ -325,17 +329,6 @@ def check_selector(
     )
     scores = score_table(nothing_found, dataset, part_name, min_pairs=min_pairs, num_resamples=0)
     selected_score(scores, name)
-
-
-class _EmptyIndex:
-    """An index without labels."""
-
-    def search(self, queries: Tensor, num_results: int) -> tuple[Tensor, Tensor]:
-        shape = (len(queries), 1)  # as of a single label: num_results may be any number
-        return torch.full(shape, -1), torch.full(shape, -torch.inf)
-
-    def scores_of(self, queries: Tensor, label_ids: Tensor) -> Tensor:
-        return torch.full(label_ids.shape, -torch.inf)
 
 
 def check_known(name: str, known: Sequence[str], what: str) -> None:

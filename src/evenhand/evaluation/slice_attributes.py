@@ -85,52 +85,42 @@ def attributes_of(dataset: Dataset, part_name: str) -> list[Attribute]:
         for c in group_columns(dataset, part_name)
         if c.name not in BUILT_IN  # finer below
     ]
-    label_counts = dataset.label_counts()[pairs.label_ids]  # (N,)
     features = [
-        ordinal("training pairs of the label", label_counts, DOUBLINGS),
-        *(_of_pairs(column, pairs.query_ids) for column in _query_features(dataset, part)),
+        attribute._replace(codes=attribute.codes[pairs.query_ids])
+        for attribute in _query_features(dataset, part)
     ]
+    label_counts = dataset.label_counts()[pairs.label_ids]  # (N,)
+    features.insert(0, ordinal("training pairs of the label", label_counts, DOUBLINGS))
     taken = {attribute.name for attribute in own}
     return [*own, *(attribute for attribute in features if attribute.name not in taken)]
 
 
-def _of_pairs(attribute: Attribute, query_ids: IntArray) -> Attribute:
-    """From codes of the queries (Q,) to those of their pairs (N,)."""
-    return attribute._replace(codes=attribute.codes[query_ids])
-
-
 def _query_features(dataset: Dataset, part: Part) -> Iterable[Attribute]:
-    train = dataset.parts["train"].features
-    if isinstance(part.features, Rows) and isinstance(train, Rows):
-        counts = np.bincount(train.ids, minlength=dataset.num_features)  # (features,)
-        yield from _rarity(part.features, counts)
-    elif not isinstance(part.features, Rows) and not isinstance(train, Rows):
-        yield _norm(part.features, train)
+    """What can be said of the queries of a part, with codes of the queries (Q,)."""
+    train, features = dataset.parts["train"].features, part.features
+    if isinstance(features, Rows) and isinstance(train, Rows):
+        # How often a query's rarest feature occurs in training, and how many do not at all.
+        counts = np.bincount(train.ids, minlength=dataset.num_features)[features.ids]  # (nnz,)
+        has_any = features.lengths() > 0  # (Q,)
+        starts = features.offsets[:-1][has_any]  # the rows without a feature have none between
+        rarest, shares = np.full((2, len(features)), np.nan)
+        if len(starts):
+            rarest[has_any] = np.minimum.reduceat(counts, starts)
+            unseen = np.add.reduceat((counts == 0).astype(np.float64), starts)
+            shares[has_any] = 100 * unseen / features.lengths()[has_any]
+        yield ordinal("rarest feature in training", rarest, DOUBLINGS)
+        yield ordinal("features unseen in training", shares, SHARES, " %")
+    elif not isinstance(features, Rows) and not isinstance(train, Rows):
+        # Dense features have no names: their norm, by the quartiles of the training part.
+        norms, train_norms = (  # by doubles: squares of float32 may overflow
+            np.sqrt(np.einsum("nf,nf->n", rows, rows, dtype=np.float64))
+            for rows in (features, train)
+        )
+        quartiles = np.quantile(train_norms, (0.25, 0.5, 0.75)) if len(train) else np.zeros(0)
+        bounds = [float(f"{quartile:.4g}") for quartile in np.unique(quartiles)]
+        yield ordinal("norm of the query", norms, bounds)
     if part.texts is not None and len(part.texts):
         yield from text_attributes(part.texts)
-
-
-def _rarity(features: Rows, train_counts: IntArray) -> Iterable[Attribute]:
-    """How often a query's rarest feature occurs in training, and how many do not at all."""
-    counts = train_counts[features.ids]  # (nnz,)
-    has_any = features.lengths() > 0  # (Q,)
-    starts = features.offsets[:-1][has_any]  # the rows without a feature have none between
-    rarest, shares = np.full((2, len(features)), np.nan)
-    if len(starts):
-        rarest[has_any] = np.minimum.reduceat(counts, starts)
-        unseen = np.add.reduceat((counts == 0).astype(np.float64), starts)
-        shares[has_any] = 100 * unseen / features.lengths()[has_any]
-    yield ordinal("rarest feature in training", rarest, DOUBLINGS)
-    yield ordinal("features unseen in training", shares, SHARES, " %")
-
-
-def _norm(features: NDArray[np.float32], train: NDArray[np.float32]) -> Attribute:
-    """Dense features have no names: their norm, by the quartiles of the training part."""
-    norms, train_norms = (  # by doubles: squares of float32 may overflow
-        np.sqrt(np.einsum("nf,nf->n", rows, rows, dtype=np.float64)) for rows in (features, train)
-    )
-    quartiles = np.quantile(train_norms, (0.25, 0.5, 0.75)) if len(train) else np.zeros(0)
-    return ordinal("norm of the query", norms, [float(f"{q:.4g}") for q in np.unique(quartiles)])
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -138,7 +128,12 @@ def _norm(features: NDArray[np.float32], train: NDArray[np.float32]) -> Attribut
 
 def text_attributes(texts: Strings) -> list[Attribute]:
     """Length, words, script, digits and signs of Q texts, character by character in numpy."""
-    points, text_ids = _characters(texts)  # (C,), (C,)
+    utf8 = np.asarray(texts.utf8)[texts.offsets[0] : texts.offsets[-1]]
+    points = np.frombuffer(utf8.tobytes().decode("utf-8").encode("utf-32-le"), dtype="<u4")  # (C,)
+    # A character begins where a byte does not continue another.
+    num_begun = np.concatenate([[0], np.cumsum((utf8 & 0xC0) != 0x80)])
+    lengths = np.diff(num_begun[np.asarray(texts.offsets) - texts.offsets[0]])  # (Q,)
+    text_ids = np.repeat(np.arange(len(texts)), lengths)  # (C,)
     known, kinds = np.unique(points, return_inverse=True)
     first_letters = [unicodedata.category(chr(point))[0] for point in known]
     categories = np.array(first_letters, dtype="<U1")[kinds]  # (C,)
@@ -149,48 +144,26 @@ def text_attributes(texts: Strings) -> list[Attribute]:
     def per_text(is_counted: NDArray[np.bool_]) -> NDArray[np.int64]:
         return np.bincount(text_ids[is_counted], minlength=len(texts))
 
-    is_sign = np.isin(categories, ["P", "S", "C"])
+    # The script of the first letter, and whether letters are of several.
+    names = [unicodedata.name(chr(point), "?").split(" ")[0] for point in known]
+    script_names, places = np.unique(np.array(names, dtype=str), return_inverse=True)
+    is_letter = categories == "L"
+    scripts, owners = places[kinds[is_letter]], text_ids[is_letter]
+    num_scripts = max(1, len(script_names))
+    used = np.unique(owners * num_scripts + scripts)  # every (text, script) once
+    is_mixed = np.bincount(used // num_scripts, minlength=len(texts)) > 1
+    first = np.full(len(texts), -1)
+    first[owners[::-1]] = scripts[::-1]  # the last to be written is the first letter
+    two_scripts = ["letters of one script", "letters of several scripts"]
     return [
-        ordinal("length", per_text(np.ones(len(points), dtype=bool)), LENGTHS),
+        ordinal("length", lengths, LENGTHS),
         ordinal("words", per_text(begins_word), WORDS),
         _yes_no("digit", per_text(categories == "N") > 0),
-        _yes_no("sign such as - or '", per_text(is_sign) > 0),
-        *_scripts(known, kinds, text_ids, is_letter=categories == "L", num_texts=len(texts)),
+        _yes_no("sign such as - or '", per_text(np.isin(categories, ["P", "S", "C"])) > 0),
+        nominal("script", first, [f"script = {name}" for name in script_names]),
+        nominal("scripts", is_mixed.astype(np.int64), two_scripts),
     ]
-
-
-def _characters(texts: Strings) -> tuple[IntArray, IntArray]:
-    """Code points of all texts one after the other, and which text each belongs to."""
-    utf8 = np.asarray(texts.utf8)[texts.offsets[0] : texts.offsets[-1]]
-    utf32 = utf8.tobytes().decode("utf-8").encode("utf-32-le")
-    # A character begins where a byte does not continue another.
-    num_begun = np.concatenate([[0], np.cumsum((utf8 & 0xC0) != 0x80)])
-    lengths = np.diff(num_begun[np.asarray(texts.offsets) - texts.offsets[0]])
-    return np.frombuffer(utf32, dtype="<u4"), np.repeat(np.arange(len(texts)), lengths)
 
 
 def _yes_no(what: str, is_so: NDArray[np.bool_]) -> Attribute:
     return nominal(what, is_so.astype(np.int64), [f"has no {what}", f"has a {what}"])
-
-
-def _scripts(
-    known: IntArray,
-    kinds: IntArray,
-    text_ids: IntArray,
-    *,
-    is_letter: NDArray[np.bool_],
-    num_texts: int,
-) -> Iterable[Attribute]:
-    """The script of a text's first letter, and whether its letters are of several."""
-    names = [unicodedata.name(chr(point), "?").split(" ")[0] for point in known]
-    script_names = sorted(set(names))
-    places = {name: place for place, name in enumerate(script_names)}
-    scripts = np.array([places[name] for name in names], dtype=np.int64)[kinds[is_letter]]
-    owners = text_ids[is_letter]
-    used = np.unique(owners * max(1, len(script_names)) + scripts)  # every (text, script) once
-    num_scripts = np.bincount(used // max(1, len(script_names)), minlength=num_texts)
-    first = np.full(num_texts, -1)
-    first[owners[::-1]] = scripts[::-1]  # the last to be written is the first letter
-    yield nominal("script", first, [f"script = {name}" for name in script_names])
-    several = (num_scripts > 1).astype(np.int64)
-    yield nominal("scripts", several, ["letters of one script", "letters of several scripts"])

@@ -45,12 +45,9 @@ class Looks(NamedTuple):
     def among(self, pairs: IntArray, *, min_pairs: int) -> "Looks":
         """Of these pairs alone: slices that hold enough of them and not most, each set once."""
         cells = self.cells[:, pairs]
-        counts, sums = (self.unions @ (cells @ _marks(len(pairs)))).T  # (S,), (S,)
-        small = np.flatnonzero((counts >= min_pairs) & (counts <= MAX_SHARE * len(pairs)))
-        kept = small[_firsts(sums[small])]
-        return Looks(
-            [self.conditions[row] for row in kept], cells, self.unions[kept], self.num_singles
-        )
+        kept = _distinct(self.unions, cells, min_pairs, most=MAX_SHARE * len(pairs))
+        conditions = [self.conditions[row] for row in kept]
+        return Looks(conditions, cells, self.unions[kept], self.num_singles)
 
 
 class _Family(NamedTuple):
@@ -65,7 +62,10 @@ def slices_to_look_at(
     attributes: Sequence[Attribute], *, max_conditions: int, min_pairs: int
 ) -> Looks:
     """Conjunctions of up to `max_conditions` conditions, each on another attribute."""
-    singles = [_single(attribute, place, min_pairs) for place, attribute in enumerate(attributes)]
+    singles = []
+    for place, (_, codes, words, members) in enumerate(attributes):
+        conditions: list[Conditions] = [((place, c),) for c in range(len(words))]
+        singles.append(_keep(_Family(codes, members, conditions), min_pairs))
     families: dict[tuple[int, ...], _Family] = {(n,): f for n, f in enumerate(singles)}
     for size in range(2, max_conditions + 1):
         for chosen in itertools.combinations(range(len(attributes)), size):
@@ -73,12 +73,12 @@ def slices_to_look_at(
             if parent is not None and parent.conditions and last.conditions:
                 families[chosen] = _join(parent, last, min_pairs)
     num_singles = sum(len(family.conditions) for family in singles)
-    return _stack([f for f in families.values() if f.conditions], num_singles)
-
-
-def _single(attribute: Attribute, place: int, min_pairs: int) -> _Family:
-    conditions: list[Conditions] = [((place, c),) for c in range(len(attribute.conditions))]
-    return _keep(_Family(attribute.codes, attribute.members, conditions), min_pairs)
+    kept = [family for family in families.values() if family.conditions]
+    if not kept:
+        return Looks([], csr_matrix((0, 0)), csr_matrix((0, 0)), num_singles)
+    everything = [slice_ for family in kept for slice_ in family.conditions]
+    unions = block_diag([family.unions for family in kept], format="csr")
+    return Looks(everything, _cell_matrix(kept), unions, num_singles)
 
 
 def _join(parent: _Family, last: _Family, min_pairs: int) -> _Family:
@@ -113,19 +113,20 @@ def _khatri_rao(first: Any, second: Any) -> Any:
 
 def _keep(family: _Family, min_pairs: int) -> _Family:
     """Without the slices that are too small, that hold all pairs, or that are others again."""
-    num_pairs = len(family.cells)
-    counts, sums = (family.unions @ (_cell_matrix([family]) @ _marks(num_pairs))).T  # (s,), (s,)
-    enough = np.flatnonzero((counts >= min_pairs) & (counts < num_pairs))
-    kept = enough[_firsts(sums[enough])]
+    most = len(family.cells) - 1
+    kept = _distinct(family.unions, _cell_matrix([family]), min_pairs, most=most)
     return _Family(family.cells, family.unions[kept], [family.conditions[row] for row in kept])
 
 
-def _stack(families: list[_Family], num_singles: int) -> Looks:
-    if not families:
-        return Looks([], csr_matrix((0, 0)), csr_matrix((0, 0)), num_singles)
-    conditions = [slice_ for family in families for slice_ in family.conditions]
-    unions = block_diag([family.unions for family in families], format="csr")
-    return Looks(conditions, _cell_matrix(families), unions, num_singles)
+def _distinct(unions: Any, cells: Any, min_pairs: int, *, most: float) -> IntArray:
+    """The slices of `min_pairs` to `most` pairs, of each set of pairs the first: positions."""
+    # A random number for each pair, the sum of which tells sets apart. The numbers are whole, so
+    # that sums do not depend on their order.
+    marks = np.random.default_rng(0).integers(1, 2**30, size=cells.shape[1])
+    values = np.stack([np.ones(len(marks)), marks], axis=1)  # (N, 2)
+    counts, sums = (unions @ (cells @ values)).T  # (S,), (S,)
+    enough = np.flatnonzero((counts >= min_pairs) & (counts <= most))
+    return np.asarray(enough[np.sort(np.unique(sums[enough], return_index=True)[1])])
 
 
 def _cell_matrix(families: Sequence[_Family]) -> Any:
@@ -136,20 +137,6 @@ def _cell_matrix(families: Sequence[_Family]) -> Any:
     places = np.concatenate(rows), np.concatenate(pairs)
     shape = starts[-1], len(families[0].cells)
     return csr_matrix((np.ones(len(places[0])), places), shape=shape)
-
-
-def _marks(num_pairs: int) -> DoubleArray:
-    """A one and a random number for each pair, the sum of which tells sets apart: (N, 2).
-
-    The numbers are whole, so that sums do not depend on their order.
-    """
-    marks = np.random.default_rng(0).integers(1, 2**30, size=num_pairs)
-    return np.stack([np.ones(num_pairs), marks], axis=1)
-
-
-def _firsts(values: DoubleArray) -> IntArray:
-    """Positions where a value occurs for the first time, in order."""
-    return np.sort(np.unique(values, return_index=True)[1])
 
 
 def is_in_slice(attributes: Sequence[Attribute], conditions: Conditions) -> NDArray[np.bool_]:
@@ -214,18 +201,15 @@ class Scorer(NamedTuple):
 
     def scores(self, totals: DoubleArray) -> DoubleArray:
         """(S, B) -> (S, B), 0 or less where a slice is not worse than its baseline."""
-        divergences = _surprise(totals, self.baselines)
-        divergences += _surprise(
-            np.maximum(self.counts - totals, 0.0), self.counts - self.baselines
-        )
+        divergences = np.zeros_like(totals)
+        for observed, expected in (
+            (totals, self.baselines),
+            (np.maximum(self.counts - totals, 0.0), self.counts - self.baselines),
+        ):  # t log(t / e); 0 where nothing is expected, since the total is then 0 too
+            ratios = np.maximum(observed, 1e-300) / np.maximum(expected, 1e-300)
+            divergences += xlogy(observed, ratios)
         is_worse = totals > self.baselines + 1e-9
         return np.where(is_worse, self.scales * divergences, 0.0) - self.penalties
-
-
-def _surprise(totals: DoubleArray, expected: DoubleArray) -> DoubleArray:
-    """t log(t / e); 0 where nothing is expected, since the total is then 0 too."""
-    expected = np.maximum(expected, 1e-300)
-    return np.asarray(xlogy(totals, np.maximum(totals, 1e-300) / expected))
 
 
 def scorer_of(
@@ -257,7 +241,23 @@ def _variances(losses: DoubleArray, looks: Looks, slabs: Sequence[IntArray]) -> 
 
         sum_q (c_q - mean c)^2 * var(means)    and    sum_q c_q (m - c_q) / m * var(rests).
     """
-    sums, squares = _query_counts(looks, slabs)  # (S, strata)
+    num_pairs = looks.cells.shape[1]
+    is_here = np.zeros((num_pairs, len(slabs)))
+    for stratum, pairs in enumerate(slabs):
+        is_here[pairs.ravel(), stratum] = 1
+    sums = looks.totals(is_here)  # of c_q over each stratum: (S, strata)
+    squares = sums.copy()  # of c_q ** 2; where a query has one pair, c_q is 0 or 1
+    by_query = {}  # of each stratum with several pairs a query: (cells, queries)
+    for stratum, pairs in enumerate(slabs):
+        if pairs.shape[1] > 1:
+            columns = np.repeat(np.arange(len(pairs)), pairs.shape[1])
+            entries = np.ones(pairs.size), (pairs.ravel(), columns)
+            by_query[stratum] = looks.cells @ csr_matrix(entries, shape=(num_pairs, len(pairs)))
+    for start in range(0, len(sums) if by_query else 0, SLICES_AT_ONCE):  # bounds the memory
+        some = slice(start, start + SLICES_AT_ONCE)
+        unions = looks.unions[some]
+        for stratum, cells in by_query.items():
+            squares[some, stratum] = (unions @ cells).power(2).sum(axis=1).A1
     num_queries, lengths = np.array([pairs.shape for pairs in slabs]).T  # (strata,)
     between, within = [], []
     for pairs in slabs:
@@ -268,31 +268,6 @@ def _variances(losses: DoubleArray, looks: Looks, slabs: Sequence[IntArray]) -> 
     of_means = (squares - sums**2 / num_queries) @ np.array(between)
     of_rests = (sums - squares / lengths) @ np.array(within)
     return np.asarray(of_means + of_rests)
-
-
-def _query_counts(looks: Looks, slabs: Sequence[IntArray]) -> tuple[DoubleArray, DoubleArray]:
-    """Sums of c and of c^2, the pairs a slice has of a query, over each stratum: (S, strata)."""
-    num_pairs = looks.cells.shape[1]
-    is_here = np.zeros((num_pairs, len(slabs)))
-    for stratum, pairs in enumerate(slabs):
-        is_here[pairs.ravel(), stratum] = 1
-    sums = looks.totals(is_here)
-    squares = sums.copy()  # where a query has one pair, c is 0 or 1
-    several = [stratum for stratum, pairs in enumerate(slabs) if pairs.shape[1] > 1]
-    if not several:
-        return sums, squares
-    lengths = np.concatenate([np.full(*slabs[stratum].shape) for stratum in several])
-    rows = np.concatenate([slabs[stratum].ravel() for stratum in several])
-    columns = np.repeat(np.arange(len(lengths)), lengths)
-    owners = csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(num_pairs, len(lengths)))
-    cells = looks.cells @ owners  # sparse (cells, queries of several pairs)
-    bounds = np.cumsum([0, *(len(slabs[stratum]) for stratum in several)])
-    for start in range(0, len(sums), SLICES_AT_ONCE):  # bounds the memory
-        counts = (looks.unions[start : start + SLICES_AT_ONCE] @ cells).power(2).tocsc()
-        for stratum, (first, last) in zip(several, itertools.pairwise(bounds), strict=True):
-            block = counts[:, first:last].sum(axis=1)
-            squares[start : start + SLICES_AT_ONCE, stratum] = np.asarray(block).ravel()
-    return sums, squares
 
 
 # --- the test -------------------------------------------------------------------------------------

@@ -5,41 +5,25 @@ A slice is a conjunction of conditions on different columns (see `slice_attribut
 takes the one that explains most, sets its pairs aside and looks again, until what is left could be
 chance.
 
-The score is that of a scan statistic (Kulldorff 1997), on SliceLine's search space (Sagadeeva and
-Boehm 2021). For a slice of n pairs with a mean loss of t, where e is expected of them,
+For a slice of n pairs with a mean loss of t, where e is expected of them,
 
     score = scale * n * KL(t, e) - (conditions - 1) * log(number of single conditions)
 
-if t is above e, and nothing otherwise. KL is the divergence of two coins: n KL is how much likelier
-the losses are if the slice has a rate of its own, which weighs loss and size without a knob. e is
-the mean loss of the queries with as many pairs that are left, or of all pairs if that is higher.
-`scale` is the variance
-of n coins over the variance that permutations give the slice: it corrects for losses that are no
-coins, for pairs that come in queries, and for slices that are a large part of all pairs. A further
-condition has to earn the logarithm of how many there are to choose from: without that, a chance
-detail of a bad slice would be shown in its place.
+if t is above e, and nothing otherwise. e is the mean loss of the queries with as many pairs that
+are left, or of all pairs if that is higher; `scale` is the variance of n coins over the variance
+that permutations give the slice.
 
-The test permutes losses. Queries with as many pairs change places, and the pairs within a query;
-a query's losses stay together. If losses have nothing to do with any column, every such
-permutation is equally likely, so the share of permutations whose *largest* score over all slices
-reaches the observed one is an exact p-value for having found anything, however many slices were
-looked at and however they overlap. Labels are taken as they are: where some are harder than others,
-the queries of one label fare alike, and a group of few labels may differ from the rest by that
-alone. It is then bad, for these labels, but the column need not be the reason. With labels as the
-units, labels with as many pairs change places instead, and what is found would hold for new labels.
-
-After a slice is set aside the same test is made of the rest (Zhang, Assuncao and Kulldorff 2010); a
-slice's p-value is never below that of those before it. The first test is exact, the later ones
-nearly: what is left was chosen by its losses. On made data with one bad slice
-(`benchmarks/slices.py`) a further, false claim follows in 5 % of the cases.
-
-The library `sliceline` does not fit: it has no test, knows no queries of several pairs, and brings
-scikit-learn.
+The test permutes losses: queries with as many pairs change places, and the pairs within a query.
+The share of permutations whose *largest* score over all slices reaches the observed one is an exact
+p-value. With labels as the units, labels with as many pairs change places instead. After a slice is
+set aside the same test is made of the rest; a slice's p-value is never below that of those before
+it. Why all this is so, and what was measured: docs/slices.md.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +45,8 @@ MIN_PAIRS, MIN_SHARE = 30, 0.001  # a slice with fewer pairs, or a smaller share
 LEVEL = 0.05
 NUM_EXAMPLES = 3
 NORMAL_QUANTILE = 1.959964  # 97.5 %
+
+_Found = tuple[tuple[str, ...], NDArray[np.bool_], float]  # words, members (N,), p-value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,63 +110,8 @@ def find_slices(
         >>> [(s.conditions, s.num_pairs, s.value) for s in found.slices]
         [(('THAI',), 100, 0.5)]
     """
-    min_pairs = default_min_pairs(len(losses)) if min_pairs is None else min_pairs
-    _check(losses, query_ids, attributes, max_conditions, min_pairs, num_permutations)
-    mean_loss = float(losses.mean()) if len(losses) else np.nan
-    unit_ids = query_ids if unit_ids is None else unit_ids
-    kept: IntArray = np.arange(len(losses))
-    strata: IntArray = np.zeros(len(losses), dtype=np.int64)
-    everything = slices_to_look_at(attributes, max_conditions=max_conditions, min_pairs=min_pairs)
-    found: list[_Found] = []
-    num_looks, p_value = 0, 0.0
-    while len(found) < max_slices and everything.conditions:
-        looks = everything.among(kept, min_pairs=min_pairs)
-        num_looks = num_looks or len(looks.conditions)
-        strata = strata_of(unit_ids[kept], strata)
-
-        def advance(count: int, done: int = len(found) * num_permutations) -> None:
-            progress(done + count, done + num_permutations)
-
-        best = largest_score(
-            losses[kept],
-            looks,
-            slabs_of(unit_ids[kept], strata),
-            mean_loss=mean_loss,
-            num_permutations=num_permutations,
-            generator=np.random.default_rng([seed, len(found)]),
-            progress=advance,
-        )
-        p_value = max(p_value, best.p_value)
-        if p_value > LEVEL:
-            break
-        conditions = looks.conditions[best.place]
-        words = tuple(attributes[a].conditions[c] for a, c in conditions)
-        found.append(_Found(words, is_in_slice(attributes, conditions), p_value))
-        is_left = ~found[-1].is_member[kept]
-        kept, strata = kept[is_left], strata[is_left]
-    return Findings(
-        slices=_describe(losses, query_ids, found, seed=seed),
-        value=1 - mean_loss,
-        num_pairs=len(losses),
-        num_queries=len(np.unique(query_ids)),
-        num_looks=num_looks,
-        min_pairs=min_pairs,
-        num_permutations=num_permutations,
-    )
-
-
-def default_min_pairs(num_pairs: int) -> int:
-    return max(MIN_PAIRS, int(np.ceil(MIN_SHARE * num_pairs)))
-
-
-def _check(
-    losses: DoubleArray,
-    query_ids: IntArray,
-    attributes: Sequence[Attribute],
-    max_conditions: int,
-    min_pairs: int,
-    num_permutations: int,
-) -> None:
+    if min_pairs is None:
+        min_pairs = max(MIN_PAIRS, math.ceil(MIN_SHARE * len(losses)))
     lengths = {len(losses), len(query_ids), *(len(a.codes) for a in attributes)}
     if len(lengths) > 1:
         raise ValueError(
@@ -193,21 +124,51 @@ def _check(
         raise ValueError(f"max_conditions must be between 1 and 3, got {max_conditions}")
     if min_pairs < 1:
         raise ValueError(f"min_pairs must be at least 1, got {min_pairs}")
-    least = int(np.ceil(1 / LEVEL)) - 1
-    if num_permutations < least:
+    if num_permutations < 1 / LEVEL - 1:
         raise ValueError(
-            f"num_permutations must be at least {least} (with fewer nothing is ever clear at "
-            f"{LEVEL:.0%}), got {num_permutations}"
+            f"num_permutations must be at least {1 / LEVEL - 1:.0f} (with fewer nothing is ever "
+            f"clear at {LEVEL:.0%}), got {num_permutations}"
         )
+    mean_loss, unit_ids = _mean(losses), query_ids if unit_ids is None else unit_ids
+    kept: IntArray = np.arange(len(losses))
+    strata: IntArray = np.zeros(len(losses), dtype=np.int64)
+    everything = slices_to_look_at(attributes, max_conditions=max_conditions, min_pairs=min_pairs)
+    found: list[_Found] = []
+    num_looks, p_value = 0, 0.0
+    while len(found) < max_slices and everything.conditions:
+        looks = everything.among(kept, min_pairs=min_pairs)
+        num_looks = num_looks or len(looks.conditions)
+        strata = strata_of(unit_ids[kept], strata)
+        done = len(found) * num_permutations
+        best = largest_score(
+            losses[kept],
+            looks,
+            slabs_of(unit_ids[kept], strata),
+            mean_loss=mean_loss,
+            num_permutations=num_permutations,
+            generator=np.random.default_rng([seed, len(found)]),
+            progress=lambda count, done=done: progress(done + count, done + num_permutations),  # type: ignore[misc]
+        )
+        p_value = max(p_value, best.p_value)
+        if p_value > LEVEL:
+            break
+        conditions = looks.conditions[best.place]
+        words = tuple(attributes[a].conditions[c] for a, c in conditions)
+        is_member = is_in_slice(attributes, conditions)
+        found.append((words, is_member, p_value))
+        kept, strata = kept[~is_member[kept]], strata[~is_member[kept]]
+    return Findings(
+        slices=_describe(losses, query_ids, found, seed=seed),
+        value=1 - mean_loss,
+        num_pairs=len(losses),
+        num_queries=len(np.unique(query_ids)),
+        num_looks=num_looks,
+        min_pairs=min_pairs,
+        num_permutations=num_permutations,
+    )
 
 
 # --- figures --------------------------------------------------------------------------------------
-
-
-class _Found(NamedTuple):
-    conditions: tuple[str, ...]  # in words
-    is_member: NDArray[np.bool_]  # (N,)
-    p_value: float
 
 
 def _describe(
@@ -217,8 +178,13 @@ def _describe(
     is_old = np.zeros(len(losses), dtype=bool)
     slices = []
     for conditions, is_member, p_value in found:
-        new_losses, mine = losses[is_member & ~is_old], losses[is_member]
+        is_new = is_member & ~is_old
+        new_losses, mine = losses[is_new], losses[is_member]
         low, high = loss_interval(mine, query_ids[is_member])
+        # Examples: some pairs of the largest loss there is, of different queries.
+        worst = np.flatnonzero(is_new & (losses == new_losses.max(initial=0.0)) & (losses > 0))
+        worst = worst[np.unique(query_ids[worst], return_index=True)[1]]
+        drawn = np.random.default_rng(seed).permutation(worst)[:NUM_EXAMPLES]
         slices.append(
             Slice(
                 conditions=conditions,
@@ -232,7 +198,7 @@ def _describe(
                 new_value=1 - _mean(new_losses),
                 excess=float(new_losses.sum() - len(new_losses) * losses.mean()),
                 p_value=p_value,
-                examples=_examples(losses, query_ids, is_member & ~is_old, seed=seed),
+                examples=tuple(np.sort(drawn).tolist()),
             )
         )
         is_old |= is_member
@@ -266,17 +232,6 @@ def loss_interval(losses: DoubleArray, query_ids: IntArray) -> tuple[float, floa
     return float(centre - NORMAL_QUANTILE * half), float(centre + NORMAL_QUANTILE * half)
 
 
-def _examples(
-    losses: DoubleArray, query_ids: IntArray, is_member: NDArray[np.bool_], *, seed: int
-) -> tuple[int, ...]:
-    """Some pairs of the largest loss there is in a slice, of different queries."""
-    worst = losses[is_member].max(initial=0.0)
-    pairs = np.flatnonzero(is_member & (losses == worst) & (losses > 0))
-    pairs = pairs[np.unique(query_ids[pairs], return_index=True)[1]]
-    drawn = np.random.default_rng(seed).permutation(pairs)[:NUM_EXAMPLES]
-    return tuple(int(pair) for pair in np.sort(drawn))
-
-
 # --- of an evaluated run --------------------------------------------------------------------------
 
 
@@ -287,33 +242,20 @@ def slices_of(
     *,
     metric: str = "recall@10",
     units: str = "queries",
-    max_conditions: int = 2,
-    min_pairs: int | None = None,
-    num_permutations: int = 200,
-    max_slices: int = 20,
-    seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    **search: Any,
 ) -> Findings:
     """`find_slices` among the pairs of an evaluated part, by its groups and `attributes_of`.
 
     Args:
         units: what is exchanged when losses are permuted, "queries" or "labels".
+        search: the other settings of `find_slices`.
     """
     check_belongs(outcome, dataset.parts[part_name], part_name)
-    if units not in ("queries", "labels"):
+    unit_ids = {"queries": outcome.query_ids, "labels": outcome.label_ids}
+    if units not in unit_ids:
         raise ValueError(f"units must be 'queries' or 'labels', got {units!r}")
-    return find_slices(
-        metric_losses(outcome, metric),
-        outcome.query_ids,
-        attributes_of(dataset, part_name),
-        unit_ids=outcome.query_ids if units == "queries" else outcome.label_ids,
-        max_conditions=max_conditions,
-        min_pairs=min_pairs,
-        num_permutations=num_permutations,
-        max_slices=max_slices,
-        seed=seed,
-        progress=progress,
-    )
+    losses, attributes = metric_losses(outcome, metric), attributes_of(dataset, part_name)
+    return find_slices(losses, outcome.query_ids, attributes, unit_ids=unit_ids[units], **search)
 
 
 def checked_slices(
@@ -333,7 +275,7 @@ def checked_slices(
     for s in findings.slices:
         known = tuple(places[words] for words in s.conditions if words in places)
         is_member = is_in_slice(attributes, known) if len(known) == len(s.conditions) else nobody
-        found.append(_Found(s.conditions, is_member, s.p_value))
+        found.append((s.conditions, is_member, s.p_value))
     return dataclasses.replace(
         findings,
         slices=_describe(losses, outcome.query_ids, found, seed=0),

@@ -1,12 +1,11 @@
-"""Search: queries in, label ids and scores out, best first (the contract is in `index`).
+"""Search: queries in, label ids and scores out, best first (`Index` in `exact` is the contract).
 
 `Searcher` is the whole way, from texts or features to labels; `ExactIndex` searches by the model's
 vectors alone, `HybridIndex` adds votes of similar training queries and a linear ranker.
 """
 
-from evenhand.search.exact import ExactIndex
+from evenhand.search.exact import ExactIndex, Index, SearchResult, check_scores
 from evenhand.search.hybrid import HybridIndex, HybridQueries
-from evenhand.search.index import Index, SearchResult, check_scores
 from evenhand.search.neighbours import Neighbours
 from evenhand.search.query_data import QueryData
 from evenhand.search.ranker import LinearRanker

@@ -25,6 +25,8 @@ Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
 Ids = NDArray[np.uint32]  # unsigned: with no code for places counted from the end
 Places = NDArray[np.int32]
+SparseRows = tuple[Offsets, Ids, Floats]
+Settings = tuple[float, float, float, int, float]
 
 _32 = np.uint64(32)
 
@@ -39,16 +41,10 @@ def fit_labels(
     counts: Offsets,
     positive_counts: Offsets,
     rows: Places,
-    offsets: Offsets,
-    ids: Ids,
-    values: Floats,
+    features: SparseRows,
     squares: Floats,
     num_features: int,
-    positive_cost: float,
-    negative_cost: float,
-    tolerance: float,
-    max_passes: int,
-    smallest_weight: float,
+    settings: Settings,
     seed: int,
 ) -> tuple[NDArray[np.int64], Ids, Floats, Floats]:
     """Fits some labels.
@@ -57,41 +53,29 @@ def fit_labels(
         labels: (K,) which labels they are; each has an order of rows of its own.
         starts, counts: (K,) where the rows of each label lie in `rows`.
         positive_counts: (K,) how many of them, the first ones, are positive.
-        offsets, ids, values: the features of all rows.
         squares: (N,) the squared length of each row, with that of the constant feature.
+        settings: costs of positives and negatives, tolerance, most passes, smallest weight kept.
 
     Returns:
         The number of weights kept of each label (K,), their features and values, label after label,
         and the weights of the constant feature (K,).
     """
+    offsets, ids, _ = features
+    smallest_weight = settings[4]
     num_kept = np.zeros(len(labels), np.int64)
     biases = np.zeros(len(labels), np.float32)
     kept_ids, kept_values = np.empty(1024, np.uint32), np.empty(1024, np.float32)
     weights = np.zeros(num_features, np.float32)
-    most = 0
-    for place in range(len(counts)):
-        most = max(most, counts[place])
-    alphas, order = np.empty(most, np.float32), np.empty(most, np.int32)
+    alphas, order = np.empty(counts.max(), np.float32), np.empty(counts.max(), np.int32)
     total = 0
     for place in range(len(labels)):
-        first, count = starts[place], counts[place]
-        own_rows = rows[first : first + count]
+        count = counts[place]
+        own_rows = rows[starts[place] : starts[place] + count]
+        state = jit_mix64(np.uint64(seed) ^ jit_mix64(np.uint64(labels[place])))
         biases[place] = _fit_label(
-            own_rows,
-            positive_counts[place],
-            offsets,
-            ids,
-            values,
-            squares,
-            np.float32(positive_cost),
-            np.float32(negative_cost),
-            tolerance,
-            max_passes,
-            jit_mix64(np.uint64(seed) ^ jit_mix64(np.uint64(labels[place]))),
-            weights,
-            alphas[:count],
-            order[:count],
-        )
+            own_rows, positive_counts[place], features, squares, settings, state, weights,
+            alphas[:count], order[:count],
+        )  # fmt: skip
         # Alphas below 0 are of rows that came and went: what is left of them is rounding.
         own_first = total
         for row_place in range(count):
@@ -115,14 +99,9 @@ def fit_labels(
 def _fit_label(
     rows: Places,
     num_positives: int,
-    offsets: Offsets,
-    ids: Ids,
-    values: Floats,
+    features: SparseRows,
     squares: Floats,
-    positive_cost: np.float32,
-    negative_cost: np.float32,
-    tolerance: float,
-    max_passes: int,
+    settings: Settings,
     state: np.uint64,
     weights: Floats,
     alphas: Floats,
@@ -136,11 +115,13 @@ def _fit_label(
         alphas: (n,) left as they are in the end, as -1 where they were above 0 and are no more.
         order: (n,) working space.
     """
-    count = len(rows)
+    offsets, ids, values = features
+    positive_cost, negative_cost = np.float32(settings[0]), np.float32(settings[1])
+    tolerance, max_passes = settings[2], settings[3]
+    count, bias = len(rows), np.float32(0)
     for place in range(count):
         alphas[place] = 0
         order[place] = place
-    bias = np.float32(0)
     num_active, last_maximum = count, np.inf
     for _ in range(max_passes):
         for place in range(num_active - 1, 0, -1):
@@ -186,8 +167,9 @@ def _fit_label(
 
 
 @jit
-def squared_lengths(offsets: Offsets, ids: Ids, values: Floats, num_features: int) -> Floats:
+def squared_lengths(features: SparseRows, num_features: int) -> Floats:
     """(N,) of each row with a constant feature of value 1; values of one feature add up."""
+    offsets, ids, values = features
     squares = np.empty(len(offsets) - 1, np.float32)
     dense = np.zeros(num_features, np.float32)
     for row in range(len(squares)):
@@ -225,15 +207,6 @@ def clear_positives(mined: Places, offsets: Offsets, labels: Places, first_row: 
 
 
 @jit
-def count_labels(mined: Places, counts: Offsets) -> None:
-    """Adds to counts (L,) how often each label was mined."""
-    for row in range(len(mined)):
-        for column in range(mined.shape[1]):
-            if mined[row, column] >= 0:
-                counts[mined[row, column]] += 1
-
-
-@jit
 def list_rows(
     offsets: Offsets, labels: Places, mined: Places, first: int, last: int, places: Offsets,
     rows: Places,
@@ -264,34 +237,10 @@ def list_rows(
 
 
 @jit
-def order_by_label(label_ids: NDArray[np.int64], starts: Offsets, order: Offsets) -> int:
-    """Lists the places of (n,) label ids by label, without those below 0, and returns how many.
-
-    Args:
-        starts: (L + 1,) zeros, working space.
-        order: (n,) filled from its start.
-    """
-    for place in range(len(label_ids)):
-        if label_ids[place] >= 0:
-            starts[label_ids[place] + 1] += 1
-    for label in range(1, len(starts)):
-        starts[label] += starts[label - 1]
-    for place in range(len(label_ids)):
-        if label_ids[place] >= 0:
-            order[starts[label_ids[place]]] = place
-            starts[label_ids[place]] += 1
-    return int(starts[-1])
-
-
-@jit
 def score_labels(
     num_threads: int,
-    offsets: Offsets,
-    ids: Ids,
-    values: Floats,
-    label_offsets: Offsets,
-    label_features: Ids,
-    label_weights: Floats,
+    features: SparseRows,
+    weights: SparseRows,
     biases: Floats,
     label_ids: NDArray[np.int64],
     order: Offsets,
@@ -304,13 +253,11 @@ def score_labels(
     once, for all of the rows that ask for it.
 
     Args:
+        weights: (L,) of the features, for each label.
         order: places in the flat label_ids, by label.
         spaces: (P, F) of zeros, which they are again in the end: a part of the places uses one.
     """
-    arguments = (
-        offsets, ids, values, label_offsets, label_features, label_weights, biases,
-        label_ids, order, spaces, scores,
-    )  # fmt: skip
+    arguments = (features, weights, biases, label_ids, order, spaces, scores)
     in_parts(_score_labels, len(spaces), num_threads, arguments)
 
 
@@ -318,18 +265,17 @@ def score_labels(
 def _score_labels(
     first: int,
     last: int,
-    offsets: Offsets,
-    ids: Ids,
-    values: Floats,
-    label_offsets: Offsets,
-    label_features: Ids,
-    label_weights: Floats,
+    features: SparseRows,
+    weights: SparseRows,
     biases: Floats,
     label_ids: NDArray[np.int64],
     order: Offsets,
     spaces: Floats,
     scores: Floats,
 ) -> None:
+    """The places of the parts from `first` on, before `last`."""
+    offsets, ids, values = features
+    label_offsets, label_features, label_weights = weights
     num_parts, width = len(spaces), scores.shape[1]
     for part in range(first, last):
         dense, current = spaces[part], -1

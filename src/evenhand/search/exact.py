@@ -1,4 +1,6 @@
-"""Exact search: every label is scored, a block at a time, in memory that does not grow with L.
+"""What every index is asked and answers, and exact search.
+
+Exact: every label is scored, a block at a time, in memory that does not grow with L.
 
 On a CPU each thread takes its queries all the way, product and selection by turns, so that scores
 are selected from while they are in its cache. Other devices and precisions use torch alone.
@@ -7,11 +9,13 @@ are selected from while they are in its cache. Other devices and precisions use 
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from evenhand.search.index import SearchResult
+from evenhand.errors import UserError
+from evenhand.search.best_so_far import BestSoFar
 
 # 64 MiB of float32, measured on two cores: with less the many small steps cost more than they
 # should, with more the first touch of fresh memory does.
@@ -20,6 +24,32 @@ GATHER_FLOATS = 2**24  # label vectors copied at once by `scores_of`
 SCORES_OF_THREAD = 2**20  # 4 MiB, a thread's share of a usual third-level cache
 ROWS_OF_THREAD = 1024  # queries that share a block of labels: with fewer the product is slower
 FEWEST_ROWS = 128  # of a thread; with fewer queries the product alone uses all threads
+
+
+class SearchResult(NamedTuple):
+    label_ids: Tensor  # (Q, R) int64, best first; of equal scores the lower id first
+    scores: Tensor  # (Q, R)
+
+
+class Index(Protocol):
+    """Queries are vectors (Q, D), or what the index makes of them (`HybridIndex.prepare`)."""
+
+    def search(self, queries: Any, num_results: int) -> tuple[Tensor, Tensor]:
+        """Label ids (Q, R), best first, -1 where fewer were found, and their scores (Q, R)."""
+
+    def scores_of(self, queries: Any, label_ids: Tensor) -> Tensor:
+        """Scores of chosen labels: (Q, P) -> (Q, P), -inf where the id is -1."""
+
+
+def check_scores(label_ids: Tensor, scores: Tensor) -> None:
+    """Refuses scores that are no numbers, by which nothing can be ordered: (Q, R), (Q, R)."""
+    if not bool((scores.isfinite() | (label_ids < 0)).all()):
+        raise UserError(
+            "a score is infinite or no number: the model's weights, or the feature values of a "
+            "query, are too large to be multiplied; train anew with a lower "
+            "training.learning_rate or with smaller feature values, and see that no weight in "
+            "[search] or [ranker] is huge"
+        )
 
 
 class ExactIndex:
@@ -111,16 +141,12 @@ class ExactIndex:
         # One thread for each product: the idle threads of a shared one would wait in a busy loop
         # and slow the selection down.
         try:
-            with ThreadPoolExecutor(
-                num_threads, initializer=torch.set_num_threads, initargs=(1,)
-            ) as pool:
+            with ThreadPoolExecutor(num_threads, "", torch.set_num_threads, (1,)) as pool:
                 list(pool.map(lambda rows: self._search_rows(queries, rows, found), tasks))
         finally:
             torch.set_num_threads(all_threads)  # what threads yet to come start with
 
     def _search_rows(self, queries: Tensor, rows: slice, found: SearchResult) -> None:
-        from evenhand.search.best_so_far import BestSoFar  # here, because numba takes a while
-
         queries = queries[rows]
         num_columns = min(self.block_size, max(1, SCORES_OF_THREAD // len(queries)))
         buffer = queries.new_empty(len(queries) * num_columns)
@@ -142,31 +168,27 @@ class ExactIndex:
         """Fills `found` with torch alone: for every device and precision, and the tests' oracle."""
         num_rows = max(1, SCORES_AT_ONCE // max(1, self.block_size))
         buffer = queries.new_empty(min(num_rows, len(queries)) * self.block_size)
+        num_results = found.scores.shape[1]
         for start in range(0, len(queries), num_rows):
-            rows = slice(start, start + num_rows)
-            best = self._search_block(queries[rows], found.scores.shape[1], buffer)
-            found.label_ids[rows], found.scores[rows] = best
-
-    def _search_block(self, queries: Tensor, num_results: int, buffer: Tensor) -> SearchResult:
-        """One block of queries against all labels, merging the best of each block of labels."""
-        best_ids = queries.new_empty(len(queries), 0, dtype=torch.long)
-        best_scores = queries.new_empty(len(queries), 0)
-        for start in range(0, len(self), self.block_size):
-            columns = slice(start, start + self.block_size)
-            vectors = self.vectors_fn(self.label_vectors[columns])  # (b, D)
-            shape = (len(queries), len(vectors))
-            scores = buffer[: shape[0] * shape[1]].view(shape)  # (q * b,) -> (q, b)
-            torch.mm(queries, vectors.T, out=scores)
-            if self.label_bias is not None:
-                scores += self.label_bias[columns]
-            positions = _best_columns(scores, num_results)  # (q, r), ascending
-            # What is held has the lower ids and stands first, so a stable sort keeps ties by id.
-            best_ids = torch.cat([best_ids, positions + start], dim=1)
-            best_scores = torch.cat([best_scores, scores.gather(1, positions)], dim=1)
-            best_scores, order = best_scores.sort(dim=1, descending=True, stable=True)
-            best_scores = best_scores[:, :num_results]
-            best_ids = best_ids.gather(1, order[:, :num_results])
-        return SearchResult(best_ids, best_scores)
+            asked = queries[start : start + num_rows]
+            best_ids = asked.new_empty(len(asked), 0, dtype=torch.long)
+            best_scores = asked.new_empty(len(asked), 0)
+            for first in range(0, len(self), self.block_size):
+                columns = slice(first, first + self.block_size)
+                vectors = self.vectors_fn(self.label_vectors[columns])  # (b, D)
+                scores = buffer[: len(asked) * len(vectors)].view(len(asked), -1)  # (q, b)
+                torch.mm(asked, vectors.T, out=scores)
+                if self.label_bias is not None:
+                    scores += self.label_bias[columns]
+                positions = _best_columns(scores, num_results)  # (q, r), ascending
+                # What is held has the lower ids and stands first: a stable sort keeps ties by id.
+                best_ids = torch.cat([best_ids, positions + first], dim=1)
+                best_scores = torch.cat([best_scores, scores.gather(1, positions)], dim=1)
+                best_scores, order = best_scores.sort(dim=1, descending=True, stable=True)
+                best_scores = best_scores[:, :num_results]
+                best_ids = best_ids.gather(1, order[:, :num_results])
+            found.label_ids[start : start + num_rows] = best_ids
+            found.scores[start : start + num_rows] = best_scores
 
 
 def _best_columns(scores: Tensor, num_results: int) -> Tensor:

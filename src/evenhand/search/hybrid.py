@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from evenhand.data import Rows
-from evenhand.search.exact import ExactIndex
-from evenhand.search.index import SearchResult
+from evenhand.search.exact import ExactIndex, SearchResult
 from evenhand.search.neighbours import Neighbours, Votes
 from evenhand.search.ranker import LinearRanker
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from evenhand.data import IntArray, Rows, take_rows
+from evenhand.data import IntArray, Rows, pad_rows, take_rows
 from evenhand.kernels.jit import jit
 
 
@@ -96,19 +97,14 @@ def count_votes(
     totals = shares.sum(axis=1, keepdims=True)
     shares = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
     labels = take_rows(positives, neighbours.ravel())  # (Q * k,) rows
-    lengths = labels.lengths()
-    queries = np.repeat(np.arange(neighbours.size) // max(1, neighbours.shape[1]), lengths)
-    num_labels = int(labels.ids.max(initial=0)) + 1
-    pairs, places = np.unique(queries * num_labels + labels.ids, return_inverse=True)
-    sums = np.bincount(places, weights=np.repeat(shares.ravel(), lengths), minlength=len(pairs))
-    rows, ids = np.divmod(pairs, num_labels)  # both in order
-    counts = np.bincount(rows, minlength=len(neighbours))
-    columns = np.arange(len(pairs)) - np.repeat(np.cumsum(counts) - counts, counts)
-    shape = len(neighbours), max(1, int(counts.max(initial=1)))
-    label_ids, votes = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    label_ids[rows, columns] = ids
-    votes[rows, columns] = sums
-    return Votes(torch.from_numpy(label_ids), torch.from_numpy(votes))
+    entries = shares.ravel(), np.arange(shares.size), np.arange(len(shares) + 1) * shares.shape[1]
+    of_rows = csr_matrix(entries, shape=(len(shares), shares.size))
+    votes = of_rows @ labels.to_scipy(int(labels.ids.max(initial=0)) + 1)  # (Q, L)
+    votes.sort_indices()
+    label_ids = pad_rows(Rows(votes.indptr, votes.indices), np.arange(len(shares)))  # (Q, C)
+    values = np.zeros(label_ids.shape, dtype=np.float32)
+    values[label_ids >= 0] = votes.data
+    return Votes(torch.from_numpy(label_ids), torch.from_numpy(values))
 
 
 @jit

@@ -14,21 +14,22 @@ lists of PAIRS_AT_ONCE pairs, a row of weights a thread, and the weights that ar
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from evenhand.data import IntArray, Rows
-from evenhand.errors import UserError
-from evenhand.files import atomic_path, check_is_file
+from evenhand.data import IntArray, Rows, take_rows
+from evenhand.data.checks import check_ids, check_shape
+from evenhand.data.csr import PIECE, iterate_pieces
 from evenhand.kernels.jit import num_threads_for
 from evenhand.search import classifiers
+from evenhand.search.arrays import check_rows, open_arrays, save_arrays
 from evenhand.search.exact import ExactIndex
 
 Mined = NDArray[np.int32]
@@ -55,25 +56,24 @@ class LinearRanker(NamedTuple):
         check_rows(features, self.num_features, "features", needs_values=True)
         if label_ids.ndim != 2 or len(label_ids) != len(features):
             raise ValueError(f"label_ids must be ({len(features)}, C), got {label_ids.shape}")
-        if label_ids.max(initial=-1) >= len(self):
-            raise ValueError(
-                f"label_ids must be below {len(self)} (the labels), got {label_ids.max()}"
-            )
+        check_ids("label_ids", label_ids.ravel(), len(self), first=-1)
         scores = np.zeros(label_ids.shape, dtype=np.float32)
         wanted = np.ascontiguousarray(label_ids, dtype=np.int64)
-        order = np.empty(wanted.size, dtype=np.int64)
-        starts = np.zeros(len(self) + 1, dtype=np.int64)
-        count = classifiers.order_by_label(wanted.ravel(), starts, order)
-        num_threads = num_threads_for(
-            label_ids.size * (1 + len(features.ids) // max(1, len(features)))
-        )
+        # The places of the ids by label, -1 last: a conversion to columns is a sort by counting.
+        columns = np.where(wanted < 0, len(self), wanted).ravel()
+        places = csr_matrix(
+            (np.arange(wanted.size), columns, [0, wanted.size]), shape=(1, len(self) + 1)
+        ).tocsc()
+        order = places.data[: places.indptr[-2]]
+        num_entries = 1 + len(features.ids) // max(1, len(features))
+        num_threads = num_threads_for(label_ids.size * num_entries)
         classifiers.score_labels(
             num_threads,
-            *_arrays(features),
-            *_arrays(self.weights),
+            _arrays(features),
+            _arrays(self.weights),
             np.ascontiguousarray(self.biases),
             wanted,
-            order[:count],
+            order,
             np.zeros((num_threads, self.num_features), dtype=np.float32),
             scores,
         )
@@ -143,53 +143,60 @@ def fit_ranker(
             f"features, positives and mined labels must be of the same queries, got "
             f"{len(features)}, {len(positives)} and {mined.shape}"
         )
-    if mined.size and not -1 <= mined.min() <= mined.max() < num_labels:
-        raise ValueError(
-            f"mined labels must be from -1 to {num_labels - 1}, got {mined.min()} to {mined.max()}"
-        )
+    check_ids("mined labels", mined.ravel(), num_labels, first=-1)
     if not (positive_cost > 0 and negative_cost > 0):
         raise ValueError(f"costs must be above 0, got {positive_cost} and {negative_cost}")
     mined = np.ascontiguousarray(mined, dtype=np.int32)
     arrays = _arrays(features)
-    squares = classifiers.squared_lengths(*arrays, num_features)
-    limits: Any = positive_cost, negative_cost, tolerance, max_passes, smallest_weight, seed
+    squares = classifiers.squared_lengths(arrays, num_features)
+    limits = (
+        float(positive_cost), float(negative_cost), float(tolerance), int(max_passes),
+        float(smallest_weight),
+    )  # fmt: skip
     positive_counts = np.bincount(positives.ids, minlength=num_labels).astype(np.int64)
     counts = positive_counts.copy()
-    classifiers.count_labels(mined, counts)
+    for _, piece in iterate_pieces(mined.ravel(), max(PIECE, num_labels)):
+        counts += np.bincount(piece[piece >= 0], minlength=num_labels)
     counts[positive_counts == 0] = 0
     num_pairs, num_done = int(counts.sum()), 0
 
-    def fit(task: _Task) -> tuple[_Task, Any]:
-        numbers = task.labels, task.starts, counts[task.labels], positive_counts[task.labels]
-        numbers = tuple(map(np.ascontiguousarray, numbers))  # type: ignore[assignment]
-        return task, classifiers.fit_labels(
-            *numbers, task.rows, *arrays, squares, num_features, *limits
-        )
+    def fit(task: Any, rows: Mined) -> tuple[Any, ...]:
+        labels: Any = task[0]
+        return labels, *classifiers.fit_labels(
+            labels, task[1], counts[labels], positive_counts[labels], rows, arrays, squares,
+            num_features, limits, seed,
+        )  # fmt: skip
 
-    fitted = []
-    for tasks in _tasks(positives, mined, counts):
+    nothing = np.zeros(0, np.uint32), np.zeros(0, np.float32), np.array([WRONG], np.float32)
+    fitted = [(np.array([num_labels]), np.array([0]), *nothing)]  # for labels that have no rows
+    for listed, tasks in _tasks(positives, mined, counts):
         pool = ThreadPoolExecutor(max(1, torch.get_num_threads()))
         try:
-            for task, result in pool.map(fit, tasks):
-                fitted.append((task.labels, *result))
-                num_done += int(counts[task.labels].sum())
+            for result in pool.map(partial(fit, rows=listed), tasks):
+                fitted.append(result)
+                num_done += int(counts[result[0]].sum())
                 if progress_fn is not None:
                     progress_fn(num_done, num_pairs)
         finally:
             pool.shutdown(cancel_futures=True)
-    return _join_tasks(fitted, num_features=num_features, num_labels=num_labels)
+    columns = zip(*fitted, strict=True)
+    labels, num_kept, ids, values, biases = [np.concatenate(column) for column in columns]
+    fitted.clear()  # at no time are there more than two copies of the weights
+    rows = Rows(np.concatenate([[0], np.cumsum(num_kept)]), ids.view(np.int32), values)
+    row_of = np.zeros(num_labels + 1, dtype=np.int64)  # that of no label, if not fitted
+    row_of[labels] = np.arange(len(labels))
+    return LinearRanker(take_rows(rows, row_of[:-1]), biases[row_of[:-1]], num_features)
 
 
-class _Task(NamedTuple):
-    """Labels that a thread fits together."""
+def _tasks(
+    positives: Rows, mined: Mined, counts: NDArray[np.int64]
+) -> Iterator[tuple[Mined, list[tuple[IntArray, IntArray]]]]:
+    """All labels that have rows, a range of labels at a time: the longest lists first.
 
-    labels: NDArray[np.int64]  # (K,)
-    starts: NDArray[np.int64]  # (K,) where the rows of each begin
-    rows: NDArray[np.int32]  # those of all tasks
-
-
-def _tasks(positives: Rows, mined: Mined, counts: NDArray[np.int64]) -> Iterator[list[_Task]]:
-    """All labels that have rows, a range of labels at a time: the longest lists first."""
+    Yields:
+        The rows of the labels of a range, and tasks: labels (K,) that a thread fits together, and
+        where the rows of each begin (K,).
+    """
     ends = np.cumsum(counts)
     first = 0
     while first < len(counts):
@@ -202,30 +209,9 @@ def _tasks(positives: Rows, mined: Mined, counts: NDArray[np.int64]) -> Iterator
         classifiers.list_rows(*_lists(positives), mined, first, last, places, rows)
         order = np.argsort(-own, kind="stable")[: np.count_nonzero(own)]
         cuts = np.flatnonzero(np.diff(np.cumsum(own[order]) // PAIRS_OF_TASK)) + 1
-        yield [
-            _Task(first + part, starts[part], rows) for part in np.split(order, cuts) if len(part)
-        ]
+        parts = [part for part in np.split(order, cuts) if len(part)]
+        yield rows, [(first + part, starts[part]) for part in parts]
         first = last
-
-
-def _join_tasks(fitted: list[Any], *, num_features: int, num_labels: int) -> LinearRanker:
-    """What the tasks found, in the order of the labels; the list is emptied on the way."""
-    lengths = np.zeros(num_labels, dtype=np.int64)
-    for labels, num_kept, *_ in fitted:
-        lengths[labels] = num_kept
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    ids, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
-    biases = np.full(num_labels, WRONG, dtype=np.float32)
-    while fitted:
-        labels, num_kept, kept_ids, kept_values, kept_biases = fitted.pop()
-        biases[labels] = kept_biases
-        start = 0
-        for label, count in zip(labels.tolist(), num_kept.tolist(), strict=True):
-            place = slice(offsets[label], offsets[label + 1])
-            ids[place] = kept_ids[start : start + count]
-            values[place] = kept_values[start : start + count]
-            start += count
-    return LinearRanker(Rows(offsets, ids, values), biases, num_features)
 
 
 # --- on disk --------------------------------------------------------------------------------------
@@ -234,69 +220,34 @@ def _join_tasks(fitted: list[Any], *, num_features: int, num_labels: int) -> Lin
 def save_ranker(path: Path, ranker: LinearRanker) -> None:
     """Writes a .safetensors file, all of it or nothing."""
     offsets, features, values = ranker.weights
-    arrays = {"offsets": offsets, "features": features, "values": values, "biases": ranker.biases}
-    with atomic_path(path) as staging:
-        staging.write_bytes(safetensors.numpy.save(arrays))  # type: ignore[arg-type]
+    arrays: Any = {"offsets": offsets, "features": features, "values": values}
+    save_arrays(path, {**arrays, "biases": ranker.biases})
 
 
 def load_ranker(path: Path, *, num_features: int, num_labels: int) -> LinearRanker:
     """Reads what `save_ranker` wrote, for a model of as many features and labels."""
-    try:
-        check_is_file(path)
-        arrays = safetensors.numpy.load_file(path)
-        for name, dtype in DTYPES.items():
-            if arrays[name].dtype != dtype:  # to convert could make one id of another
-                raise ValueError(f"{name} are {arrays[name].dtype}, expected {dtype}")
+    with open_arrays(path, DTYPES) as (arrays, _):
         weights = Rows(arrays["offsets"], arrays["features"], arrays["values"])
-        biases = arrays["biases"]
-        check_rows(weights, num_features, "features", needs_values=True)
-        if not (np.isfinite(arrays["values"]).all() and np.isfinite(biases).all()):
-            raise ValueError("a weight is not finite")
-        if len(weights) != num_labels or biases.shape != (num_labels,):
-            raise ValueError(f"{len(weights)} labels, the data set has {num_labels}")
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise UserError(
-            f"{path} does not fit this run's data, or is damaged ({error}); remove it and finish "
-            f"the run again: evenhand train --resume --run {path.parent.parent}"
-        ) from error
-    return LinearRanker(weights, biases, num_features)
+        check_rows(weights, num_features, "weights", needs_values=True, num_rows=num_labels)
+        check_shape("biases", arrays["biases"], (num_labels,))
+        return LinearRanker(weights, arrays["biases"], num_features)
 
 
 # --- arrays for compiled code ---------------------------------------------------------------------
 
 
-def check_rows(rows: Rows, limit: int, name: str, *, needs_values: bool = False) -> None:
-    """Refuses rows that compiled code would read, or write, beyond an array with."""
-    if needs_values and rows.values is None:
-        raise ValueError(f"{name} must have values")
-    offsets, num_entries = rows.offsets, rows.ids.size
-    if offsets.ndim != 1 or rows.ids.ndim != 1:
-        raise ValueError(f"the arrays of {name} must have one dimension")
-    is_whole = len(offsets) and offsets[0] >= 0 and offsets[-1] <= num_entries
-    if not is_whole or (offsets[1:] < offsets[:-1]).any():  # a difference may overflow
-        raise ValueError(f"the offsets of {name} must rise from 0 to {num_entries}")
-    if rows.values is not None and rows.values.ndim != 1:
-        raise ValueError(f"the values of {name} must have one dimension")
-    if rows.values is not None and len(rows.values) != num_entries:
-        raise ValueError(f"{name} have {num_entries} ids and {len(rows.values)} values")
-    if num_entries and not 0 <= rows.ids.min() <= rows.ids.max() < limit:
-        raise ValueError(
-            f"ids of {name} must be from 0 to {limit - 1}, got {rows.ids.min()} to {rows.ids.max()}"
-        )
-
-
-def _arrays(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]:
+def _arrays(rows: Rows) -> classifiers.SparseRows:
     """Rows with values, as the kernels take them."""
-    assert rows.values is not None
     offsets, ids = _lists(rows)
     return offsets, ids.view(np.uint32), _plain(rows.values, np.float32)
 
 
 def _lists(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Offsets and ids, as the kernels take them."""
     return _plain(rows.offsets, np.int64), _plain(rows.ids, np.int32)
 
 
-def _plain(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+def _plain(array: Any, dtype: Any) -> NDArray[Any]:
     """A view that cannot be written to: arrays in memory and on disk are compiled for once."""
     view = np.asarray(np.ascontiguousarray(array, dtype=dtype)).view()
     view.flags.writeable = False

@@ -1,22 +1,21 @@
 """From texts or features to labels: the one path of a query through a trained model."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data import FloatArray, IntArray, Rows, Strings
+from evenhand.data import FloatArray, IntArray, Rows
 from evenhand.data.text import featurizer_from
 from evenhand.data.weighting import unit_values
 from evenhand.models.encoders import as_tensors
 from evenhand.models.retriever import Retriever
-from evenhand.search.exact import ExactIndex
+from evenhand.search.arrays import check_rows
+from evenhand.search.exact import ExactIndex, SearchResult, check_scores
 from evenhand.search.hybrid import HybridIndex, HybridQueries
-from evenhand.search.index import SearchResult, check_scores
 from evenhand.search.query_data import QueryData
-from evenhand.search.ranker import check_rows
 
 MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
 
@@ -36,12 +35,10 @@ class Searcher:
         if model.label_table.dtype != torch.float32:
             self.encoder = copy.deepcopy(model.encoder).float()
 
-    @property
-    def label_names(self) -> Strings | None:
-        return self.data.label_names
-
-    def label_name(self, label_id: int) -> str:
-        return f"label {label_id}" if self.label_names is None else self.label_names[label_id]
+    def label_names(self, label_ids: Iterable[int]) -> list[str]:
+        """The names of labels, or their numbers where the data set has no names."""
+        names = self.data.label_names
+        return [f"label {label_id}" if names is None else names[label_id] for label_id in label_ids]
 
     def encode(self, queries: Queries) -> Tensor:
         """(Q, D) vectors, scale included: their product with the label vectors is the score."""
@@ -77,16 +74,9 @@ class Searcher:
             return featurizer_from(data.featurizer).featurize(queries)
         if not data.is_sparse:
             raise ValueError(f"queries must be {self._expected()}, got sparse rows")
-        is_weighted = data.feature_weights is not None
-        check_rows(queries, data.num_features, "queries", needs_values=is_weighted)
-        if queries.offsets[-1] != len(queries.ids):
-            raise ValueError(
-                f"the offsets of queries must end at {len(queries.ids)}, the entries, got "
-                f"{queries.offsets[-1]}"
-            )
-        if data.feature_weights is None:
-            return queries
-        return Rows(queries.offsets, queries.ids, unit_values(queries, data.feature_weights))
+        weights = data.feature_weights
+        check_rows(queries, data.num_features, "queries", needs_values=weights is not None)
+        return queries if weights is None else queries.with_values(unit_values(queries, weights))
 
     def _expected(self) -> str:
         kind = "sparse rows of ids below" if self.data.is_sparse else "dense, of width"

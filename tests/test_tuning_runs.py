@@ -14,8 +14,7 @@ import pytest
 import small
 from evenhand.config import build_config, read_settings
 from evenhand.data import Rows, save_dataset
-from evenhand.tuning.smallest_group import count_members
-from evenhand.tuning.space import with_settings
+from evenhand.tuning.space import count_members, with_settings
 from small import bytes_of, fruits_of, run, run_main, settings_file, start, wait_for
 
 K_PRIME = "mining.num_hard_examples"

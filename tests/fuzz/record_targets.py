@@ -12,7 +12,7 @@ from evenhand.run_folder import _read_scores, check_trained_on, read_about, read
 from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
 from evenhand.tuning import search as tuning
-from evenhand.tuning.results import choose_trial, pareto_front
+from evenhand.tuning.results import Results
 from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
 
 from . import twins
@@ -146,8 +146,8 @@ def _read_search(data: bytes) -> Exception | None:
     for trial in search.planned:
         with_settings(search.config, trial.settings)
     require(len(trials) <= len(search.planned), "more trials than were planned")
-    choose_trial(trials, max_drop=search.rule.max_drop)
-    pareto_front(trials)
+    results = Results(trials, search.rule)
+    require(bool(results.feasible) == bool(results.front), "a front without a choice")
     if trials:
         format_settings([trial.settings for trial in trials])
         require(all(isinstance(t.num_hard_examples, int) for t in trials), "k'")

@@ -112,7 +112,7 @@ def read_config(flags: SettingsFlags, *, default: Path | None = None) -> "Config
         read_settings,
         with_assignments,
     )
-    from evenhand.tuning.smallest_group import build_guarding_config
+    from evenhand.tuning.space import build_guarding_config
 
     path = flags.config or default
     settings = {}

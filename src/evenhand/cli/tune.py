@@ -10,7 +10,6 @@ from evenhand.errors import UserError
 
 if TYPE_CHECKING:
     from evenhand.data import Dataset
-    from evenhand.tuning.search import Search
 
 
 def tune(
@@ -78,42 +77,31 @@ def tune(
         "seed": seed,
     }
     given = {name: wish for name, wish in wishes.items() if wish is not None}
-    if resume:
-        folder, plan, dataset = _resume_search(run, flags, given)
-    else:
-        folder, plan, dataset = _begin_search(run, flags, given)
+    folder, dataset = (_resume_search if resume else _begin_search)(run, flags, given)
     from evenhand.cli.console import console
     from evenhand.locking import locked
     from evenhand.progress import stop_requested
-    from evenhand.tuning.results import trials_table
-    from evenhand.tuning.search import conclude, describe_search, extend_search, run_trials
+    from evenhand.tuning.search import run_search
 
     with locked(folder), stop_requested() as should_stop_fn:
-        if resume and trials is not None:
-            plan = extend_search(folder, trials)
-        for line in describe_search(plan, num_asked=trials):
-            console.print(line)
-        results = run_trials(
+        is_complete = run_search(
             folder,
             dataset,
+            num_trials=trials,
             device=choose_device(device),
             console=console,
             should_stop_fn=should_stop_fn,
         )
-    if results is None:
+    if not is_complete:
         again = shlex.quote(str(folder))
         console.print(f"stopped; continue with: evenhand tune --resume --run {again}")
-        return 130
-    lines = conclude(folder, plan, results)
-    console.print(trials_table(results, plan.rule))
-    for line in lines:
-        console.print(line)
-    return 0
+    return 0 if is_complete else 130
 
 
 def _begin_search(
     run: Path | None, flags: SettingsFlags, given: dict[str, Any]
-) -> tuple[Path, "Search", "Dataset"]:
+) -> tuple[Path, "Dataset"]:
+    """The folder of a new search, and its data."""
     from evenhand.cli.console import console
     from evenhand.runs import open_data
     from evenhand.tuning.search import begin_search, plan_search, without_test
@@ -123,16 +111,16 @@ def _begin_search(
         given = {**given, "advised": config.mining.num_hard_examples}
     dataset = without_test(open_data(config.data, console))
     folder = run or Path(f"runs/{dataset.name}-tune")
-    plan = plan_search(config, dataset, **given)
-    begin_search(folder, plan)
-    return folder, plan, dataset
+    begin_search(folder, plan_search(config, dataset, **given))
+    return folder, dataset
 
 
 def _resume_search(
     run: Path | None, flags: SettingsFlags, given: dict[str, Any]
-) -> tuple[Path, "Search", "Dataset"]:
+) -> tuple[Path, "Dataset"]:
+    """The folder of a search that was begun, and its data."""
     from evenhand.cli.console import console
-    from evenhand.tuning.search import open_search, open_search_data
+    from evenhand.tuning.search import open_search_data
 
     if run is None:
         raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
@@ -144,6 +132,5 @@ def _resume_search(
                 f"a search goes on with its own settings, so --resume takes no {flag}; leave it "
                 f"out, or begin another search in another --run folder"
             )
-    plan, _ = open_search(run)
     place = None if flags.data is None else Path(flags.data)
-    return run, plan, open_search_data(run, plan, console, place=place)
+    return run, open_search_data(run, console, place=place)

@@ -325,9 +325,9 @@ TRIALS = [
 
 @pytest.fixture
 def page_of(tmp_path):
-    def page_of(trials=TRIALS, *, title="What it found", rule=RULE, next_command="evenhand train"):
+    def page_of(trials=TRIALS, *, title="What it found", rule=RULE, command="evenhand train"):
         path, results = tmp_path / "tradeoff.html", Results(trials, rule)
-        write_search_page(results, path, title=title, next_command=next_command)
+        write_search_page(results, path, title=title, command=command)
         return path.read_text("utf-8")
 
     return page_of
@@ -442,7 +442,7 @@ def test_odd_searches_have_a_page_too(page_of, trials):
 def test_names_cannot_become_markup(page_of):
     evil = '<script>alert("x")</script>'
     rule = Rule(f"recall@10 on {evil}=1", evil, 0.02)
-    page = page_of(title=evil, rule=rule, next_command=evil)
+    page = page_of(title=evil, rule=rule, command=evil)
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
 

@@ -32,17 +32,7 @@ class Rule(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """The first trials of a search, by number, and what the rule makes of them.
-
-    Example:
-        >>> def trial(number, average, criterion):
-        ...     values = {"average": average, "criterion": criterion}
-        ...     return Trial(number=number, role="", settings={}, **values)
-        >>> trials = [trial(1, 0.50, 0.20), trial(2, 0.49, 0.30), trial(3, 0.40, 0.40)]
-        >>> results = Results(trials, Rule("recall@10 on tail", "recall@10", 0.02))
-        >>> [trial.number for trial in results.feasible]
-        [2, 1]
-    """
+    """The first trials of a search, by number, and what the rule makes of them."""
 
     trials: Sequence[Trial]
     rule: Rule
@@ -140,11 +130,11 @@ def describe_choice(results: Results) -> list[str]:
 # --- on a page ------------------------------------------------------------------------------------
 
 
-def write_search_page(results: Results, path: Path, *, title: str, next_command: str) -> None:
+def write_search_page(results: Results, path: Path, *, title: str, command: str) -> None:
     """Writes one HTML file about the trials of a search, one of which was chosen.
 
     Args:
-        next_command: what to run to learn how good the chosen settings really are.
+        command: what to run to learn how good the chosen settings really are.
     """
     trials, rule, chosen = results.trials, results.rule, results.feasible[0]
     baseline = trials[0]
@@ -181,7 +171,7 @@ def write_search_page(results: Results, path: Path, *, title: str, next_command:
         rule=rule,
         chosen=chosen,
         baseline=baseline,
-        next_command=next_command,
+        next_command=command,
         levels=levels,
         plots=[_plot(results, shown, levels, verdict) for shown in (near, scored)],
         num_far=len(scored) - len(near),

@@ -51,7 +51,6 @@ from evenhand.tuning.space import (
 )
 
 PART = "validation"
-NUM_TRIALS, MAX_DROP = 16, 0.005  # unless told otherwise
 SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}  # in tuning.json
 
 
@@ -74,10 +73,10 @@ def plan_search(
     config: Config,
     dataset: Dataset,
     *,
-    num_trials: int = NUM_TRIALS,
+    num_trials: int = 16,
     criterion: str | None = None,
     average: str | None = None,
-    max_drop: float = MAX_DROP,
+    max_drop: float = 0.005,
     words: Sequence[str] = (),
     advised: int | None = None,
     seed: int = 0,
@@ -243,22 +242,21 @@ def run_search(
     """
     search, trials = open_search(folder)
     num_planned, num_finished, rule = len(search.planned), len(trials), search.rule
-    if num_trials is not None and num_trials != num_planned:
-        if num_trials < num_planned:
-            raise UserError(
-                f"--trials must be at least {num_planned}, as many as {folder} has, got "
-                f"{num_trials}"
-            )
-        planned = plan_trials(search.config, search.space, num_trials=num_trials, seed=search.seed)
-        if len(planned) > num_planned:
-            search, num_planned = dataclasses.replace(search, planned=planned), len(planned)
-            record(folder, search, trials)
+    num_asked = num_planned if num_trials is None else num_trials
+    if num_asked < num_planned:
+        raise UserError(
+            f"--trials must be at least {num_planned}, as many as {folder} has, got {num_asked}"
+        )
+    if num_asked > num_planned:
+        planned = plan_trials(search.config, search.space, num_trials=num_asked, seed=search.seed)
+        search, num_planned = dataclasses.replace(search, planned=planned), len(planned)
+        record(folder, search, trials)
     console.print(
         f"{num_planned} trials, judged on the {PART} part: the highest {rule.criterion} of those "
         f"whose {rule.average} is at most {rule.max_drop:g} below the best"
     )
     console.print("searched: " + " ".join(f"{name}={axis}" for name, axis in search.space.items()))
-    if num_trials is not None and num_planned < num_trials:
+    if num_planned < num_asked:
         console.print(f"note: there are only {num_planned} different trials in what is searched")
     if trials:
         console.print(f"{num_finished} of {num_planned} trials finished already")
@@ -350,18 +348,15 @@ def _conclude(folder: Path, search: Search, results: Results, console: Console) 
             f"no trial of {folder} came to an end, so none can be chosen "
             f"({results.trials[0].failure}); search lower values of training.learning_rate"
         )
-    run, best, page = (
-        folder.with_name(f"{folder.name}-best"), folder / "best.toml", folder / "tradeoff.html",
-    )  # fmt: skip
-    command = shlex.join(["evenhand", "train", str(best), "--run", str(run)])
+    best, page, run = folder / "best.toml", folder / "tradeoff.html", f"{folder.name}-best"
+    command = shlex.join(["evenhand", "train", str(best), "--run", str(folder.with_name(run))])
     write_text(
         best,
         f"# {command}\n"
         f"# trial {chosen.number} of {folder.name}: the highest {search.rule.criterion} on the "
         f"{PART} part\n{to_toml(with_settings(search.config, chosen.settings))}",
     )
-    title = f"What {folder.resolve().name} found"
-    write_search_page(results, page, title=title, next_command=command)
+    write_search_page(results, page, title=f"What {folder.resolve().name} found", command=command)
     console.print(trials_table(results))
     for line in (
         *describe_choice(results),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ SHORT_NAMES = {
     METHOD: "method", NUM_HARD_EXAMPLES: "k'", NUM_HARD_LABELS: "k", LEARNING_RATE: "rate",
     NUM_STEPS: "steps", ANNEAL_FRACTION: "anneal",
 }  # fmt: skip
-PLAIN_WORD = re.compile("(?!(true|false|inf|nan)$)[A-Za-z][A-Za-z0-9_-]*")  # needs no quotes
 NAN = float("nan")
 MOST_DRAWS = 1000  # of a trial that is not there yet, before the space is said to hold no more
 
@@ -44,11 +42,8 @@ class Choices(NamedTuple):
         return self.values[int(share * len(self.values))]
 
     def __str__(self) -> str:
-        """As `parse_space` reads it: a word without quotes where it is no number or truth value."""
-        return ",".join(
-            value if isinstance(value, str) and PLAIN_WORD.fullmatch(value) else toml_value(value)
-            for value in self.values
-        )
+        """As `parse_space` reads it."""
+        return ",".join(map(toml_value, self.values))
 
 
 class Span(NamedTuple):
@@ -200,13 +195,12 @@ def get_setting(config: Config, name: str) -> Any:
 
 def format_settings(trials: Sequence[Settings]) -> list[dict[str, str]]:
     """For each trial, k' and what else differs between them, under short names, for people."""
-    names = [name for name in trials[0] if len({trial[name] for trial in trials}) > 1]
-    names = [name for name in names if name not in (METHOD, NUM_HARD_EXAMPLES)]
-    if len({trial[METHOD] for trial in trials}.difference(BASELINES)) > 1:
-        names.insert(0, METHOD)
+    num_values = {name: len({trial[name] for trial in trials}) for name in trials[0]}
+    num_values[METHOD] = len({trial[METHOD] for trial in trials}.difference(BASELINES))
+    names = [name for name, number in num_values.items() if number > 1]
     shown = []
     for trial in trials:
-        row = {name: str(trial[name]) for name in (NUM_HARD_EXAMPLES, *names)}
+        row = {name: str(trial[name]) for name in dict.fromkeys((NUM_HARD_EXAMPLES, *names))}
         if trial[METHOD] in BASELINES:  # which look at neither
             row |= {NUM_HARD_EXAMPLES: "all"}
             row |= {ANNEAL_FRACTION: "–"} if ANNEAL_FRACTION in names else {}

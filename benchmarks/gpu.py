@@ -36,17 +36,19 @@ from rich.table import Table
 from torch import Tensor
 
 from evenhand import UniformSampler, softmax_loss
-from evenhand.data.dataset import Part, Rows
+from evenhand.data import Part, Rows
 from evenhand.kernels.gpu.batches import Clock
+from evenhand.kernels.gpu.gather import product
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
-from evenhand.kernels.gpu.step import MiningStep, product
+from evenhand.kernels.gpu.step import MiningStep
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.training.feed import PairFeed
 from evenhand.training.gpu_step import GpuStep
 from evenhand.training.optimizers import Optimizers, RowAdagrad
-from evenhand.training.state import HARDEST, Plan, Scheduled, Training
+from evenhand.training.state import Plan, Scheduled, Training
+from evenhand.training.step import HARDEST
 from ways import SCALE, Shape
 
 CUDA = torch.device("cuda")
@@ -312,7 +314,9 @@ def _epoch_step(
     assert isinstance(encoder, BagEncoder)
     for weights, num_rows in ((encoder.weight, num_features), (model.label_table, num_labels)):
         weights.data = torch.randn(num_rows, width, device=CUDA).mul_(width**-0.5).bfloat16()
-    optimizers = Optimizers(RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None)
+    optimizers = Optimizers(
+        {"labels": RowAdagrad(model.label_table), "features": RowAdagrad(encoder.weight)}, None
+    )
     feed = PairFeed(
         part,
         batch_size=2048,

@@ -35,7 +35,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from evenhand.kernels.jit import jit
-from evenhand.kernels.mix import jit_mix64
+from evenhand.kernels.random import jit_mix64
 
 NUM_LABELS, NUM_FEATURES = 100_000, 200_000
 ROWS_AT_ONCE = 20_000

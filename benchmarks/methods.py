@@ -29,8 +29,7 @@ from rich.console import Console
 
 from evenhand.build import build_training
 from evenhand.config import Config, build_config
-from evenhand.data import open_dataset, save_dataset
-from evenhand.data.dataset import Dataset, Rows
+from evenhand.data import Dataset, Rows, open_dataset, save_dataset
 from evenhand.files import write_json
 from evenhand.runs import open_data
 from evenhand.training.checkpoint import CheckpointManager

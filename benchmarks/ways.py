@@ -112,7 +112,7 @@ def evenhand_step(problem: Problem, *, risk_fn: RiskFn) -> Step:
             risk_fn=risk_fn,
         )
         gradients = gradients_of(mined, queries, batch, model)
-        optimizer.step(gradients.label_rows, learning_rate=LEARNING_RATE)
+        optimizer.step(gradients["labels"], learning_rate=LEARNING_RATE)
 
     return step
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.download import Checksum, RemoteFile, fetch
+from evenhand.data.download import RemoteFile, fetch
 from evenhand.errors import UserError
 from evenhand.faults import guard
 from evenhand.files import check_is_file
@@ -35,10 +35,7 @@ CIFAR_RECORD = 1 + 3 * 32 * 32  # the label, then channels, rows, columns
 CIFAR_BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 LABEL_MAGIC, IMAGE_MAGIC = 0x0801, 0x0803  # an idx file of bytes with one and three dimensions
-MNIST_MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -47,13 +44,8 @@ MNIST_MD5 = {
 }
 CIFAR_URL = f"https://www.cs.toronto.edu/~kriz/{CIFAR_ARCHIVE}"
 FILES = {
-    "mnist": [
-        RemoteFile(name, tuple(mirror + name for mirror in MNIST_MIRRORS), Checksum("md5", digest))
-        for name, digest in MNIST_MD5.items()
-    ],
-    "cifar10": [
-        RemoteFile(CIFAR_ARCHIVE, (CIFAR_URL,), Checksum("md5", "c32a1d4ab5d03f1284b67883e8d87530"))
-    ],
+    "mnist": [RemoteFile(name, MNIST_URL + name, digest) for name, digest in MNIST_MD5.items()],
+    "cifar10": [RemoteFile(CIFAR_ARCHIVE, CIFAR_URL, "c32a1d4ab5d03f1284b67883e8d87530")],
 }
 CITATIONS = {
     "mnist": "LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document "

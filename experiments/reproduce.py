@@ -6,6 +6,7 @@ python -m experiments.reproduce table3 --data places
 """
 
 import argparse
+import contextlib
 import dataclasses
 import shlex
 import sys
@@ -16,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from evenhand.data import Dataset
 from evenhand.errors import StoppedError, UserError
 from evenhand.faults import STOPPED, guard
 from evenhand.files import read_json, write_json
@@ -27,14 +26,7 @@ from evenhand.progress import PipedConsole, stop_requested
 from experiments.imbalanced_images import fixture, load_images
 from experiments.output_folder import claim, digest_of
 from experiments.table2 import Run, about, classifier_of, run_table, tune
-from experiments.table2_rows import (
-    OWN_OF_A_ROW,
-    TABLES,
-    Row,
-    TableRow,
-    check_together,
-    table_rows,
-)
+from experiments.table2_rows import OWN_OF_A_ROW, TABLES, Row, check_together, table_rows
 from experiments.table3 import Protocol, format_table3, open_any, run_table3
 from experiments.table3 import fixture as documents
 
@@ -59,54 +51,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
     options.command = _command(arguments)
-    console = PipedConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
-    if not console.is_terminal:  # a file or a pipe has no width of its own: tables stay whole
-        console.width = 132
-
-    def run() -> int:
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(options.device or default)
-        return reproduce(options, device=device, console=console)
-
-    return guard(run)
+    options.console = PipedConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
+    if not options.console.is_terminal:  # a file or a pipe has no width of its own
+        options.console.width = 132
+    return guard(lambda: reproduce(options))
 
 
-def reproduce(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
+def reproduce(options: argparse.Namespace) -> int:
     """Runs the table that was named; without one, the quick look at all of them."""
+    options.device = torch.device(
+        options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    )
     if options.table is None and not options.quick:
         known = ", ".join([*TABLES, "table3"])
         raise UserError(f"name a table ({known}), or take a quick look with --quick")
     if options.quick:
         if options.table in (None, "table3"):
-            with tempfile.TemporaryDirectory() as place:
-                _run_table3(QUICK_3, documents(), Path(place), options, device, console)
+            _table3(options)
         for table in TABLES:
             if options.table in (None, table):
                 with tempfile.TemporaryDirectory() as place:
-                    _quick(table, Path(place), options, device=device, console=console)
+                    _quick(table, Path(place), options)
         return 0
     if options.data is None:
         raise UserError(f"--data is missing: {DATA_OF[options.table == 'table3']}")
     if options.table == "table3":
-        _table3(options, device=device, console=console)
+        _table3(options)
         return 0
-    return _table2(options, device=device, console=console)
+    return _table2(options)
 
 
-def _table2(options: argparse.Namespace, *, device: torch.device, console: Console) -> int:
+def _table2(options: argparse.Namespace) -> int:
     rows = _changed(table_rows(options.table, options.set), options)
-    data = load_images(rows[0].row, Path(options.data))
-    classifier = classifier_of(rows[0].row)
+    data = load_images(rows[0], Path(options.data))
+    classifier = classifier_of(rows[0])
     folder = Path(options.out or f"runs/{options.table}")
     with locked(folder), stop_requested() as should_stop_fn:
         claim(folder, {"data": digest_of(data), **_fixed(rows)})
         run = Run(
             table=options.table,
             folder=folder,
-            command=options.command,
-            device=device,
-            console=console,
-            every=options.every or max(1, rows[0].row.num_steps // EVALUATIONS),
+            **_circumstances(options),
+            every=options.every or max(1, rows[0].num_steps // EVALUATIONS),
             compiles=not options.no_compile,
             saves=not options.no_checkpoints,
             should_stop_fn=_with_limit(should_stop_fn, options.minutes),
@@ -115,43 +101,40 @@ def _table2(options: argparse.Namespace, *, device: torch.device, console: Conso
         if tuned is None:
             raise StoppedError("stopped before a learning rate was chosen; nothing was kept")
         if options.tune_only:
-            _copy(folder / "tuning.json", options.json)
+            if options.json:
+                write_json(Path(options.json), read_json(folder / "tuning.json"))
             return 0
         result = run_table(tuned, data, classifier, run)
         is_stopped = should_stop_fn() and not result["is_complete"]
-    _copy(folder / "result.json", options.json)
-    console.print(f"written to {folder / 'result.json'}")
+    if options.json:
+        write_json(Path(options.json), result)
+    options.console.print(f"written to {folder / 'result.json'}")
     if not result["is_complete"]:
-        console.print(f"stopped at step {result['num_steps']:,}; the same command continues")
+        options.console.print(
+            f"stopped at step {result['num_steps']:,}; the same command continues"
+        )
     return STOPPED if is_stopped else 0
 
 
-def _quick(
-    table: str, folder: Path, options: argparse.Namespace, *, device: torch.device, console: Console
-) -> None:
+def _quick(table: str, folder: Path, options: argparse.Namespace) -> None:
     """The smallest row and SGD, on generated pictures, with small models: does it all run?"""
     smallest, *_, sgd = table_rows(table, getattr(options, "set", ()))
     rows = [
         dataclasses.replace(
             row,
-            row=dataclasses.replace(
-                row.row,
-                **QUICK,
-                num_hard_examples=min(row.row.num_hard_examples, QUICK["batch_size"]),
-                learning_rates=row.row.learning_rates[:2],
-            ),
+            **QUICK,
+            num_hard_examples=min(row.num_hard_examples, QUICK["batch_size"]),
+            learning_rates=row.learning_rates[:2],
         )
         for row in (smallest, sgd)
     ]
     run = Run(
         table=f"{table} (quick: generated pictures, small models; the figures mean nothing)",
         folder=folder,
-        command=options.command,
-        device=device,
-        console=console,
+        **_circumstances(options),
         every=6,
     )
-    data, classifier = fixture(rows[0].row), classifier_of(rows[0].row, is_small=True)
+    data, classifier = fixture(rows[0]), classifier_of(rows[0], is_small=True)
     tuned = tune(rows, data, classifier, run)
     assert tuned is not None  # nothing stops it
     result = run_table(tuned, data, classifier, run)
@@ -159,66 +142,62 @@ def _quick(
         write_json(_json_path(options, table), result)
 
 
-def _table3(options: argparse.Namespace, *, device: torch.device, console: Console) -> None:
-    """Table 3's protocol on any multilabel data."""
-    given = {
-        "steps": options.steps,
-        "power": options.power,
-        "learning_rates": options.learning_rates,
-        "seeds": options.seeds,
-        "tuning_seed": options.tuning_seeds and options.tuning_seeds[0],
-        "masks_all_positives": options.mask_all_positives,
-    }
-    chosen: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
-        if value is not None
-    }
-    protocol = Protocol(**chosen)
-    dataset = open_any(options.data, console)
-    folder = Path(options.out or f"runs/table3-{dataset.name}")
-    _run_table3(protocol, dataset, folder, options, device, console)
-
-
-def _run_table3(
-    protocol: Protocol,
-    dataset: Dataset,
-    folder: Path,
-    options: argparse.Namespace,
-    device: torch.device,
-    console: Console,
-) -> None:
-    with locked(folder), stop_requested() as should_stop_fn:
+def _table3(options: argparse.Namespace) -> None:
+    """Table 3's protocol on any multilabel data; with --quick on generated documents."""
+    with contextlib.ExitStack() as stack:
+        if options.quick:
+            protocol, dataset = QUICK_3, documents()
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            given = {
+                "steps": options.steps,
+                "power": options.power,
+                "learning_rates": options.learning_rates,
+                "seeds": options.seeds,
+                "tuning_seed": options.tuning_seeds and options.tuning_seeds[0],
+                "masks_all_positives": options.mask_all_positives,
+            }
+            chosen: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in given.items()
+                if value is not None
+            }
+            protocol, dataset = Protocol(**chosen), open_any(options.data, options.console)
+            folder = Path(options.out or f"runs/table3-{dataset.name}")
+        stack.enter_context(locked(folder))
+        should_stop_fn = stack.enter_context(stop_requested())
         run = Run(
             table="table3",
             folder=folder,
-            command=options.command,
-            device=device,
-            console=console,
+            **_circumstances(options),
             every=1,
             should_stop_fn=_with_limit(should_stop_fn, getattr(options, "minutes", None)),
         )
         result = {"table": run.table, **run_table3(protocol, dataset, run), **about(run)}
-    write_json(folder / "result.json", result)
-    console.print(format_table3(result))
+        write_json(folder / "result.json", result)
+    options.console.print(format_table3(result))
     if options.json:
         write_json(_json_path(options, "table3"), result)
     if not options.quick:
-        console.print(f"written to {folder / 'result.json'}")
+        options.console.print(f"written to {folder / 'result.json'}")
 
 
-def _fixed(rows: list[TableRow]) -> dict[str, Any]:
+def _circumstances(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("command", "device", "console")}
+
+
+def _fixed(rows: list[Row]) -> dict[str, Any]:
     """What a run that is continued may not change; more steps it may, at a constant rate."""
-    free = {"num_steps"} if rows[0].row.schedule == "constant" else set()
+    free = {"num_steps"} if rows[0].schedule == "constant" else set()
     fixed = {
-        field.name: getattr(rows[0].row, field.name)
+        field.name: getattr(rows[0], field.name)
         for field in dataclasses.fields(Row)
         if field.name not in {*OWN_OF_A_ROW, *free}
     }
-    return {**fixed, "learning_rates": [row.row.learning_rates for row in rows]}
+    return {**fixed, "learning_rates": [row.learning_rates for row in rows]}
 
 
-def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow]:
+def _changed(rows: list[Row], options: argparse.Namespace) -> list[Row]:
     """Rows with the numbers that the flags give in the place of the files'."""
     changes = {
         "num_steps": options.steps,
@@ -229,18 +208,12 @@ def _changed(rows: list[TableRow], options: argparse.Namespace) -> list[TableRow
     given = {name: value for name, value in changes.items() if value is not None}
     if options.no_controls:
         given["has_control"] = False
-    changed = [dataclasses.replace(row, row=dataclasses.replace(row.row, **given)) for row in rows]
-    return check_together(changed)
+    return check_together([dataclasses.replace(row, **given) for row in rows])
 
 
 def _with_limit(should_stop_fn: Callable[[], bool], minutes: float | None) -> Callable[[], bool]:
     end = None if minutes is None else time.monotonic() + 60 * minutes
     return lambda: should_stop_fn() or (end is not None and time.monotonic() > end)
-
-
-def _copy(path: Path, target: str | None) -> None:
-    if target:
-        write_json(Path(target), read_json(path))
 
 
 def _json_path(options: argparse.Namespace, table: str) -> Path:
@@ -260,16 +233,14 @@ def _command(arguments: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-def _positive_int(text: str) -> int:
-    if int(text) <= 0:
+def _positive(text: str, kind: type[float] = float) -> float:
+    if not kind(text) > 0:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return int(text)
+    return kind(text)
 
 
-def _positive(text: str) -> float:
-    if not float(text) > 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return float(text)
+def _positive_int(text: str) -> float:
+    return _positive(text, int)
 
 
 def _parser() -> argparse.ArgumentParser:

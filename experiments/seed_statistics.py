@@ -2,20 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 from scipy.special import stdtrit
 
 PARTS = ("tail", "head", "full")
-
-
-class Interval(NamedTuple):
-    mean: float
-    low: float
-    high: float
-    seeds: int  # in which neither diverged
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -28,17 +21,11 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Interval:
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
     """Mean of value - baseline over seeds, with its 95 % interval by Student's t."""
-    differences = np.array(values, dtype=float) - np.array(baseline, dtype=float)
-    differences = differences[~np.isnan(differences)]
-    count = len(differences)
-    if count < 2:
-        mean = float(differences.mean()) if count else math.nan
-        return Interval(mean, math.nan, math.nan, count)
-    mean = float(differences.mean())
-    half = stdtrit(count - 1, 0.975) * differences.std(ddof=1) / math.sqrt(count)
-    return Interval(mean, mean - float(half), mean + float(half), count)
+    mean, deviation, count = summary(list(np.subtract(values, baseline))).values()
+    half = float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(max(1, count))
+    return {"mean": mean, "low": mean - half, "high": mean + half, "seeds": count}
 
 
 def add_summaries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -50,7 +37,7 @@ def add_summaries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             baseline = [seed[part] for seed in sgd["per_seed"]]
             row[part] = summary(values)
             if row is not sgd:
-                row[part]["minus_sgd"] = paired_difference(values, baseline)._asdict()
+                row[part]["minus_sgd"] = paired_difference(values, baseline)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What a step costs one rank: bytes sent, operations, memory read and written, memory held.
+"""What a step costs one rank: bytes sent, operations, memory held.
 
 Expected values, from the shape of the step and the laws of its ids alone. The number of labels
 enters only through those laws (how often two draws meet) and through the shard that a rank holds.
@@ -190,28 +190,6 @@ def flops(shape: StepShape) -> dict[str, float]:
         "gradients": 4 * entries * dim + survivors * (2 * shape.features_a_query * dim + 3 * dense),
         "sums of gradients": brought * dim,
         "updates": updated * dim * (10 if shape.optimizer == "row-adam" else 6),
-    }
-
-
-def memory_traffic(shape: StepShape) -> dict[str, float]:
-    """Bytes that a rank reads and writes in a step, if nothing stays in a cache."""
-    found, everywhere = touched(shape), touched(shape, num_examples=shape.batch_size)
-    dim, row = shape.dim, shape.dim * shape.table_bytes
-    looked_up = found.labels + found.features
-    brought = found.label_gradients + found.feature_gradients
-    updated = (everywhere.label_gradients + everywhere.feature_gradients) / shape.num_ranks
-    queries = shape.share / shape.pairs_a_query
-    survivors = shape.query_survival * queries
-    momentum = 2 * dim * STATE_BYTES if shape.optimizer == "row-adam" else 0
-    bag = shape.features_a_query * row
-    return {
-        "rows served and received": 3 * looked_up * row,  # read, laid out, received
-        "encode": queries * (bag + dim * 4),
-        "scores": shape.num_sampled_labels * row + 2 * queries * shape.num_sampled_labels * 4,
-        "gradients": survivors * (2 * (1 + shape.num_hard_labels) * row + bag),
-        "gradients brought": 4 * brought * dim * shape.gradient_bytes,
-        "updates": updated * (2 * row + momentum + 2 * STATE_BYTES),
-        "dense encoder": 16.0 * shape.dense_weights,
     }
 
 

@@ -31,9 +31,9 @@ from evenhand.version import __version__
 from experiments.image_data import ImageData
 from experiments.image_models import Classifier, LeNet, ResNet
 from experiments.imbalanced_images import accuracies, held_out, pictures_of, training_rows
-from experiments.seed_statistics import add_summaries, format_table
+from experiments.seed_statistics import PARTS, add_summaries, format_table
 from experiments.stacked_models import Member, StackedTraining
-from experiments.table2_rows import Row, TableRow
+from experiments.table2_rows import Row
 
 SAVE_SECONDS = 180.0  # between checkpoints
 
@@ -67,9 +67,7 @@ def classifier_of(row: Row, *, is_small: bool = False) -> Classifier:
 # --- learning rates, on validation ----------------------------------------------------------------
 
 
-def tune(
-    rows: list[TableRow], data: ImageData, classifier: Classifier, run: Run
-) -> list[TableRow] | None:
+def tune(rows: list[Row], data: ImageData, classifier: Classifier, run: Run) -> list[Row] | None:
     """The rows with the learning rates that validation prefers; None where it was stopped."""
     path = run.folder / "tuning.json"
     if not path.exists():
@@ -77,15 +75,10 @@ def tune(
         if trials is None:
             return None
         write_json(path, trials)
-    chosen = chosen_rates(path, [row.row.name for row in rows])
+    chosen = chosen_rates(path, [row.name for row in rows])
     for name, rate in chosen.items():
         run.console.print(f"learning rate of {name}, chosen on validation: {rate:g}")
-    return [
-        dataclasses.replace(
-            row, row=dataclasses.replace(row.row, learning_rate=chosen[row.row.name])
-        )
-        for row in rows
-    ]
+    return [dataclasses.replace(row, learning_rate=chosen[row.name]) for row in rows]
 
 
 def chosen_rates(path: Path, names: Sequence[str]) -> dict[str, float]:
@@ -115,18 +108,18 @@ def earlier_result(path: Path) -> dict[str, Any]:
 
 
 def _trials(
-    rows: list[TableRow], data: ImageData, classifier: Classifier, run: Run
+    rows: list[Row], data: ImageData, classifier: Classifier, run: Run
 ) -> dict[str, Any] | None:
-    first = rows[0].row
+    first = rows[0]
     labels = data.train_labels
     parts = {
         seed: held_out(labels, training_rows(labels, first, seed), first, seed)
         for seed in first.tuning_seeds
     }
     members = [
-        Member(seed, rate, row.row.num_hard_examples)
+        Member(seed, rate, row.num_hard_examples)
         for row in rows
-        for rate in row.row.learning_rates
+        for rate in row.learning_rates
         for seed in first.tuning_seeds
     ]
     rows_of_seed = {seed: part[0] for seed, part in parts.items()}
@@ -148,7 +141,7 @@ def _trials(
         "is by the mean of head and tail accuracy, because the test part is balanced",
         "num_steps": first.tuning_steps,
         "seconds": seconds,
-        "chosen": [_chosen(row.row, figures) for row in rows],
+        "chosen": [_chosen(row, figures) for row in rows],
         "trials": figures,
         **about(run),
     }
@@ -182,20 +175,16 @@ def _chosen(row: Row, figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def run_table(
-    rows: list[TableRow], data: ImageData, classifier: Classifier, run: Run
-) -> dict[str, Any]:
+def run_table(rows: list[Row], data: ImageData, classifier: Classifier, run: Run) -> dict[str, Any]:
     """Trains all rows together, evaluates on the test part, writes and returns the result."""
-    first = rows[0].row
+    first = rows[0]
     planned = _planned(rows)
     settings = sorted({(row["learning_rate"], row["num_hard_examples"]) for row in planned})
     members = [Member(seed, rate, count) for rate, count in settings for seed in first.seeds]
     rows_of_seed = {seed: training_rows(data.train_labels, first, seed) for seed in first.seeds}
     training = _training(classifier, data, members, rows_of_seed, first, run, first.num_steps)
     folder = run.folder / "checkpoints"
-    checkpoint = None
-    if run.saves:
-        checkpoint = load_latest_checkpoint(folder, warn_fn=run.console.print)
+    checkpoint = load_latest_checkpoint(folder, warn_fn=run.console.print) if run.saves else None
     path = run.folder / "result.json"
     before: dict[str, Any] = {"seconds": 0.0, "curve": []}
     if checkpoint is not None:
@@ -215,7 +204,8 @@ def run_table(
             for row in planned
         ]  # fmt: skip
         result["rows"] = add_summaries(measured)
-        curve.append({"step": training.step, **{row["name"]: _means(row) for row in measured}})
+        means = {row["name"]: {part: row[part]["mean"] for part in PARTS} for row in measured}
+        curve.append({"step": training.step, **means})
         result.update(
             table=run.table,
             num_steps=training.step,
@@ -249,19 +239,19 @@ def run_table(
     return result
 
 
-def _planned(rows: list[TableRow]) -> list[dict[str, Any]]:
+def _planned(rows: list[Row]) -> list[dict[str, Any]]:
     """The rows of the paper, then SGD at the larger rates that a small k' amounts to."""
-    planned = [
+    planned: list[dict[str, Any]] = [
         {
-            "name": row.row.name,
-            "num_hard_examples": row.row.num_hard_examples,
-            "learning_rate": row.row.learning_rate,
-            "is_baseline": row.row.is_sgd,
-            "paper": dataclasses.asdict(row.paper),
+            "name": row.name,
+            "num_hard_examples": row.num_hard_examples,
+            "learning_rate": row.learning_rate,
+            "is_baseline": row.is_sgd,
+            "paper": row.paper,
         }
         for row in rows
     ]
-    for row in (row.row for row in rows if row.row.has_control):
+    for row in (row for row in rows if row.has_control):
         factor = row.batch_size / row.num_hard_examples
         planned.append(
             {
@@ -289,10 +279,6 @@ def _per_member(
         key = (member.learning_rate, member.num_hard_examples, member.seed)
         found[key] = {"seed": member.seed, **figures, "diverged": diverged}
     return found
-
-
-def _means(row: dict[str, Any]) -> dict[str, float]:
-    return {part: row[part]["mean"] for part in ("head", "tail", "full")}
 
 
 # --- shared ---------------------------------------------------------------------------------------

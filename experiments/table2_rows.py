@@ -18,7 +18,9 @@ SCHEDULES = ("constant", "cosine")
 NUM_CLASSES = 10  # of both
 DATA = ("mnist", "cifar10")
 PRECISIONS = ("float32", "bfloat16")  # of products on a GPU; float32 is TF32 there
-OWN_OF_A_ROW = ("name", "num_hard_examples", "learning_rate", "learning_rates", "has_control")
+OWN_OF_A_ROW = (
+    "name", "num_hard_examples", "learning_rate", "learning_rates", "has_control", "paper",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Row:
     num_hard_examples: int  # k'; the batch size is SGD
     learning_rate: float  # constant; see the comment in the file for where it comes from
     learning_rates: tuple[float, ...]  # what --tune tries
+    paper: dict[str, float]  # head, tail, full: what its table says, accuracy on the test part
     has_control: bool = False  # SGD at this row's learning rate x batch size / k' as well
     batch_size: int = 64
     momentum: float = 0.9
@@ -89,22 +92,7 @@ class Row:
         return self.num_hard_examples == self.batch_size
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Paper:
-    """What the paper's table says of the row: accuracy on the test part."""
-
-    head: float
-    tail: float
-    full: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TableRow:
-    row: Row
-    paper: Paper
-
-
-def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
+def table_rows(table: str, assignments: Sequence[str] = ()) -> list[Row]:
     """The rows of a table, the smallest k' first and SGD last.
 
     Args:
@@ -114,19 +102,16 @@ def table_rows(table: str, assignments: Sequence[str] = ()) -> list[TableRow]:
     paths = (Path(__file__).parent / "presets").glob(f"{table}-k*.toml")
     texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
     rows = [read_row(text, name=name, assignments=assignments) for name, text in texts.items()]
-    return check_together(sorted(rows, key=lambda row: row.row.num_hard_examples))
+    return check_together(sorted(rows, key=lambda row: row.num_hard_examples))
 
 
-def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableRow:
+def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> Row:
     try:
         sections = with_assignments(parse_toml(text), assignments)
         for section in sections:
             if section not in ("row", "paper"):
                 raise UserError(f"there is no section [{section}] in {name}; known: row, paper")
-        return TableRow(
-            row=build(Row, sections["row"], section="row"),
-            paper=build(Paper, sections["paper"], section="paper"),
-        )
+        return build(Row, {**sections["row"], "paper": sections["paper"]}, section="row")
     except ValueError as error:  # TOMLDecodeError is one
         raise UserError(f"{name} is not TOML: {error}") from error
     except KeyError as error:
@@ -135,13 +120,13 @@ def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> TableR
         raise UserError(f"{name} lacks a setting: {error}") from error
 
 
-def check_together(rows: list[TableRow]) -> list[TableRow]:
+def check_together(rows: list[Row]) -> list[Row]:
     """Rows are trained together and compared in pairs: only k', its rate and name may differ."""
     for field in dataclasses.fields(Row):
-        values = {getattr(row.row, field.name) for row in rows}
-        if field.name not in OWN_OF_A_ROW and len(values) > 1:
-            raise UserError(f"rows of one table must agree on {field.name}, got {values}")
-    if (count := sum(row.row.is_sgd for row in rows)) != 1:
+        values = [getattr(row, field.name) for row in rows]
+        if field.name not in OWN_OF_A_ROW and len(set(values)) > 1:
+            raise UserError(f"rows of one table must agree on {field.name}, got {set(values)}")
+    if (count := sum(row.is_sgd for row in rows)) != 1:
         raise UserError(
             f"one row of the table must be SGD, with k' = the batch size, and {count} are"
         )

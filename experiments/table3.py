@@ -10,10 +10,10 @@ with the same trials for all.
 Every run that ends leaves a file in the folder, so the same command continues where it was stopped.
 """
 
+import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +23,7 @@ from rich.table import Table
 
 from evenhand.build import build_training
 from evenhand.config import Config, DataConfig, build_config
-from evenhand.data import Dataset, Rows, load_extreme, open_dataset
-from evenhand.data.dataset import Part
+from evenhand.data import Dataset, Part, Rows, load_extreme, open_dataset
 from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import (
     Difference,
@@ -236,7 +235,9 @@ def run_table3(protocol: Protocol, dataset: Dataset, run: Run) -> dict[str, Any]
             f"no k' of {', '.join(map(str, protocol.hard_examples))} is below the batch size "
             f"({batch_size}): {dataset.name} is too small for this table"
         )
-    claim(run.folder, {"data": _digest(dataset), **_fixed(protocol)})
+    named = {"hard_examples", "learning_rates", "steps", "seeds", "tuning_seed"}  # of a trial
+    fixed = {k: v for k, v in dataclasses.asdict(protocol).items() if k not in named}
+    claim(run.folder, {"data": _digest(dataset), **fixed})
     chosen, trials = {}, []
     for count in (*counts, batch_size):
         figures = []
@@ -253,13 +254,13 @@ def run_table3(protocol: Protocol, dataset: Dataset, run: Run) -> dict[str, Any]
             f"k' = {count}: learning rate {chosen[count].learning_rate:g} and "
             f"{chosen[count].num_steps:,} steps, chosen on validation of {len(figures)} trials"
         )
-    outcomes: dict[int, list[Outcome]] = {}
-    seconds_of: dict[int, list[float]] = {}
+    outcomes: dict[int, list[Outcome]] = collections.defaultdict(list)
+    seconds_of: dict[int, list[float]] = collections.defaultdict(list)
     for count, trial in chosen.items():
         for seed in protocol.seeds:
             outcome, seconds = outcome_of(protocol, dataset, "test", trial._replace(seed=seed), run)
-            outcomes.setdefault(count, []).append(outcome)
-            seconds_of.setdefault(count, []).append(round(seconds, 1))
+            outcomes[count].append(outcome)
+            seconds_of[count].append(round(seconds, 1))
     with run.console.status("intervals"):
         differences = {
             count: compare_outcomes(
@@ -283,7 +284,9 @@ def run_table3(protocol: Protocol, dataset: Dataset, run: Run) -> dict[str, Any]
                 "learning_rate": chosen[count].learning_rate,
                 "num_steps": chosen[count].num_steps,
                 "training_seconds": seconds_of[count],
-                "precision@1": _precision_at_1(outcomes[count]),
+                "precision@1": [
+                    float(np.nanmean(own.query_metrics["precision@1"])) for own in outcomes[count]
+                ],
             }
             for count in chosen
         ],
@@ -296,16 +299,6 @@ def _digest(dataset: Dataset) -> str:
     sides = [side for part in dataset.parts.values() for side in (part.features, part.positives)]
     columns = [side if isinstance(side, Rows) else (side,) for side in sides]  # dense: one array
     return digest_of(column for side in columns for column in side if column is not None)
-
-
-def _fixed(protocol: Protocol) -> dict[str, Any]:
-    """What the name of a trial does not tell."""
-    named = {"hard_examples", "learning_rates", "steps", "seeds", "tuning_seed"}
-    return {k: v for k, v in dataclasses.asdict(protocol).items() if k not in named}
-
-
-def _precision_at_1(outcomes: Sequence[Outcome]) -> list[float]:
-    return [float(np.nanmean(outcome.query_metrics["precision@1"])) for outcome in outcomes]
 
 
 def _cells(differences: dict[int, list[Difference]]) -> list[dict[str, Any]]:

@@ -5,12 +5,10 @@
 1,186,239 / 306,782 documents, 203,882 features (about 71 a document), 13,330 labels (about 5). The
 words of a document follow its labels, with a skew as in the real file; nothing else is like it, so
 the recall means little. Reads both files, trains S2M with k' = 512 for an epoch, evaluates all test
-documents. `--share` takes a part of the documents.
+documents.
 """
 
 import argparse
-import json
-import platform
 import resource
 import time
 from pathlib import Path
@@ -19,7 +17,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from experiments.table2 import Run
+from evenhand.files import write_json
+from experiments.table2 import Run, about
 from experiments.table3 import Protocol, Trial, mean_recall, open_any, outcome_of
 
 TRAIN, TEST, FEATURES, LABELS = 1_186_239, 306_782, 203_882, 13_330
@@ -29,8 +28,7 @@ ROWS_AT_ONCE = 20_000
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--share", type=float, default=1.0)
-    parser.add_argument("--steps", type=int, help="instead of an epoch")
+    parser.add_argument("--share", type=float, default=1.0, help="of the documents")
     parser.add_argument("--folder", required=True)
     parser.add_argument("--json")
     options = parser.parse_args()
@@ -38,44 +36,33 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (name, count) in enumerate({"train": TRAIN, "test": TEST}.items()):
         write(folder / f"{name}.txt", round(options.share * count), seed)
-    times = {}
-
-    def timed(name, since):
-        times[name] = round(time.perf_counter() - since, 1)
-        gibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        console.print(f"{name}: {times[name]} s, peak memory so far {gibibytes:.2f} GiB")
-        return gibibytes
-
     began = time.perf_counter()
     dataset = open_any(str(folder), console)
-    timed("reading", began)
-    protocol = Protocol()
-    num_pairs = len(dataset.parts["train"].positives.ids)
-    steps = options.steps or num_pairs // protocol.batch_size
+    read = time.perf_counter()
+    protocol, device = Protocol(), torch.device("cpu")
+    steps = len(dataset.parts["train"].positives.ids) // protocol.batch_size  # an epoch
+    command = f"python -m experiments.table3_amazoncat_shape --share {options.share:g}"
     run = Run(
-        table="table3", folder=folder / "runs", command="", device=torch.device("cpu"),
-        console=console, every=1,
+        table="table3", folder=folder / "runs", command=command, device=device, console=console,
+        every=1,
     )  # fmt: skip
-    began = time.perf_counter()
     outcome, seconds = outcome_of(protocol, dataset, "test", Trial(512, 0.01, steps, 1), run)
-    peak = timed("training and evaluating", began)
+    gibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     report = {
         "share": options.share,
         "documents": {name: len(part) for name, part in dataset.parts.items()},
         "steps": steps,
-        "reading_seconds": times["reading"],
+        "reading_seconds": round(read - began, 1),
         "training_seconds": round(seconds, 1),
-        "evaluating_seconds": round(times["training and evaluating"] - seconds, 1),
-        "peak_gibibytes": round(peak, 2),
+        "evaluating_seconds": round(time.perf_counter() - read - seconds, 1),
+        "peak_gibibytes": round(gibibytes, 2),
         "mean_recall": round(mean_recall(outcome), 4),
-        "command": f"python -m experiments.table3_amazoncat_shape --share {options.share:g}",
-        "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **about(run),
     }
     console.print(report)
     if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+        write_json(Path(options.json), report)
 
 
 def write(path, num_rows, seed):

@@ -6,7 +6,7 @@ Without CUDA the kernels run in Triton's interpreter, on tiny shapes; with it, a
 import pytest
 import torch
 
-from evenhand.kernels.permutation import num_bits
+from evenhand.kernels.random import num_bits
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.training.optimizers import RowAdagrad, RowAdam

@@ -15,7 +15,7 @@ def whole_training(config, dataset, *, dtype=torch.float32, ranks=None):
     built = build_training(config, dataset, torch.device("cpu"), ranks=ranks)
     if dtype != torch.float32:
         built.training.model.to(dtype)
-        for optimizer in built.training.optimizers.row_optimizers().values():
+        for optimizer in built.training.optimizers.rows.values():
             for name, state in vars(optimizer).items():
                 if isinstance(state, torch.Tensor) and name != "table":
                     setattr(optimizer, name, state.to(dtype))
@@ -47,7 +47,7 @@ def take_steps(built, num_steps):
 def tables_of(training):
     """What is split, and what is not: name -> tensor."""
     held = dict(training.model.state_dict())
-    for name, optimizer in training.optimizers.row_optimizers().items():
+    for name, optimizer in training.optimizers.rows.items():
         for key, value in optimizer.state().items():
             held[f"{name}.{key}"] = value
     if training.optimizers.dense is not None:

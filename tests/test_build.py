@@ -139,11 +139,11 @@ def test_sparse_features_have_a_table_and_dense_ones_a_perceptron(dataset):
     sparse = built(dataset).training
     assert isinstance(sparse.model.encoder, BagEncoder)
     assert sparse.optimizers.dense is None
-    assert set(sparse.optimizers.row_optimizers()) == {"labels", "features"}
+    assert set(sparse.optimizers.rows) == {"labels", "features"}
     dense = built(small.dense_dataset(), model__hidden_widths=[7]).training
     assert isinstance(dense.model.encoder, MlpEncoder)
     assert isinstance(dense.optimizers.dense, torch.optim.Adam)
-    assert set(dense.optimizers.row_optimizers()) == {"labels"}
+    assert set(dense.optimizers.rows) == {"labels"}
 
 
 def test_the_model_and_its_optimizer_are_those_of_the_settings(dataset):
@@ -157,11 +157,11 @@ def test_the_model_and_its_optimizer_are_those_of_the_settings(dataset):
     ).training
     assert (training.model.scale, training.model.is_cosine) == (3, False)
     assert training.model.label_table.shape == (60, 8)
-    optimizers = training.optimizers.row_optimizers()
+    optimizers = training.optimizers.rows
     assert set(optimizers) == {"labels", "biases", "features"}
     assert all(isinstance(optimizer, RowAdagrad) for optimizer in optimizers.values())
     assert optimizers["labels"].table is training.model.label_table
-    assert isinstance(built(dataset).training.optimizers.label_rows, RowAdam)
+    assert isinstance(built(dataset).training.optimizers.rows["labels"], RowAdam)
 
 
 def test_a_seed_fixes_weights_order_and_samples_and_each_differs(dataset):

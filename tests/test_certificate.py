@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from evenhand.data.dataset import Dataset, Part, Rows
+from evenhand.data import Dataset, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import certify, evaluate, is_certifiable, loss_sample
 from evenhand.search import ExactIndex

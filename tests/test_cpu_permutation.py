@@ -4,7 +4,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evenhand.kernels.permutation import apply_in_numpy, apply_in_torch, num_bits
+from evenhand.kernels.random import apply_in_numpy, apply_in_torch, num_bits
 
 
 @given(

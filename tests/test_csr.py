@@ -92,5 +92,5 @@ def test_pairs_are_each_query_with_each_of_its_positives(lists):
 
 def test_ids_beyond_the_last_are_not_counted_but_refused():
     assert count_ids(np.array([0, 2, 2]), 4).tolist() == [1, 0, 2, 0]
-    with pytest.raises(UserError, match=r"an id is 4 where there are 4: .* make it again"):
+    with pytest.raises(UserError, match=r"ids go from 0 to 4 where there are 4: .* make it again"):
         count_ids(np.array([0, 4]), 4)

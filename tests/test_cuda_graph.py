@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,7 @@ import pytest
 import torch
 
 from evenhand import losses
-from evenhand.data import load_extreme
-from evenhand.data.dataset import Part, Rows
+from evenhand.data import Part, Rows, load_extreme
 from evenhand.models.encoders import BagEncoder, MlpEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.risk import DualCvar
@@ -21,8 +21,8 @@ from evenhand.sampling import Distinct, FrequencySampler, UniformSampler
 from evenhand.training.feed import PairFeed
 from evenhand.training.gpu_step import GpuStep, why_no_graph
 from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam
-from evenhand.training.state import HARDEST, MEAN, Plan, Risk, Training
-from evenhand.training.step import choose_step, train_step
+from evenhand.training.state import Plan, Risk, Training
+from evenhand.training.step import HARDEST, MEAN, choose_step, train_step
 from gpu_tables import DEVICES, by_device, needs_cuda
 
 NUM_FEATURES, NUM_LABELS, WIDTH, BATCH_SIZE = 30, 60, 6, 5
@@ -44,12 +44,12 @@ def part_of(*, has_values):
 
 
 def training_of(
-    device, *, risk=HARDEST, optimizer=RowAdagrad, has_values=True,
-    masks_all_positives=True, pair_groups=None, part=None, batch_size=BATCH_SIZE,
+    device, *, risk=HARDEST, optimizer=RowAdagrad, has_values=True, masks_all_positives=True,
+    pair_groups=None, part=None, batch_size=BATCH_SIZE, sizes=(NUM_FEATURES, NUM_LABELS, WIDTH),
 ):  # fmt: skip
-    generator = torch.Generator().manual_seed(3)
-    encoder = BagEncoder(NUM_FEATURES, WIDTH, generator=generator)
-    model = Retriever(encoder, NUM_LABELS, WIDTH, generator=generator).to(device)
+    generator, (num_features, num_labels, width) = torch.Generator().manual_seed(3), sizes
+    encoder = BagEncoder(num_features, width, generator=generator)
+    model = Retriever(encoder, num_labels, width, generator=generator).to(device)
     feed = PairFeed(
         part or part_of(has_values=has_values),
         batch_size=batch_size,
@@ -58,7 +58,9 @@ def training_of(
         device=device,
         pair_groups=pair_groups,
     )
-    optimizers = Optimizers(optimizer(model.label_table), None, optimizer(encoder.weight), None)
+    optimizers = Optimizers(
+        {"labels": optimizer(model.label_table), "features": optimizer(encoder.weight)}, dense=None
+    )
     return Training(model, optimizers, feed, torch.Generator().manual_seed(5), risk)
 
 
@@ -184,21 +186,13 @@ def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
         pytest.skip(f"{name} is not here; set EVENHAND_DATA to find it")
     paths = [next(folder.glob(f"{part}.txt*")) for part in ("train", "test")]
     dataset = load_extreme(*paths, name=name, validation_fraction=0.0)
-    part, num_labels = dataset.parts["train"], dataset.num_labels
-
-    def training(device):
-        generator = torch.Generator().manual_seed(3)
-        encoder = BagEncoder(dataset.num_features, 64, generator=generator)
-        model = Retriever(encoder, num_labels, 64, generator=generator).to(device)
-        feed = PairFeed(
-            part, batch_size=batch_size, masks_all_positives=True,
-            generator=torch.Generator().manual_seed(4), device=device,
-        )  # fmt: skip
-        optimizers = Optimizers(
-            RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None
-        )
-        return Training(model, optimizers, feed, torch.Generator().manual_seed(5), MEAN)
-
+    num_labels = dataset.num_labels
+    settings = {
+        "part": dataset.parts["train"],
+        "batch_size": batch_size,
+        "risk": MEAN,
+        "sizes": (dataset.num_features, num_labels, 64),
+    }
     plan = dataclasses.replace(
         plan_of(4),
         sampler=UniformSampler(num_labels),
@@ -206,7 +200,7 @@ def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
         num_sampled_labels=100,
         num_hard_labels=100,
     )
-    ours, expected = training(torch.device("cuda")), training(CPU)
+    ours, expected = training_of(torch.device("cuda"), **settings), training_of(CPU, **settings)
     step = GpuStep(ours, plan, precision=torch.float32)
     lengths = step.offsets.diff()
     for _ in range(4):
@@ -222,15 +216,7 @@ def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
 def test_kernels_take_no_more_shared_memory_than_is_asked_for(precision):
     from evenhand.kernels.gpu import gradients
 
-    device = torch.device("cuda")
-    generator = torch.Generator().manual_seed(3)
-    encoder = BagEncoder(NUM_FEATURES, 512, generator=generator)
-    model = Retriever(encoder, NUM_LABELS, 512, generator=generator).to(device)
-    training = training_of(device)
-    training.model = model
-    training.optimizers = Optimizers(
-        RowAdagrad(model.label_table), None, RowAdagrad(encoder.weight), None
-    )
+    training = training_of(torch.device("cuda"), sizes=(NUM_FEATURES, NUM_LABELS, 512))
     step = GpuStep(training, plan_of(), precision=precision)
     take_steps(training, plan_of(), step, 1)
     products = gradients._query_products, gradients._label_products
@@ -259,8 +245,8 @@ def test_kernels_are_launched_on_the_device_of_the_run(monkeypatch):
     found = []
     for part in ("mine", "update", "join"):
         monkeypatch.setattr(step.step, part, lambda: None)
-    monkeypatch.setattr("evenhand.kernels.gpu.bags.bag_entries", lambda *a, **k: None)
-    monkeypatch.setattr("evenhand.kernels.gpu.entries.update_by_entries", lambda *a, **k: None)
+    monkeypatch.setattr("evenhand.training.gpu_step.bag_entries", lambda *a, **k: None)
+    monkeypatch.setattr("evenhand.training.gpu_step.update_by_entries", lambda *a, **k: None)
     step(plan_of().at_step(0, batch_size=BATCH_SIZE))
     assert found == [[CPU]]
 
@@ -346,6 +332,13 @@ def test_a_run_on_a_gpu_without_a_graph_names_the_setting_that_prevents_it(as_if
     assert chosen.describe() == f"training step: eager (no CUDA graph: {reason})"
 
 
+def test_without_triton_the_step_is_eager_and_says_so(as_if_on_cuda, monkeypatch):
+    training, _ = as_if_on_cuda
+    monkeypatch.setitem(sys.modules, "evenhand.training.gpu_step", None)  # as if it failed to load
+    chosen = choose_step(training, plan_of())
+    assert (chosen.kind, chosen.reason) == ("eager", "triton is not installed")
+
+
 def test_all_settings_that_prevent_a_graph_are_named_together(as_if_on_cuda):
     training, _ = as_if_on_cuda
     training.feed.has_whole_queries = True
@@ -372,7 +365,7 @@ def test_a_step_on_a_gpu_is_a_graph():
 def test_tables_in_bfloat16_are_rounded_by_chance_and_resume_exactly(device):
     def training():
         made = training_of(torch.device(device))
-        for optimizer in made.optimizers.row_optimizers().values():
+        for optimizer in made.optimizers.rows.values():
             optimizer.table.data = optimizer.table.data.bfloat16()
         return made
 
@@ -382,7 +375,7 @@ def test_tables_in_bfloat16_are_rounded_by_chance_and_resume_exactly(device):
     second.load(first.checkpoint())
     as_graph(second, plan_of(4), 1)
     assert_same(second, whole, atol=0, rtol=0)
-    assert whole.optimizers.label_rows.sums.dtype == torch.float32
+    assert whole.optimizers.rows["labels"].sums.dtype == torch.float32
     exact = training_of(CPU)
     eager(exact, plan_of(4), 2)
     near = whole.model.label_table.cpu().float()

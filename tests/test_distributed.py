@@ -79,25 +79,6 @@ def test_places_among_none_are_none():
     assert places_among(ids, torch.tensor([], dtype=torch.long)).tolist() == [[-1, -1]]
 
 
-def test_an_error_of_one_rank_is_raised_and_ends_the_others():
-    def rank_fn(ranks):
-        if ranks.rank == 1:
-            raise ValueError("mine")
-        ranks.sum_(torch.zeros(1), what="sum")
-
-    with pytest.raises(ValueError, match="mine"):
-        run_ranks(3, rank_fn)
-
-
-def test_ranks_that_never_meet_time_out():
-    def rank_fn(ranks):
-        if ranks.rank == 0:
-            ranks.sum_(torch.zeros(1), what="sum")
-
-    with pytest.raises(TimeoutError, match=r"2 ranks did not meet within 0\.2 s"):
-        run_ranks(2, rank_fn, timeout=0.2)
-
-
 def named(calls, silent=(), own_calls=9, has_store=True):
     """The message of rank 0 of three, where the others have begun so many calls."""
     now = time.monotonic()

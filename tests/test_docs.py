@@ -1,5 +1,6 @@
 """The words of README and docs are true: their Python runs, their commands exist."""
 
+import contextlib
 import importlib
 import re
 import shlex
@@ -45,27 +46,13 @@ def commands_of(text):
     return commands
 
 
-def run_blocks(text, name):
-    """Runs the Python blocks in order, in one namespace; errors show the lines of the page."""
-    namespace = {"__name__": "__main__"}
-    for line_number, block in blocks_of(text, "python"):
-        exec(compile("\n" * (line_number - 1) + block, name, "exec"), namespace)
-    return namespace
-
-
-def parse(words):
-    """The parameters that the words give to a verb, and nothing is run; --help and --version are
-    fine too."""
-    try:
-        return small.parse_words(words)[1]
-    except typer.Exit:
-        return None
-
-
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_every_python_block_runs(page, tmp_path, monkeypatch):
+    """In order, in one namespace; errors show the lines of the page."""
     monkeypatch.chdir(tmp_path)
-    run_blocks(TEXTS[page], str(page))
+    namespace = {"__name__": "__main__"}
+    for line_number, block in blocks_of(TEXTS[page], "python"):
+        exec(compile("\n" * (line_number - 1) + block, str(page), "exec"), namespace)
 
 
 def test_every_command_is_one_the_parser_knows():
@@ -73,7 +60,8 @@ def test_every_command_is_one_the_parser_knows():
         for line_number, words in commands_of(text):
             place = f"{page.name}, block of line {line_number}"
             try:
-                parse(words)
+                with contextlib.suppress(typer.Exit):  # --help and --version
+                    small.parse_words(words)
             except typer.TyperException as error:
                 raise AssertionError(f"{place}: evenhand {shlex.join(words)}: {error}") from error
 
@@ -137,32 +125,15 @@ def test_every_flag_in_the_text_is_one_the_command_takes():
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_flag_that_no_command_of_the_page_takes_is_found():
-    commands = flags_by_command()
-    text = "`evenhand search runs/x --top 3`, or `--units labels` and `torchrun --standalone`"
-    assert list(named_flags(text, commands)) == [("--top", {"search"}), ("--units", {"search"})]
-    assert "--units" in commands["slices"]
-    assert "--units" not in commands["search"]
-
-
-def test_the_readme_shows_python():
-    assert blocks_of(PAGES[0].read_text("utf-8"), "python")
-
-
 # Tables that are made from something else.
-
-
-def test_the_tables_of_methods_are_those_of_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    methods = importlib.import_module("methods")
-    page = (ROOT / "docs/methods.md").read_text("utf-8")
-    for noise in (0.0, 0.2):
-        assert methods.table_of(methods.RESULTS, noise) in page, noise
 
 
 def test_tables_of_results_are_those_of_the_results(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    pages = importlib.import_module("pages")
+    pages, methods = map(importlib.import_module, ("pages", "methods"))
+    for noise in (0.0, 0.2):
+        table = methods.table_of(methods.RESULTS, noise)
+        assert table in (ROOT / "docs/methods.md").read_text("utf-8"), noise
     assert len(pages.PAGES) >= 5
     for name, tables in pages.PAGES.items():
         page = (ROOT / "docs" / name).read_text("utf-8")
@@ -223,63 +194,3 @@ def test_the_readme_can_be_read_on_a_package_index():
     assert [target for target in targets if not target.startswith("https://")] == []
     used = set(re.findall(r"\]\[([^]]+)\]", text))
     assert used == set(re.findall(r"^\[([^]]+)\]: ", text, re.MULTILINE))
-
-
-# These tests must be able to fail.
-
-PAGE = """\
-Words.
-```python
-import os
-here = 3
-```
-```console
-$ evenhand train --steps 3 \\
-    --run runs/x  # a remark
-training ...
-$ OMP_NUM_THREADS=1 .venv/bin/evenhand search runs/x "Wien" | head
-$ ls
-```
-```python
-assert here == 3
-there = os.getcwd()
-```
-```text
-evenhand nonsense
-```
-"""
-
-
-def test_blocks_share_a_namespace_and_run_in_the_working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    namespace = run_blocks(PAGE, "page")
-    assert namespace["there"] == str(tmp_path)
-    assert [line for line, _ in blocks_of(PAGE, "python")] == [3, 14]
-
-
-def test_a_block_that_raises_is_an_error_at_its_line():
-    with pytest.raises(ZeroDivisionError) as caught:
-        run_blocks("a\n```python\nx = 1\n\nx / 0\n```\n", "page")
-    assert caught.traceback[-1].lineno + 1 == 5
-
-
-def test_commands_are_found_with_continued_lines_and_without_what_follows():
-    assert [words for _, words in commands_of(PAGE)] == [
-        ["train", "--steps", "3", "--run", "runs/x"],
-        ["search", "runs/x", "Wien"],
-    ]
-
-
-@pytest.mark.parametrize(
-    "words", [["trian"], ["train", "--stepz", "3"], ["train", "--steps", "x"], ["search"], []]
-)
-def test_a_command_the_parser_does_not_know_is_found(words):
-    with pytest.raises(typer.TyperException):
-        parse(words)
-
-
-def test_a_command_that_exists_is_parsed_and_not_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert parse(["train", "--steps", "3"])["steps"] == 3
-    assert parse(["--version"]) is None
-    assert not any(tmp_path.iterdir())

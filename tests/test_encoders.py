@@ -1,5 +1,7 @@
+"""Encoders forwards and back, against dense matrices; and the rows that tables begin with."""
+
+import itertools
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -17,157 +19,86 @@ from evenhand.models.encoders import (
 )
 
 NUM_FEATURES, WIDTH = 7, 3
-
-
-def bags_from(rows, values=None):
-    """Bags from lists of feature ids and, where given, lists of their values."""
-    ids = torch.tensor([feature for row in rows for feature in row], dtype=torch.int64)
-    offsets = torch.tensor([0, *[len(row) for row in rows]]).cumsum(0)
-    if values is None:
-        return Bags(ids, offsets)
-    flat = [value for row in values for value in row]
-    return Bags(ids, offsets, torch.tensor(flat, dtype=torch.float64))
-
-
-def rows_of(bags):
-    """[[(feature, value), ...], ...]; a value of None where the bags have none."""
-    values = [None] * len(bags.ids) if bags.values is None else bags.values.tolist()
-    entries = list(zip(bags.ids.tolist(), values, strict=True))
-    offsets = bags.offsets.tolist()
-    return [entries[start:stop] for start, stop in pairwise(offsets)]
+NEAR = {"rtol": 1e-12, "atol": 1e-14}
 
 
 @st.composite
 def random_bags(draw):
     """Some bags may be empty, and a bag may name a feature twice."""
-    rows = draw(
-        st.lists(st.lists(st.integers(0, NUM_FEATURES - 1), max_size=5), min_size=1, max_size=6)
-    )
+    feature = st.integers(0, NUM_FEATURES - 1)
+    rows = draw(st.lists(st.lists(feature, max_size=5), min_size=1, max_size=6))
+    ids = torch.tensor([*itertools.chain(*rows)], dtype=torch.int64)
+    offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
     if draw(st.booleans()):
-        return bags_from(rows)
-    value = st.floats(-2, 2)
-    lengths = [len(row) for row in rows]
-    return bags_from(rows, [draw(st.lists(value, min_size=n, max_size=n)) for n in lengths])
+        return Bags(ids, offsets)
+    values = draw(st.lists(st.floats(-2, 2), min_size=len(ids), max_size=len(ids)))
+    return Bags(ids, offsets, torch.tensor(values, dtype=torch.float64))
+
+
+def matrix_of(bags):
+    """(B, F): what each feature of a bag counts, its value or its share of the bag."""
+    matrix = torch.zeros(len(bags.offsets) - 1, NUM_FEATURES, dtype=torch.float64)
+    for row, own in enumerate(matrix):
+        start, stop = bags.offsets[row : row + 2].tolist()
+        for entry in range(start, stop):
+            value = 1 / (stop - start) if bags.values is None else bags.values[entry]
+            own[bags.ids[entry]] += value
+    return matrix
 
 
 def bag_encoder():
     return BagEncoder(NUM_FEATURES, WIDTH, generator=torch.Generator().manual_seed(0)).double()
 
 
-def weights_of(row):
-    """What each feature of a bag counts: its value, or its share of the bag."""
-    return [(feature, 1 / len(row) if value is None else value) for feature, value in row]
-
-
-# Bags
-
-
 @given(random_bags())
 def test_a_bag_is_the_weighted_sum_or_the_mean_of_its_rows(bags):
     encoder = bag_encoder()
-    table = encoder.weight.tolist()
-    actual = encoder(bags).tolist()
-    for vector, row in zip(actual, rows_of(bags), strict=True):
-        for column in range(WIDTH):
-            expected = sum(weight * table[feature][column] for feature, weight in weights_of(row))
-            assert vector[column] == pytest.approx(expected, rel=1e-12, abs=1e-14)
+    torch.testing.assert_close(encoder(bags), matrix_of(bags) @ encoder.weight, **NEAR)
 
 
 @given(random_bags())
-def test_the_way_back_through_a_bag_matches_the_loops(bags):
-    rows = rows_of(bags)
-    gradients = torch.randn(len(rows), WIDTH, dtype=torch.float64)
+def test_the_way_back_through_a_bag_is_the_transposed_product(bags):
+    gradients = torch.randn(len(bags.offsets) - 1, WIDTH, dtype=torch.float64)
+    expected = matrix_of(bags).T @ gradients
     ids, values = bag_encoder().row_gradients(bags, gradients)
-    expected = torch.zeros(NUM_FEATURES, WIDTH, dtype=torch.float64)
-    for gradient, row in zip(gradients, rows, strict=True):
-        for feature, weight in weights_of(row):
-            expected[feature] += weight * gradient
     assert sorted(ids.tolist()) == sorted(set(bags.ids.tolist()))
     assert values.shape == (len(ids), WIDTH)
-    actual = torch.zeros_like(expected).index_copy(0, ids, values)
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
-    values = None if bags.values is None else bags.values.float()
-    ids, rows = bag_encoder().row_gradients(bags._replace(values=values), gradients.float())
-    assert rows.dtype == torch.float32
-    actual = torch.zeros_like(expected).index_copy(0, ids, rows.double())
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_an_empty_bag_is_the_zero_vector_and_gives_no_gradient():
-    bags = bags_from([[], [2], []])
-    vectors = bag_encoder()(bags)
-    assert (vectors[[0, 2]] == 0).all()
-    ids, _ = bag_encoder().row_gradients(bags, torch.ones(3, WIDTH, dtype=torch.float64))
-    assert ids.tolist() == [2]
-
-
-def test_the_table_of_a_bag_encoder_is_left_to_its_own_optimizer():
-    encoder = bag_encoder()
-    assert not encoder.weight.requires_grad
-    encoder.row_gradients(bags_from([[1]]), torch.ones(1, WIDTH, dtype=torch.float64))
-    assert encoder.weight.grad is None
-
-
-# Taking examples out of a batch
+    torch.testing.assert_close(torch.zeros_like(expected).index_copy(0, ids, values), expected)
+    single = bags._replace(values=None if bags.values is None else bags.values.float())
+    ids, values = bag_encoder().row_gradients(single, gradients.float())
+    assert values.dtype == torch.float32
+    found = torch.zeros_like(expected).index_copy(0, ids, values.double())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @given(random_bags(), st.data())
 def test_taken_bags_are_the_chosen_ones_in_their_order(bags, data):
-    rows = rows_of(bags)
-    positions = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=6))
-    taken = take_features(bags, torch.tensor(positions))
-    assert rows_of(taken) == [rows[position] for position in positions]
+    position = st.integers(0, len(bags.offsets) - 2)
+    positions = torch.tensor(data.draw(st.lists(position, max_size=6)), dtype=torch.int64)
+    taken = take_features(bags, positions)
+    assert torch.equal(matrix_of(taken), matrix_of(bags)[positions])
     assert (taken.values is None) == (bags.values is None)
 
 
-def test_no_bags_can_be_taken():
-    taken = take_features(bags_from([[1, 2], [3]]), torch.tensor([], dtype=torch.int64))
-    assert taken.offsets.tolist() == [0]
-    assert taken.ids.tolist() == []
-
-
-def test_taken_dense_features_are_the_chosen_rows():
-    features = torch.randn(4, 3)
-    assert torch.equal(take_features(features, torch.tensor([2, 0])), features[[2, 0]])
-
-
-# Dense features
-
-
-def dense_by_hand(encoder, features):
-    """x W' + b for every layer, max(0, .) between them, in loops."""
-    vectors = features.tolist()
+def dense_by_hand(encoder, vectors):
+    """x W' + b for every layer, max(0, .) between them."""
     for number, layer in enumerate(encoder.layers):
-        weight, bias = layer.weight.tolist(), layer.bias.tolist()
-        vectors = [
-            [
-                sum(w * x for w, x in zip(row, vector, strict=True)) + b
-                for row, b in zip(weight, bias, strict=True)
-            ]
-            for vector in vectors
-        ]
+        vectors = vectors @ layer.weight.T + layer.bias
         if number < len(encoder.layers) - 1:
-            vectors = [[max(0.0, x) for x in vector] for vector in vectors]
+            vectors = vectors.clamp(min=0)
     return vectors
 
 
 @pytest.mark.parametrize("hidden_widths", [(), (5,), (6, 4)])
-def test_an_mlp_matches_the_loops(hidden_widths):
+def test_an_mlp_matches_the_formula_and_its_way_back_autograd(hidden_widths):
     encoder = MlpEncoder(4, WIDTH, hidden_widths=hidden_widths).double()
     for layer in encoder.layers:
         layer.bias.data.normal_()
-    features = torch.randn(5, 4, dtype=torch.float64)
-    for actual, expected in zip(
-        encoder(features).tolist(), dense_by_hand(encoder, features), strict=True
-    ):
-        assert actual == pytest.approx(expected, rel=1e-12, abs=1e-14)
-
-
-def test_the_way_back_through_an_mlp_fills_grad_even_where_gradients_are_off():
-    encoder = MlpEncoder(4, WIDTH, hidden_widths=(5,)).double()
     features = torch.randn(6, 4, dtype=torch.float64)
     gradients = torch.randn(6, WIDTH, dtype=torch.float64)
-    expected = torch.autograd.grad(encoder(features), list(encoder.parameters()), gradients)
+    vectors = dense_by_hand(encoder, features)
+    torch.testing.assert_close(encoder(features), vectors, **NEAR)
+    expected = torch.autograd.grad(vectors, list(encoder.parameters()), gradients)
     with torch.no_grad():
         assert backward(encoder, features, gradients) is None
     for parameter, gradient in zip(encoder.parameters(), expected, strict=True):
@@ -175,31 +106,7 @@ def test_the_way_back_through_an_mlp_fills_grad_even_where_gradients_are_off():
     assert backward(encoder.requires_grad_(False), features, gradients) is None  # a frozen one
 
 
-# Beginnings
-
-
-def test_random_rows_are_about_one_long():
-    rows = random_rows(2000, 50, torch.Generator().manual_seed(0))
-    assert rows.shape == (2000, 50)
-    # The squared length is chi-squared over D: mean 1, deviation sqrt(2 / D) in each row.
-    deviation = math.sqrt(2 / 50) / math.sqrt(2000)
-    assert rows.square().sum(dim=1).mean().item() == pytest.approx(1, abs=5 * deviation)
-    assert rows.mean().item() == pytest.approx(0, abs=5 / math.sqrt(50) / math.sqrt(2000 * 50))
-
-
-@pytest.mark.parametrize("build", [BagEncoder, MlpEncoder])
-def test_the_same_generator_gives_the_same_encoder(build):
-    first, second = (build(6, 4, generator=torch.Generator().manual_seed(3)) for _ in range(2))
-    for name, parameter in first.named_parameters():
-        assert torch.equal(parameter, second.get_parameter(name))
-
-
-def test_an_mlp_keeps_the_size_of_its_signal():
-    generator = torch.Generator().manual_seed(0)
-    encoder = MlpEncoder(200, 200, hidden_widths=(200, 200), generator=generator)
-    features = torch.randn(500, 200, generator=generator)
-    with torch.no_grad():
-        assert encoder(features).square().mean().item() == pytest.approx(1, abs=0.3)
+# --- the rows that tables begin with --------------------------------------------------------------
 
 
 def generator(seed=3):
@@ -216,9 +123,8 @@ def test_a_small_table_is_one_draw_to_the_bit(width, monkeypatch):
         monkeypatch.setattr(encoders, "CHUNK", chunk)
         ours, theirs = generator(), generator()
         for num_rows in (0, 1, 2, 15, 17, 64, 50_000 // width):
-            assert torch.equal(
-                random_rows(num_rows, width, ours), one_draw(num_rows, width, theirs)
-            )
+            expected = one_draw(num_rows, width, theirs)
+            assert torch.equal(random_rows(num_rows, width, ours), expected)
             assert torch.equal(ours.get_state(), theirs.get_state())
 
 
@@ -238,8 +144,8 @@ def test_every_range_is_that_of_the_whole_table(width, small_blocks):
         for last in {first, first + 1, first + 30, 100, 130, num_rows}:
             if first <= last <= num_rows:
                 draws = generator()
-                part = random_rows(num_rows, width, draws, rows=(first, last))
-                assert torch.equal(part, whole[first:last])
+                part = random_rows(num_rows, width, draws, rows=(first, last), dtype=torch.bfloat16)
+                assert torch.equal(part, whole[first:last].bfloat16())
                 assert torch.equal(draws.get_state(), whole_draws.get_state())
 
 
@@ -248,12 +154,6 @@ def test_blocks_and_tables_differ(small_blocks):
     rows = torch.cat([random_rows(400, 8, draws), random_rows(400, 8, draws)])
     assert len(rows.unique(dim=0)) == len(rows)
     assert abs(float(rows.norm(dim=1).mean()) - 1) < 0.05
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_types_are_the_float32_numbers_converted(dtype, small_blocks):
-    ours = random_rows(300, 12, generator(), rows=(50, 250), dtype=dtype)
-    assert torch.equal(ours, random_rows(300, 12, generator())[50:250].to(dtype))
 
 
 def test_on_the_meta_device_nothing_is_drawn():

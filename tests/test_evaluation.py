@@ -7,7 +7,7 @@ import torch
 
 import metric_oracles as oracles
 from evenhand import evaluation
-from evenhand.data.dataset import Dataset, Groups, Part, Rows
+from evenhand.data import Dataset, Groups, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,

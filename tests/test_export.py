@@ -148,7 +148,7 @@ def test_names_of_every_kind_survive(tmp_path):
     names = ['say "a"', "two\nlines", "\u2028", "ウィーン", "\\n", ""]
     block = Block(np.arange(6), np.zeros((6, 2), np.float32), None, names)
     written = write_blocks(tmp_path, "labels", [block], file_format="npy", shape=(6, 2))
-    assert [file.holds for file in written] == ["vectors", "ids", "names"]
+    assert [file["holds"] for file in written] == ["vectors", "ids", "names"]
     lines = (tmp_path / "labels.names.jsonl").read_bytes().decode().split("\n")
     assert [json.loads(line) for line in lines[:-1]] == names
     assert list(Strings.pack(names)) == names
@@ -217,7 +217,7 @@ def test_without_a_model_the_part_pyarrow_or_room_nothing_is_written(tmp_path, m
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evenhand.data.vector_files._sha256", full)
+    monkeypatch.setattr("evenhand.data.vector_files.file_digest", full)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="No space left"):
         export_run(run, out, dataset, device=CPU)

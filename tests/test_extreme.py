@@ -47,13 +47,11 @@ def rows_as_lists(rows):
 
 
 def as_lists(block: Block):
-    arrays = (*block.positives[:2], *block.features)
-    return [*(array.tolist() for array in arrays), block.num_repeated_labels]
+    return [array.tolist() for array in (*block.positives[:2], *block.features)]
 
 
 def joined(blocks: Iterable[Block]) -> Block:
-    positives, features, repeated = zip(*blocks, strict=True)
-    return Block(concatenate_rows(positives), concatenate_rows(features), sum(repeated))
+    return Block(*map(concatenate_rows, zip(*blocks, strict=True)))
 
 
 def quick(text: bytes) -> Block | None:
@@ -90,7 +88,7 @@ def test_a_file_is_read_plain_or_compressed(tmp_path, ending):
     assert rows_as_lists(file.features) == [[1, 4], [0], []]
     assert file.features.values.tolist() == [0.5, 1.0, 2.0]
     assert file.features.values.dtype == np.float32
-    assert (file.num_features, file.num_labels, file.num_repeated_labels) == (5, 4, 0)
+    assert (file.num_features, file.num_labels) == (5, 4)
 
 
 def test_windows_line_ends_a_byte_order_mark_and_a_missing_last_newline_change_nothing(tmp_path):
@@ -105,7 +103,6 @@ def test_windows_line_ends_a_byte_order_mark_and_a_missing_last_newline_change_n
 def test_a_label_named_twice_in_a_line_counts_once_and_a_feature_twice(tmp_path):
     file = read_extreme(written(tmp_path / "a.txt", "3 5 9\n7,2,7,2,7 3:1 3:2\n7\n7,8\n"))
     assert rows_as_lists(file.positives) == [[7, 2], [7], [7, 8]]
-    assert file.num_repeated_labels == 3
     assert file.features.row(0).tolist() == [3, 3]  # a feature named twice is kept twice
 
 
@@ -115,7 +112,6 @@ def test_a_line_of_very_many_labels_is_read_like_any_other(tmp_path):
         written(tmp_path / "a.txt", f"1 5 5000\n{','.join(map(str, labels))} 1:1\n")
     )
     assert rows_as_lists(file.positives) == [list(dict.fromkeys(labels))]
-    assert file.num_repeated_labels == 6000 - len(set(labels))
 
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 50, 10**6])
@@ -185,7 +181,6 @@ def test_both_parsers_read_what_was_written(rows):
         np.cumsum([0, *(len(features) for _, features in rows)]).tolist(),
         [feature for _, features in rows for feature, _ in features],
         [float(np.float32(float(value))) for _, features in rows for _, value in features],
-        sum(len(labels) for labels, _ in rows) - sum(map(len, distinct)),
     ]
     text = text_of(rows)
     assert as_lists(careful(text)) == as_lists(both(text)) == expected
@@ -411,12 +406,6 @@ def test_without_a_fraction_there_is_no_validation_part(tmp_path):
     assert len(dataset.parts["train"]) == 200
     with pytest.raises(UserError, match="validation_block must be at least 1, got 0"):
         load_extreme(*numbered(tmp_path), name="a", validation_block=0)
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_a_fraction_out_of_range_is_refused(tmp_path, fraction):
-    with pytest.raises(UserError, match=f"validation_fraction must be .* got {fraction}"):
-        load_extreme(*numbered(tmp_path), name="a", validation_fraction=fraction)
 
 
 def test_headers_that_disagree_are_refused(tmp_path):

@@ -1,24 +1,19 @@
 """Batches: every pair once an epoch, any place by itself, random enough, and made ahead."""
 
-import gc
 import itertools
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from evenhand.data.dataset import Part, Rows, pairs_of
+from evenhand.data import Part, Rows, pairs_of
 from evenhand.data.pairs import PairIndex
 from evenhand.errors import UserError
-from evenhand.kernels.permutation import permute
-from evenhand.models.encoders import Bags
-from evenhand.models.features import features_of
-from evenhand.sampling import InBatchSampler
+from evenhand.kernels.random import permute
+from evenhand.models.encoders import Bags, features_of
 from evenhand.training import feed as feed_module
 from evenhand.training.feed import PairFeed, PairOrder
 
@@ -47,24 +42,13 @@ def dense_part():
     return Part(features, rows_from(POSITIVES))
 
 
-def feed_of(
-    part=None,
-    *,
-    batch_size=3,
-    masks_all_positives=False,
-    seed=0,
-    device=CPU,
-    share=(0, 1),
-    has_whole_queries=False,
-):
+def feed_of(part=None, *, masks_all_positives=False, seed=0, **settings):
+    settings = {"batch_size": 3, "device": CPU, **settings}
     return PairFeed(
         dense_part() if part is None else part,
-        batch_size=batch_size,
-        masks_all_positives=masks_all_positives or has_whole_queries,
+        masks_all_positives=masks_all_positives or settings.get("has_whole_queries", False),
         generator=torch.Generator().manual_seed(seed),
-        device=device,
-        share=share,
-        has_whole_queries=has_whole_queries,
+        **settings,
     )
 
 
@@ -87,27 +71,6 @@ def assert_same(first, second):
 # Epochs
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 5, 10])
-def test_an_epoch_holds_each_pair_at_most_once_and_drops_only_the_partial_batch(batch_size):
-    feed = feed_of(batch_size=batch_size)
-    for _ in range(3):
-        batches = batches_of(feed, len(PAIRS) // batch_size)
-        pairs = [pair for batch in batches for pair in pairs_in(batch)]
-        assert len(pairs) == len(set(pairs)) == len(PAIRS) // batch_size * batch_size
-        assert set(pairs) <= set(PAIRS)
-
-
-def test_epochs_differ_and_the_same_seed_gives_the_same_batches_and_another_others():
-    feed = feed_of(batch_size=10)
-    epochs = [pairs_in(feed.next_batch()) for _ in range(3)]
-    assert [sorted(epoch) for epoch in epochs] == [PAIRS] * 3
-    assert epochs[0] != epochs[1] != epochs[2]
-    one, same, other = (batches_of(feed_of(seed=seed), 7) for seed in (1, 1, 2))
-    for first, second in zip(one, same, strict=True):
-        assert_same(first, second)
-    assert [pairs_in(batch) for batch in one] != [pairs_in(batch) for batch in other]
-
-
 # Masks
 
 
@@ -123,14 +86,6 @@ def test_the_mask_of_all_positives_holds_every_one_of_the_query_and_the_drawn_on
             assert row[0] == label
             assert sorted(set(row) - {-1}) == sorted(POSITIVES[query])
             assert len([entry for entry in row if entry >= 0]) == len(POSITIVES[query])
-
-
-def test_in_batch_negatives_are_the_drawn_positives_under_either_mask():
-    sampler = InBatchSampler(torch.tensor([2, 2, 1, 2, 2, 1]))
-    for masks_all_positives in (False, True):
-        for batch in batches_of(feed_of(masks_all_positives=masks_all_positives), 9):
-            ids = sampler.sample(batch.positive_ids, 3, generator=torch.Generator()).ids
-            assert set(ids.tolist()) - {-1} == set(batch.label_ids.tolist())
 
 
 # Features
@@ -155,29 +110,18 @@ def test_sparse_features_are_those_of_the_query(has_values):
                 assert values[entries].tolist() == expected.tolist()
 
 
-def test_dense_features_are_those_of_the_query():
-    for batch in batches_of(feed_of(), 5):
-        assert torch.equal(batch.features[:, 1], batch.features[:, 0] ** 2)
-
-
-def test_a_changed_batch_leaves_the_data_as_it_was():
-    feed = feed_of(batch_size=10)
-    batch = feed.next_batch()
-    batch.features.zero_()
-    batch.label_ids.zero_()
-    assert sorted(pairs_in(feed.next_batch())) == PAIRS
-
-
 # Going on
 
 
+@pytest.mark.parametrize("has_whole_queries", [False, True])
 @pytest.mark.parametrize("num_taken", range(5))  # 3 batches an epoch: at and across its border
-def test_a_saved_place_goes_on_with_the_same_batches(num_taken):
-    feed = feed_of(masks_all_positives=True)
+def test_a_saved_place_goes_on_with_the_same_batches(num_taken, has_whole_queries):
+    how = {"masks_all_positives": True, "has_whole_queries": has_whole_queries}
+    feed = feed_of(**how)
     batches_of(feed, num_taken)
     state = feed.state()  # which does not change as the feed goes on
     expected = batches_of(feed, 8)
-    resumed = feed_of(masks_all_positives=True, seed=99)
+    resumed = feed_of(seed=99, **how)
     resumed.load(state)
     for first, second in zip(batches_of(resumed, 8), expected, strict=True):
         assert_same(first, second)
@@ -202,16 +146,6 @@ def test_batches_are_the_next_few_of_the_order_of_a_key_that_the_generator_drew(
         order = order_of(feed, torch.randint(2**63 - 1, (1, 1), generator=generator))
         for start in range(0, len(order) - batch_size + 1, batch_size):
             assert pairs_in(feed.next_batch()) == order[start : start + batch_size]
-
-
-def test_the_next_batches_are_made_while_nobody_waits():
-    feed = feed_of()
-    feed.next_batch()
-    futures = [future for _, future in feed.ahead]
-    assert len(futures) == feed_module.NUM_AHEAD
-    made = [future.result(timeout=20) for future in futures]
-    for first, second in zip(made, batches_of(feed, len(made)), strict=True):
-        assert_same(first, second)
 
 
 def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatch):
@@ -239,31 +173,6 @@ def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatc
     assert_same(feed.next_batch(), expected[2])
 
 
-def num_threads():
-    return sum("evenhand feed" in thread.name for thread in threading.enumerate())
-
-
-def wait_for_no_thread():
-    deadline = time.monotonic() + 20
-    while num_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert num_threads() == 0
-
-
-def test_a_feed_has_one_thread_from_its_first_batch_until_nobody_holds_it():
-    gc.collect()
-    wait_for_no_thread()
-    feeds = [feed_of() for _ in range(3)]
-    assert num_threads() == 0
-    for feed in feeds:
-        batches_of(feed, 9)
-    assert num_threads() == 3
-    feeds[0].close()
-    assert num_threads() == 2
-    del feed, feeds
-    wait_for_no_thread()  # without gc: nothing holds a feed in a circle
-
-
 def test_a_process_ends_though_batches_were_made_ahead():
     code = "import test_feed; feed = test_feed.feed_of(); feed.next_batch(); raise SystemExit(3)"
     answer = subprocess.run(
@@ -272,27 +181,24 @@ def test_a_process_ends_though_batches_were_made_ahead():
     assert (answer.returncode, answer.stderr) == (3, b"")
 
 
+def tensors_of(batch):
+    found = []
+    feed_module.map_tensors(batch, lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("has_values", [False, True])
-def test_on_a_gpu_the_batches_are_the_same(has_values):
-    parts = (dense_part(), sparse_part(has_values=has_values))
-    for part in parts:
-        on_cpu = feed_of(part, masks_all_positives=True)
-        on_gpu = feed_of(part, masks_all_positives=True, device=torch.device("cuda"))
-        for _ in range(12):
-            expected, actual = on_cpu.next_batch(), on_gpu.next_batch()
-            for name, field in expected._asdict().items():
-                fields = [field] if not isinstance(field, Bags) else list(field)
-                moved = getattr(actual, name)
-                moved = [moved] if not isinstance(moved, Bags) else list(moved)
-                for one, other in zip(fields, moved, strict=True):
-                    assert (one is None) == (other is None)
-                    if one is not None:
-                        assert other.is_cuda
-                        assert torch.equal(one, other.cpu())
-        _, future = on_gpu.ahead[0]
-        assert future.result().label_ids.is_pinned()
+@pytest.mark.parametrize("part", [dense_part(), sparse_part(), sparse_part(has_values=True)])
+def test_on_a_gpu_the_batches_are_the_same(part):
+    on_cpu = feed_of(part, masks_all_positives=True)
+    on_gpu = feed_of(part, masks_all_positives=True, device=torch.device("cuda"))
+    for _ in range(12):
+        expected, found = (tensors_of(feed.next_batch()) for feed in (on_cpu, on_gpu))
+        assert all(tensor.is_cuda for tensor in found)
+        assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in expected]
+    _, future = on_gpu.ahead[0]
+    assert future.result().label_ids.is_pinned()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3, 11])
@@ -336,30 +242,11 @@ def test_whole_queries_are_each_in_a_batch_once_and_their_pairs_side_by_side(bat
     assert len(orders) > 1
 
 
-def test_every_whole_query_comes_first_as_often_as_any_other():
-    counts = np.zeros(7)
-    for seed in range(600):
-        feed = feed_of(batch_size=10, seed=seed, has_whole_queries=True)
-        counts[pairs_in(feed.next_batch())[0][0]] += 1
-        feed.close()
-    with_pairs = counts[[0, 1, 3, 4, 5, 6]]
-    assert counts[2] == 0  # it has no label
-    assert ((with_pairs - 100) ** 2 / 100).sum() < 25  # chi-square of 5 degrees: p = 0.0001
-
-
-def test_whole_queries_go_on_from_a_saved_place_and_are_shared_by_ranks():
-    feed = feed_of(batch_size=4, has_whole_queries=True)
-    batches_of(feed, 3)
-    other = feed_of(batch_size=4, seed=9, has_whole_queries=True)
-    other.load(feed.state())
-    expected = [pairs_in(batch) for batch in batches_of(feed, 5)]
-    assert [pairs_in(batch) for batch in batches_of(other, 5)] == expected
+def test_whole_queries_are_shared_by_ranks():
     for num_ranks in (2, 3, 7):  # some have no example at all
-        ranks = [
-            feed_of(batch_size=4, seed=9, share=(rank, num_ranks), has_whole_queries=True)
-            for rank in range(num_ranks)
-        ]
-        whole = feed_of(batch_size=4, seed=9, has_whole_queries=True)
+        how = {"batch_size": 4, "seed": 9, "has_whole_queries": True}
+        ranks = [feed_of(share=(rank, num_ranks), **how) for rank in range(num_ranks)]
+        whole = feed_of(**how)
         for _ in range(3):
             shares = [pairs_in(rank.next_batch()) for rank in ranks]
             assert list(itertools.chain(*shares)) == pairs_in(whole.next_batch())
@@ -419,38 +306,13 @@ def test_a_pool_is_made_of_a_few_runs_of_consecutive_pairs(order):
         assert num_runs <= 2 * order.pool_blocks + 1  # the last block, or one around the end
 
 
-def test_without_blocks_the_order_is_the_keyed_permutation():
-    key = key_of(1)
-    expected = permute(torch.arange(5, 50).unsqueeze(0), key, 100)[0]
-    assert torch.equal(PairOrder(100).pairs_at(5, 50, key), expected)
-
-
 def test_a_pair_is_as_likely_at_any_place():
     order, num_epochs = PairOrder(30, 4, 2), 900
     epochs = torch.stack([order.pairs_at(0, 30, key_of(n)) for n in range(num_epochs)])
-    expected = num_epochs / 30
-    statistic = 0.0
-    for place in range(30):
-        counts = torch.bincount(epochs[:, place], minlength=30)
-        statistic += float(((counts - expected) ** 2 / expected).sum())
+    counts = torch.nn.functional.one_hot(epochs).sum(dim=0)  # (30, 30) by place and pair
+    statistic = float(((counts - num_epochs / 30) ** 2 / (num_epochs / 30)).sum())
     # Of 30 x 30 cells with fixed sums: chi-square of 29 * 29, within 4 standard deviations.
     assert abs(statistic - 29**2) < 4 * (2 * 29**2) ** 0.5
-
-
-def test_two_pairs_of_a_random_storage_meet_in_a_batch_as_often_as_after_a_perfect_shuffle():
-    """The stored order is random: an epoch of blocks is a perfect shuffle of what was stored."""
-    generator = np.random.default_rng(0)
-    order, batch_size, num_rounds = PairOrder(60, 5, 3), 6, 1000
-    meetings = np.zeros((60, 60))
-    for number in range(num_rounds):
-        stored = generator.permutation(60)  # as the converter stores them, with another seed
-        batch = stored[order.pairs_at(12, 12 + batch_size, key_of(number)).numpy()]
-        meetings[np.ix_(batch, batch)] += 1
-    counts = meetings[np.triu_indices(60, k=1)]
-    share = batch_size * (batch_size - 1) / (60 * 59)
-    expected = num_rounds * share
-    statistic = ((counts - expected) ** 2 / (expected * (1 - share))).sum()
-    assert abs(statistic - len(counts)) < 5 * (2 * len(counts)) ** 0.5
 
 
 def random_rows(lengths, seed=0):
@@ -478,7 +340,7 @@ def test_the_index_finds_the_pairs_of_pairs_of(lengths, most_entries):
     assert np.array_equal(found.label_ids, expected.label_ids[pair_ids])
 
 
-def test_a_feed_in_blocks_hands_out_every_pair_once_and_goes_on_from_a_place():
+def test_a_feed_in_blocks_hands_out_every_pair_once_and_shares_from_any_place():
     rows = random_rows(np.random.default_rng(1).integers(0, 4, size=500))
     part = Part(Rows(np.arange(501), np.arange(500, dtype=np.int32)), rows, block_pairs=13)
     feed, per_epoch = feed_of(part, batch_size=32), len(rows.ids) // 32

@@ -9,12 +9,10 @@ from evenhand.models.encoders import BagEncoder, Bags, RowGradients, take_featur
 from gpu_tables import (
     DEVICES,
     NO_TRITON,
-    OPTIMIZERS,
     WIDTHS,
     assert_state_is,
     by_device,
     make_table,
-    rows,
     scalars,
     twin_of,
     unit_gradients,
@@ -97,29 +95,6 @@ def test_entries_of_any_width_by_unit_rows(device, width):
     twin.step(gradients, learning_rate=0.1)
     update(table, (ids.int(), *others), vectors, device, is_cosine=width > 1)
     assert_state_is(table, twin)
-
-
-def test_vectors_in_bfloat16_are_summed_in_float32(device):
-    table = make_table(3, 17, optimizer="adagrad", device=device)
-    twin, vectors = twin_of(table, "adagrad"), torch.randn(40, 17).bfloat16()
-    given = random_entries([40, 1, 0], num_empty=0, num_sources=40)
-    twin.step(summed_by_row(*given, vectors), learning_rate=0.1)
-    update(table, given, vectors, device)
-    assert_state_is(table, twin)
-
-
-def test_the_same_entries_give_the_same_bits(device):
-    counts = by_device(device, [40, 1, 0], [2000, 1, 0, 40] * 500)
-    given = random_entries(counts, num_empty=3, num_sources=9)
-    vectors, results = torch.randn(9, 130), []
-    start = torch.randn(len(counts), 130).bfloat16()
-    for _ in range(by_device(device, 2, 20)):
-        table = make_table(len(counts), 130, optimizer="adam", device=device, seed=3)
-        table = rows.RowTable(start.to(device), table.moments, table.momentum, seed=3)
-        update(table, given, vectors, device)
-        results.append((table.table, table.moments, table.momentum))
-    for result in results[1:]:
-        assert all(torch.equal(*pair) for pair in zip(result, results[0], strict=True))
 
 
 # Bags.
@@ -243,26 +218,3 @@ def test_capacity_is_that_of_the_longest_batch_of_different_pairs(documents, bat
     lengths, num_pairs = torch.tensor(documents).T
     pairs = sorted((length for length, count in documents for _ in range(count)), reverse=True)
     assert bags.entry_capacity(lengths, num_pairs, batch_size) == sum(pairs[:batch_size])
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_from_survivors_to_the_step_of_the_feature_table(device, optimizer):
-    num_documents, width, batch_size = by_device(device, (12, 17, 6), (20_000, 512, 2048))
-    num_features = by_device(device, 10, 30_000)
-    data = random_bags(num_documents, num_features, longest=20, values=torch.float32)
-    data.ids[::2] %= 3  # a few features are in nearly every bag
-    documents = torch.randperm(num_documents)[:batch_size]
-    survivors, num_survivors = torch.randperm(batch_size).int(), batch_size // 2
-    gradients = torch.randn(num_survivors, width)
-    table = make_table(num_features, width, optimizer=optimizer, device=device)
-    twin = twin_of(table, optimizer)
-    chosen = documents[survivors[:num_survivors].long()]
-    encoder = BagEncoder(num_features, width)
-    expected = encoder.row_gradients(batch_of(data, chosen), gradients.double())
-    twin.step(expected, learning_rate=0.1)
-    given = listed_entries(
-        data, documents, survivors, num_survivors, device, id_type=torch.int32,
-        capacity=capacity_of(data, batch_size),
-    )  # fmt: skip
-    update(table, given, gradients, device)
-    assert_state_is(table, twin)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evenhand import losses, top_weights
-from evenhand.kernels import permutation
+from evenhand.kernels import random as permutation
 from evenhand.kernels.gpu import permutation as gpu_permutation
 from evenhand.kernels.gpu.batches import Clock
 from evenhand.kernels.gpu.losses import kernel_loss
@@ -55,13 +55,11 @@ class Pair:
     def __init__(
         self, device, *, batch_size=6, num_positives=2, num_labels=50, num_sampled=17, k=4,
         hard_examples=3, width=5, loss="contrastive 1", is_cosine=True, scale=1.0, for_each=False,
-        is_adam=False, is_tied=False, precision=torch.float32, seed=0,
+        is_adam=False, precision=torch.float32, seed=0,
     ):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         table = torch.randn(num_labels, width, generator=generator)
         self.vectors = torch.randn(batch_size, width, generator=generator)
-        if is_tied:
-            table, self.vectors = table.sign(), self.vectors.sign()
         self.labels = torch.randint(num_labels, (batch_size,), generator=generator)
         self.labels[: batch_size // 3] = self.labels[0]  # some label several times
         self.positives = _positives(self.labels, num_positives, num_labels, generator)
@@ -116,7 +114,7 @@ class Pair:
             risk_fn=partial(top_weights, num_hard_examples=self.hard_examples),
         )  # fmt: skip
         gradients = gradients_of(mined, queries, batch, self.model)
-        self.optimizer.step(gradients.label_rows, learning_rate=0.1)
+        self.optimizer.step(gradients["labels"], learning_rate=0.1)
         return mined
 
     def assert_same(self, mined, *, atol=2e-5, rtol=1e-3):
@@ -230,20 +228,6 @@ def test_zero_vectors_score_zero_and_have_no_gradient_as_in_torch(device):
     pair.assert_same(pair.run_torch())
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_of_equal_scores_exactly_k_are_kept(device):
-    """Scores of few values: losses do not depend on which of the equals are kept."""
-    pair = Pair(device, is_tied=True, width=4, num_labels=64, num_sampled=32, k=5, batch_size=3)
-    pair.run_kernels()
-    kept, scores = pair.step.kept, pair.step.scores
-    columns = torch.arange(32, device=scores.device)
-    threshold, last_tie = kept.thresholds.unsqueeze(1), kept.last_ties.unsqueeze(1)
-    is_kept = (scores > threshold) | ((scores == threshold) & (columns <= last_tie))
-    assert is_kept.sum(1).tolist() == [5] * 3
-    mined = pair.run_torch()
-    torch.testing.assert_close(kept.losses.cpu().double(), mined.losses, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
@@ -279,15 +263,6 @@ def test_a_sample_that_is_all_positives_leaves_the_positive_loss(device):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_vector_that_is_not_finite_shows_in_the_objective(device):
-    pair = Pair(device, is_cosine=False, **SMALL)
-    pair.vectors[2, 0] = torch.nan
-    pair.run_kernels()
-    assert pair.step.stats[0, 0].isnan()
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
 @pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_it(device, for_each):
@@ -301,50 +276,6 @@ def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_i
     assert torch.equal(pair.step.kept.losses.isnan().cpu(), sees)
     assert torch.equal(pair.run_torch().losses.isnan(), sees)
     assert pair.step.stats[0, 0].isnan()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_number_of_hard_examples_may_change_without_another_graph(device):
-    pair = Pair(device, **SMALL)
-    pair.clock.hard_examples.copy_(torch.tensor([3, 1, 1, 1, 1, 1, 1, 1]))
-    for count in (3, 1):
-        pair.hard_examples = count
-        pair.run_kernels()
-        pair.assert_same(pair.run_torch())
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_weights_of_another_risk_are_taken_as_they_are(device):
-    pair = Pair(device, **SMALL | {"batch_size": 5})
-    weights = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3])
-    step = pair.step
-    step.vectors.copy_(pair.vectors)
-    step.label_ids.copy_(pair.labels)
-    step.positive_ids.copy_(pair.positives)
-    pair.clock.tick()
-    step.score()
-    step.kept.weights.copy_(weights)
-    step.list_examples()
-    step.update()
-    step.join()
-    assert step.kept.survivors[: int(step.kept.num_survivors)].tolist() == [1, 3, 4]
-    objective = (weights * step.kept.losses.cpu()).sum()
-    torch.testing.assert_close(step.stats[0, 0].cpu(), objective)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_sample_is_the_first_places_of_the_keyed_order(device):
-    pair = Pair(device, **SMALL)
-    pair.run_kernels()
-    key = pair.clock.keys[:1].cpu().unsqueeze(1)
-    expected = permutation.permute(torch.arange(7).unsqueeze(0), key, 20)
-    assert pair.drawn().tolist() == expected[0].tolist()
-    each = Pair(device, for_each=True, num_positives=3, **SMALL)
-    each.clock.tick()
-    each.step.positive_ids.copy_(each.positives)
-    for row, ids in enumerate(each.drawn().tolist()):
-        assert len(set(ids)) == 7
-        assert not set(ids) & set(each.positives[row].tolist())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -382,23 +313,18 @@ def test_a_large_step_equals_torch(loss, num_labels, for_each):
 @needs_cuda
 @pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 def test_a_step_in_bfloat16_is_near_and_has_the_same_bits_each_time(for_each):
-    def ran():
+    def after(num_steps):
         pair = Pair(
             "cuda", batch_size=512, num_labels=5000, num_sampled=1024, k=32, hard_examples=128,
             width=128, for_each=for_each, precision=torch.bfloat16,
         )  # fmt: skip
-        for _ in range(3):
+        for _ in range(num_steps):
             pair.run_kernels()
         return pair
 
-    first, second = ran(), ran()
+    first, second, pair = after(3), after(3), after(1)
     assert torch.equal(first.rows.table, second.rows.table)
     assert torch.equal(first.step.query_gradients, second.step.query_gradients)
-    pair = Pair(
-        "cuda", batch_size=512, num_labels=5000, num_sampled=1024, k=32, hard_examples=128,
-        width=128, for_each=for_each, precision=torch.bfloat16,
-    )  # fmt: skip
-    pair.run_kernels()
     mined = pair.run_torch()
     difference = pair.step.kept.losses.cpu().double() - mined.losses
     assert difference.norm() / mined.losses.norm() < 1e-2

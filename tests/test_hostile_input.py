@@ -14,8 +14,7 @@ import pytest
 
 import small
 from evenhand.config import build_config
-from evenhand.data import save_dataset
-from evenhand.data.dataset import Groups
+from evenhand.data import Groups, save_dataset
 from evenhand.store import open_store, save_tensors
 from small import bytes_of, run_main, settings_file
 

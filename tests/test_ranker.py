@@ -5,7 +5,7 @@ import pytest
 import scipy.optimize
 import torch
 
-from evenhand.data.dataset import Rows
+from evenhand.data import Rows
 from evenhand.search import ExactIndex, LinearRanker, classifiers
 from evenhand.search import ranker as ranker_module
 from evenhand.search.ranker import fit_ranker, hardest_labels

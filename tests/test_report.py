@@ -9,7 +9,7 @@ import jinja2
 import numpy as np
 import pytest
 
-from evenhand.data.dataset import Dataset, Groups, Part, Rows, Strings, pairs_of
+from evenhand.data import Dataset, Groups, Part, Rows, Strings, pairs_of
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, certify, score_table
 from evenhand.report import rendering, write_report

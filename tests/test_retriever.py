@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evenhand.losses import contrastive_loss
-from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder
+from evenhand.models.encoders import MlpEncoder
 from evenhand.models.retriever import Retriever
 from evenhand.risk import mean_weights
 from evenhand.sampling import LabelSample
@@ -50,18 +50,6 @@ def test_scores_match_their_definition(kind):
 
 
 @every_kind
-def test_chosen_labels_are_those_of_all_labels(kind):
-    model, ids = retriever(kind), torch.tensor([4, 0, 4])
-    assert torch.equal(model.label_vectors(ids), model.label_vectors()[ids])
-    if kind == "dot and bias":
-        assert torch.equal(model.biases(ids), model.biases()[ids])
-        assert model.biases().shape == (NUM_LABELS,)
-    else:
-        assert model.biases() is None
-        assert model.biases(ids) is None
-
-
-@every_kind
 def test_the_way_back_through_unit_is_that_of_autograd(kind):
     model = retriever(kind)
     vectors = torch.randn(6, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -94,31 +82,6 @@ def test_a_query_of_zeros_does_not_throw_dense_weights_far_away():
     )  # fmt: skip
     gradients_of(mined, queries, batch, model)
     assert all((weights.grad == 0).all() for weights in encoder.parameters())
-
-
-def test_a_query_without_features_scores_every_label_alike_under_the_cosine():
-    model = Retriever(BagEncoder(5, WIDTH), NUM_LABELS, WIDTH)
-    nothing = Bags(torch.tensor([], dtype=torch.int64), torch.tensor([0, 0]))
-    scores = model.query_vectors(nothing) @ model.label_vectors().T
-    assert (scores == 0).all()
-
-
-@every_kind
-def test_vectors_carry_no_gradient_and_tables_want_none(kind):
-    model = retriever(kind)
-    assert not model.query_vectors(torch.randn(2, 5, dtype=torch.float64)).requires_grad
-    assert not model.label_vectors().requires_grad
-    assert not model.label_table.requires_grad
-    assert model.num_labels == NUM_LABELS
-
-
-def test_the_same_generator_gives_the_same_model_and_a_bias_begins_at_zero():
-    first, second, other = retriever(seed=1), retriever(seed=1), retriever(seed=2)
-    for name, parameter in first.named_parameters():
-        assert torch.equal(parameter, second.get_parameter(name))
-    assert not torch.equal(first.label_table, other.label_table)
-    model = Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, is_cosine=False, has_label_bias=True)
-    assert model.biases().tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

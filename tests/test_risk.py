@@ -93,15 +93,6 @@ def test_weights_are_sound_at_extreme_losses_and_never_all_zero(name, extreme):
 
 
 @each_risk
-@given(st.lists(st.floats(0, 1e30), min_size=1, max_size=9))
-def test_no_batch_is_left_without_a_gradient(name, values):
-    weights = every_risk(len(values))[name](as_losses(values))
-    assert weights.isfinite().all()
-    assert (weights >= 0).all()
-    assert weights.sum() > 0
-
-
-@each_risk
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_weights_are_like_the_losses_and_without_gradient(name, dtype):
     losses = torch.tensor([3.0, 1.0, 2.0, 0.5], dtype=dtype, requires_grad=True)
@@ -225,15 +216,6 @@ def test_the_weights_of_a_ball_are_the_worst_within_it(ball, values, radius):
 
 
 @each_ball
-def test_a_ball_without_a_radius_is_the_mean_however_sums_are_rounded(ball):
-    generator = torch.Generator().manual_seed(0)
-    for batch_size in range(2, 30):
-        losses = torch.rand(batch_size, generator=generator, dtype=torch.float64)
-        weights = ball[0](losses, radius=0)
-        assert torch.allclose(weights, torch.full_like(losses, 1 / batch_size), rtol=1e-6)
-
-
-@each_ball
 def test_losses_that_differ_by_little_are_no_tie(ball):
     weights = ball[0](torch.tensor([1.0, 2.0, 1.9999], dtype=torch.float64), radius=50)
     assert torch.allclose(weights, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64), atol=1e-6)
@@ -253,30 +235,11 @@ def test_a_ball_that_reaches_k_of_b_examples_is_worse_than_the_top_k(ball, batch
     losses = torch.arange(batch_size, dtype=torch.float64).square()
     weights_fn, distance, _ = ball
     top = top_weights(losses, num_hard_examples=count)
-    radius = distance(top.tolist())
-    expected = {
-        chi_square_weights: batch_size / count - 1,
-        kl_weights: math.log(batch_size / count),
-    }
-    assert radius == pytest.approx(expected[weights_fn], abs=1e-12)
-    assert risk(weights_fn(losses, radius=radius), losses) >= risk(top, losses) * (1 - 1e-9)
-
-
-@each_ball
-def test_only_differences_of_losses_and_not_their_unit_matter_to_a_ball(ball):
-    losses = torch.tensor([1.0, 4.0, 2.0, 2.5], dtype=torch.float64)
-    weights = ball[0](losses, radius=0.4)
-    assert torch.allclose(ball[0](1e6 * losses + 1e7, radius=0.4), weights, rtol=1e-6)
+    weights = weights_fn(losses, radius=distance(top.tolist()))
+    assert risk(weights, losses) >= risk(top, losses) * (1 - 1e-9)
 
 
 # --- dual CVaR ------------------------------------------------------------------------------------
-
-
-@given(losses_of_a_batch | tied_losses, tail_fractions)
-def test_the_first_batch_of_the_dual_cvar_is_its_tail(values, tail_fraction):
-    losses = as_losses(values)
-    weights = DualCvar()(losses, tail_fraction=tail_fraction)
-    assert torch.allclose(weights, tail_weights(losses, tail_fraction=tail_fraction))
 
 
 @given(st.lists(st.floats(0, 10), min_size=4, max_size=20), losses_of_a_batch, tail_fractions)
@@ -329,16 +292,6 @@ def test_a_threshold_that_lags_leaves_the_hardest_example_a_weight():
     dual(torch.full((4,), 100.0), tail_fraction=0.25)
     weights = dual(torch.tensor([1.0, 3.0, 2.0, 0.0]), tail_fraction=0.25)
     assert weights.tolist() == [0, 1 / 4, 0, 0]
-
-
-@pytest.mark.parametrize(("tail_fraction", "batch_size"), [(0.01, 16), (0.05, 16), (0.25, 32)])
-def test_the_weights_of_the_dual_cvar_nearly_sum_to_one_on_average(tail_fraction, batch_size):
-    """Also where most batches hold no example of the tail at all."""
-    generator, dual, totals = torch.Generator().manual_seed(0), DualCvar(), []
-    for _ in range(3000):
-        losses = torch.rand(batch_size, generator=generator)
-        totals.append(dual(losses, tail_fraction=tail_fraction).sum().item())
-    assert sum(totals) / len(totals) == pytest.approx(1, abs=0.25)
 
 
 def test_the_window_forgets():
@@ -408,15 +361,6 @@ def test_an_example_in_several_groups_counts_in_each_and_weighs_their_sum():
     assert groups(losses, ids).tolist() == pytest.approx(expected)
 
 
-@given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 3)), min_size=1, max_size=9))
-def test_one_group_each_is_the_same_bit_for_bit_as_a_set_of_one(examples):
-    losses, ids = map(torch.tensor, zip(*examples, strict=True))
-    one, padded = GroupRisk(4), GroupRisk(4)
-    sets = torch.stack([ids, torch.full_like(ids, -1)], dim=1)  # (B, 2)
-    for _ in range(2):
-        assert torch.equal(one(losses, ids), padded(losses, sets))
-
-
 def test_a_group_that_is_not_there_keeps_its_mass_and_leaves_no_gap():
     groups = GroupRisk(3, step_size=1.0)
     weights = groups(torch.tensor([1.0, 1.0]), torch.tensor([0, 1]))
@@ -437,13 +381,6 @@ def test_in_the_end_the_worst_group_alone_counts():
     for _ in range(300):
         weights = groups(losses, ids)
     assert weights.tolist() == pytest.approx([0, 0, 0.5, 0.5], abs=1e-6)
-
-
-def test_each_group_alone_is_the_set_of_unit_mixtures():
-    losses, ids = torch.tensor([1.0, 2.0, 5.0, 3.0]), torch.tensor([0, 1, 2, 2])
-    plain, explicit = GroupRisk(3), GroupRisk(3, mixtures=torch.eye(3))
-    for _ in range(3):
-        assert torch.allclose(plain(losses, ids), explicit(losses, ids))
 
 
 def test_the_risk_of_a_set_of_mixtures_becomes_the_largest_of_them():
@@ -482,56 +419,33 @@ def test_a_risk_that_is_saved_and_loaded_goes_on_as_if_nothing_had_been(kind):
     assert all(torch.equal(first.state()[name], value) for name, value in second.state().items())
 
 
-def test_a_risk_that_has_seen_nothing_has_nothing_to_save():
-    assert DualCvar().state() == {}
-    fresh = DualCvar()
-    fresh.load({})
-    assert fresh.recent is None
-
-
 # --- refusals -------------------------------------------------------------------------------------
 
 REFUSALS = [
+    *((lambda x, k=k: top_weights(x, num_hard_examples=k), "num_hard_examples") for k in (0, 5)),
     *(
-        (lambda x, k=k: top_weights(x, num_hard_examples=k), f"num_hard_examples .*4 .*got {k}")
-        for k in (0, 5)
+        (lambda x, a=a: tail_weights(x, tail_fraction=a), "tail_fraction")
+        for a in (0, 1.1, math.nan)
     ),
     *(
-        (lambda x, a=a: tail_weights(x, tail_fraction=a), "tail_fraction must be above 0 and at")
-        for a in (0, -0.1, 1.1, math.nan)
-    ),
-    *(
-        (
-            lambda x, k=k: ranked_range_weights(x, num_dropped=0, num_hard_examples=k),
-            f"num_hard_examples must be between 1 and 4.*got {k}",
+        (lambda x, d=d, k=k: ranked_range_weights(x, num_dropped=d, num_hard_examples=k), name)
+        for d, k, name in (
+            (0, 0, "num_hard_examples"), (0, 5, "num_hard_examples"),
+            (-1, 2, "num_dropped"), (3, 2, "num_dropped"),
         )
-        for k in (0, 5)
     ),
     *(
-        (
-            lambda x, d=d: ranked_range_weights(x, num_dropped=d, num_hard_examples=2),
-            f"num_dropped must be between 0 and 2.*got {d}",
-        )
-        for d in (-1, 3)
-    ),
-    *(
-        (lambda x, r=r, ball=ball: ball[0](x, radius=r), "radius must be at least 0")
+        (lambda x, r=r, ball=ball: ball[0](x, radius=r), "radius")
         for r in (-0.1, math.nan)
         for ball in BALLS.values()
     ),
-    (lambda x: DualCvar(window=0), "window must be at least 1"),
-    *(
-        (lambda x, m=m: StochasticMaximum(3, mixing=m), "mixing must be above 0 and at most 1")
-        for m in (0, 1.1)
-    ),
-    (
-        lambda x: GroupRisk(3, mixtures=torch.ones(2, 4)),
-        r"mixtures must be of shape \(V, 3\), got \(2, 4\)",
-    ),
-]
+    (lambda x: DualCvar(window=0), "window"),
+    *((lambda x, m=m: StochasticMaximum(3, mixing=m), "mixing") for m in (0, 1.1)),
+    (lambda x: GroupRisk(3, mixtures=torch.ones(2, 4)), "mixtures"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSALS, ids=[text for _, text in REFUSALS])
-def test_what_cannot_be_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("call", "name"), REFUSALS, ids=[name for _, name in REFUSALS])
+def test_what_cannot_be_is_refused(call, name):
+    with pytest.raises(ValueError, match=f"{name} must be .*got"):
         call(torch.ones(4))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.kernels import rows, threads
+from evenhand.kernels import jit, rows
 from evenhand.kernels.rows import (
     adagrad_,
     adam_,
@@ -175,17 +175,8 @@ def test_results_are_the_same_for_every_number_of_threads(monkeypatch, num_threa
 
 def test_threads_are_those_of_torch_where_there_is_work_for_them(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
-    monkeypatch.setattr(threads, "_HAS_OPENMP", True)
-    assert threads.num_threads_for(2**20) == 6
-    assert threads.num_threads_for(100) == 1
-    monkeypatch.setattr(threads, "_HAS_OPENMP", False)
-    assert threads.num_threads_for(2**20) == 1
-
-
-def test_a_machine_without_openmp_is_told_so(monkeypatch):
-    monkeypatch.setattr(threads.ctypes, "CDLL", lambda name: object())
-    symbols = {}
-    monkeypatch.setattr(threads.llvmlite.binding, "add_symbol", symbols.__setitem__)
-    assert not threads._has_openmp()
-    assert len(symbols) == 3
-    assert all(symbols.values())
+    monkeypatch.setattr(jit, "_HAS_OPENMP", True)
+    assert jit.num_threads_for(2**20) == 6
+    assert jit.num_threads_for(100) == 1
+    monkeypatch.setattr(jit, "_HAS_OPENMP", False)
+    assert jit.num_threads_for(2**20) == 1

@@ -21,7 +21,6 @@ COUNTS = [0, 5, 3, 1, 8, 0, 2, 4, 1, 6, 2, 0]  # zeros at both ends and in the m
 ORDER = [4, 9, 1, 7, 2, 6, 10, 3, 8, 0, 5, 11]  # most frequent first
 BATCH_SIZE, NUM_SAMPLED = 4, 6
 POSITIVES = [4, 7, 4]  # of the example that is looked at; the last repeats the first
-SCORES = torch.linspace(-1, 1, NUM_LABELS, dtype=torch.float64)[torch.tensor(ORDER)]
 EVERY_LABEL = set(range(NUM_LABELS))
 COUNTED_LABELS = {label for label, count in enumerate(COUNTS) if count > 0}
 
@@ -150,17 +149,6 @@ def test_a_label_occurs_as_often_as_its_count_says(name, kind):
         assert_within_five_deviations(occurrences, expected_count(name, label, positives))
 
 
-@every_sampler
-@both_kinds
-def test_corrected_scores_estimate_the_partition_function_without_bias(name, kind):
-    ids, log_counts = first_rows(name, kind)
-    is_absent = (ids < 0) | torch.isin(ids, torch.tensor(POSITIVES))  # the caller's mask
-    scores = SCORES[ids.clamp(min=0)].masked_fill(is_absent, -torch.inf)  # (trials, M)
-    estimates = log_q_corrected(scores, log_counts).exp().sum(1)
-    negatives = sorted(DRAWABLE[name] - set(POSITIVES))
-    assert_within_five_deviations(estimates, SCORES[negatives].exp().sum())
-
-
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if "in-batch" not in name])
 @pytest.mark.parametrize("num_sampled_labels", [2, NUM_SAMPLED])
 def test_a_shared_sample_is_that_of_an_example_without_positives(name, num_sampled_labels):
@@ -192,28 +180,11 @@ def test_samples_keep_the_contract(name, kind):
         if kind == "for each":
             for row, positives in zip(ids.tolist(), positive_ids.tolist(), strict=True):
                 assert not (set(row) - {-1}) & set(positives)
+        again = draw(samplers()[name], kind, positive_ids, NUM_SAMPLED, seeded(seed))
+        assert torch.equal(ids, again.ids)
+        assert torch.equal(log_counts, again.log_counts)
     assert torch.equal(positive_ids, given)
     assert torch.equal(torch.get_rng_state(), global_state)
-
-
-@every_sampler
-@both_kinds
-def test_the_same_seed_gives_the_same_bytes(name, kind):
-    positive_ids = random_batch(seeded())
-    first = draw(SAMPLERS[name], kind, positive_ids, NUM_SAMPLED, seeded(3))
-    again = draw(samplers()[name], kind, positive_ids, NUM_SAMPLED, seeded(3))
-    other = draw(SAMPLERS[name], kind, positive_ids, NUM_SAMPLED, seeded(4))
-    assert torch.equal(first.ids, again.ids)
-    assert torch.equal(first.log_counts, again.log_counts)
-    if name != "in-batch":  # the batch alone decides
-        assert not torch.equal(first.ids, other.ids)
-
-
-@every_sampler
-@both_kinds
-def test_a_sample_needs_a_slot(name, kind):
-    with pytest.raises(ValueError, match=r"num_sampled_labels .* 0"):
-        draw(SAMPLERS[name], kind, random_batch(seeded()), 0, seeded())
 
 
 @pytest.mark.gpu
@@ -266,11 +237,7 @@ def test_a_shared_uniform_sample_is_any_subset_alike(num_labels, num_drawn):
 
 
 @pytest.mark.parametrize("num_drawn", [2, 4], ids=["by rejection", "by permutation"])
-@pytest.mark.parametrize(
-    "positives",
-    [[2, 5, -1], [6, -1, 0], [1, 3, 2], [7, 7, 7], [-1, -1, -1]],
-    ids=str,
-)
+@pytest.mark.parametrize("positives", [[2, 5, -1], [1, 3, 2], [7, 7, 7]], ids=str)
 def test_a_uniform_sample_for_each_is_any_subset_of_its_negatives_alike(positives, num_drawn):
     # Another example between the rows, whose positives must not matter.
     positive_ids = torch.tensor([positives, [4, 5, 6]]).repeat(2000, 1)
@@ -335,12 +302,6 @@ def test_uniform_draws_do_not_prefer_small_ids():
 # Draws with repeats.
 
 
-def test_no_point_of_the_line_belongs_to_a_label_without_weight():
-    sampler = FrequencySampler(torch.tensor(COUNTS))
-    ends = torch.cat([sampler.edges, sampler.edges + 1e-12, (sampler.edges - 1e-12).clamp(min=0)])
-    assert set(sampler.ranks_at(ends).tolist()) == COUNTED_LABELS
-
-
 def test_a_label_that_is_nearly_always_drawn_can_be_excluded():
     sampler = FrequencySampler(torch.tensor([1.0, 1e12, 3.0]), power=1.0)
     positive_ids = torch.tensor([[1]]).repeat(2000, 1)
@@ -388,16 +349,6 @@ def test_in_batch_counts_of_rare_labels_keep_their_digits():
     assert sample.log_counts[1].item() == pytest.approx(math.log(2e-15), rel=1e-6)
 
 
-def test_a_mixture_holds_both_samples():
-    in_batch, uniform = InBatchSampler(torch.tensor(COUNTS)), UniformSampler(NUM_LABELS)
-    mixture = MixedSampler(in_batch, uniform, first_share=4 / 11)
-    positive_ids = torch.tensor([[4], [1], [4], [7]])
-    ids = mixture.sample(positive_ids, 11, generator=seeded()).ids
-    alone = uniform.sample(positive_ids, 7, generator=seeded()).ids
-    assert ids[:4].tolist() == [4, 1, -1, 7]
-    assert ids[4:].tolist() == [-1 if label in {4, 1, 7} else label for label in alone.tolist()]
-
-
 class Consecutive:
     """Draws the labels from `first` on, and says nothing of how often."""
 
@@ -427,22 +378,17 @@ def test_the_first_sampler_of_a_mixture_has_the_nearest_whole_number_of_slots(
 # The correction.
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_an_empty_slot_stays_empty_without_gradient(dtype):
-    scores = torch.tensor([[0.5, -torch.inf, 1.0], [-torch.inf] * 3], dtype=dtype)
-    scores.requires_grad_()
-    log_counts = torch.tensor([-2.0, -torch.inf, 0.5])  # -inf: never drawn, so always empty
-    corrected = log_q_corrected(scores, log_counts)
-    assert corrected.dtype == dtype
-    assert corrected.tolist() == [[2.5, -math.inf, 0.5], [-math.inf] * 3]
-    corrected.backward(torch.ones_like(corrected))
-    assert scores.grad.tolist() == [[1, 0, 1], [0, 0, 0]]
-
-
-def test_the_correction_has_the_right_gradient_and_takes_counts_for_each_example():
+def test_the_correction_has_the_right_gradient_and_an_empty_slot_stays_empty():
     scores = torch.randn(3, 4, dtype=torch.float64, generator=seeded()).requires_grad_()
     log_counts = torch.randn(3, 4, generator=seeded(1))
     assert torch.autograd.gradcheck(lambda s: log_q_corrected(s, log_counts), scores)
+    scores = torch.tensor([[0.5, -torch.inf, 1.0], [-torch.inf] * 3]).half().requires_grad_()
+    log_counts = torch.tensor([-2.0, -torch.inf, 0.5])  # -inf: never drawn, so always empty
+    corrected = log_q_corrected(scores, log_counts)
+    assert corrected.dtype == torch.float16
+    assert corrected.tolist() == [[2.5, -math.inf, 0.5], [-math.inf] * 3]
+    corrected.backward(torch.ones_like(corrected))
+    assert scores.grad.tolist() == [[1, 0, 1], [0, 0, 0]]
 
 
 # Refusals.
@@ -458,48 +404,46 @@ def in_batch(positive_ids, kind):
     draw(InBatchSampler(torch.tensor([1, 1, 0])), kind, torch.tensor(positive_ids), 2, seeded())
 
 
-REFUSALS = [
-    *(
-        (lambda kind, c=c, of=of: of(torch.tensor(c)), "label_counts must be finite, none negative")
-        for c in ([0, 0], [1, -2], [1.0, math.nan], [1.0, math.inf])
+def counted(counts, of):
+    return lambda kind: of(torch.tensor(counts))
+
+
+REFUSALS = {
+    **{
+        f"label_counts {counts} of {of.__name__}": counted(counts, of)
+        for counts in ([0, 0], [1, -2], [1.0, math.nan], [1.0, math.inf], [[1, 1], [1, 1]])
         for of in (FrequencySampler, InBatchSampler)
-    ),
-    *(
-        (lambda kind, s=s: FrequencySampler(torch.ones(s)), r"label_counts must be \(L,\), got")
-        for s in ((0,), (2, 2))
-    ),
-    *(
-        (
-            lambda kind, o=o: LogUniformSampler(3, label_order=torch.tensor(o)),
-            f"from 0 to 2 once, got {len(o)} ids, {distinct} of them distinct",
-        )
-        for o, distinct in (([0, 1], 2), ([0, 2, 2], 2), ([1, 2, 3], 3))
-    ),
-    *(
-        (lambda kind, n=n, of=of: of(n), f"between 1 and {2**40}, got {n}")
+    },
+    **{
+        f"distinct {order}": lambda kind, o=order: LogUniformSampler(3, label_order=torch.tensor(o))
+        for order in ([0, 1], [0, 2, 2], [1, 2, 3])
+    },
+    **{
+        f"num_labels {n} of {of.__name__}": lambda kind, n=n, of=of: of(n)
         for n in (0, 2**40 + 1)
         for of in (UniformSampler, LogUniformSampler)
+    },
+    **{
+        f"num_sampled_labels {count}": lambda kind, count=count: draw(
+            UniformSampler(5), kind, torch.tensor([[3]]), count, seeded()
+        )
+        for count in (0, 6)
+    },
+    "num_sampled_labels 5": lambda kind: UniformSampler(5).sample_for_each(
+        torch.tensor([[3]]), 5, generator=seeded()
     ),
-    (lambda kind: Distinct(UniformSampler(3)), "with repeats, got UniformSampler"),
-    (
-        lambda kind: draw(UniformSampler(5), kind, torch.tensor([[3]]), 6, seeded()),
-        "between 1 and [45] .* got 6",
-    ),
-    (
-        lambda kind: UniformSampler(5).sample_for_each(torch.tensor([[3]]), 5, generator=seeded()),
-        "between 1 and 4 .* got 5",
-    ),
-    (lambda kind: in_batch([[0], [1], [1]], kind), "3 examples and num_sampled_labels 2"),
-    (lambda kind: in_batch([[0]], kind), "at least 2 examples .* got 1 examples"),
-    (lambda kind: in_batch([[0], [2]], kind), "got 0 for label 2"),
-    (lambda kind: mixed(0, 4), "between 0 and 1, exclusive, got 0"),
-    (lambda kind: mixed(1, 4), "between 0 and 1, exclusive, got 1"),
-    (lambda kind: mixed(0.1, 4), r"first_share 0\.1 of 4 is 0"),
-]
+    "repeats": lambda kind: Distinct(UniformSampler(3)),
+    "examples: more than slots": lambda kind: in_batch([[0], [1], [1]], kind),
+    "examples: one": lambda kind: in_batch([[0]], kind),
+    "label 2": lambda kind: in_batch([[0], [2]], kind),
+    "first_share 0": lambda kind: mixed(0, 4),
+    "first_share 1": lambda kind: mixed(1, 4),
+    "first_share 0.1 of 4": lambda kind: mixed(0.1, 4),
+}
 
 
 @both_kinds
-@pytest.mark.parametrize(("call", "message"), REFUSALS, ids=[text for _, text in REFUSALS])
-def test_what_cannot_be_drawn_is_refused(call, message, kind):
-    with pytest.raises(ValueError, match=message):
-        call(kind)
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_drawn_is_refused(name, kind):
+    with pytest.raises(ValueError, match=name.split(":")[0].split()[0]):
+        REFUSALS[name](kind)

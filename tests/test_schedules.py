@@ -1,9 +1,6 @@
 import math
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 
@@ -34,29 +31,6 @@ def test_the_warm_up_rises_in_a_line_and_then_changes_nothing(shape):
 def test_an_unknown_shape_is_refused():
     with pytest.raises(ValueError, match=r"shape must be 'linear', .*'constant', got 'square'"):
         learning_rate_at(0, num_steps=4, peak=1.0, shape="square")
-
-
-@given(st.integers(1, 40), st.integers(1, 60), st.floats(0.05, 1), st.data())
-def test_hard_examples_fall_from_the_whole_batch_and_then_stay(
-    batch_size, num_steps, anneal_fraction, data
-):
-    num_hard_examples = data.draw(st.integers(1, batch_size))
-    counts = [
-        num_hard_examples_at(
-            step,
-            num_steps=num_steps,
-            batch_size=batch_size,
-            num_hard_examples=num_hard_examples,
-            anneal_fraction=anneal_fraction,
-        )
-        for step in range(num_steps + 1)
-    ]
-    assert counts[0] == batch_size
-    assert all(later <= earlier for earlier, later in pairwise(counts))
-    for step, count in enumerate(counts):
-        assert num_hard_examples <= count <= batch_size
-        if step >= anneal_fraction * num_steps:
-            assert count == num_hard_examples
 
 
 @pytest.mark.parametrize(

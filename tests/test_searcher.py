@@ -14,8 +14,7 @@ import small
 from evenhand import runs
 from evenhand.build import check_against_data, check_ranker
 from evenhand.config import build_config, to_toml
-from evenhand.data import Rows, open_dataset, save_dataset
-from evenhand.data.dataset import take_rows
+from evenhand.data import Rows, open_dataset, save_dataset, take_rows
 from evenhand.data.text import NgramFeaturizer
 from evenhand.errors import UserError
 from evenhand.run_folder import load_result, read_about

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small
-from evenhand.data.dataset import Dataset, Groups, Part, Rows, Strings, pairs_of
+from evenhand.data import Dataset, Groups, Part, Rows, Strings, pairs_of
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, checked_slices, find_slices, findings_json, slices_of
 from evenhand.evaluation.slice_attributes import attributes_of, nominal, ordinal, text_attributes

@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 import evenhand
 
 ROOT = Path(evenhand.__file__).parent
@@ -112,21 +110,14 @@ def test_every_write_is_whole_or_has_a_reason():
     assert not gone, f"no longer there, so no longer allowed: {gone}"
 
 
-def test_raw_writes_are_found():
-    table = {
-        "open(p, 'w')": ["open"],
-        "p.open(mode='ab')": ["open"],
-        "open(p); open(p, 'rb')": [],
-        "p.write_text('x')": ["write_text"],
-        "(p / 'a').write_text('x')": ["write_text"],
-        "write_text(p, 'x')": [],
-        "np.save(p, a); os.replace(a, b)": ["np.save", "os.replace"],
-        "text.replace('a', 'b')": [],
-        "with atomic_path(p) as q:\n  open(q, 'w')": [],
-        "with atomic_path(p) as q:\n  pass\nopen(p, 'w')": ["open"],
-        "with files.atomic_folder(p) as q, open(q / 'a', 'w') as f:\n  f.write('x')": [],
-    }
-    assert {code: raw_writes(ast.parse(code)) for code in table} == table
+def test_what_the_source_never_does_would_be_found():
+    code = "open(p, 'w'); open(p); p.write_text(x); np.load(p); import pickle; eval(x)"
+    tree = ast.parse(code)
+    assert raw_writes(tree) == ["open", "write_text"]
+    assert raw_reads(tree) == ["open", "np.load"]
+    assert sorted(misdeeds(tree)) == ["eval", "import pickle", "np.load without allow_pickle=False"]
+    safe = ast.parse("with atomic_path(p) as q:\n  open(q, 'w')\nopen_input(p); model.eval()")
+    assert not raw_writes(safe) + raw_reads(safe) + misdeeds(safe)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -145,7 +136,6 @@ MAY_READ = {
     "data/text_files.py": "after check_is_file",
     "data/download.py": "the network",
     "data/stream.py": "from what open_input opened",
-    "data/vector_files.py": "what was just written",
     "search/query_data.py": "after check_is_file",
     "search/ranker.py": "after check_is_file",
     "saved_models.py": "after check_is_file",
@@ -170,19 +160,6 @@ def test_every_file_is_opened_by_what_refuses_pipes_and_devices_or_has_a_reason(
     found = {place for place, tree in TREES.items() if raw_reads(tree)}
     assert not found - set(MAY_READ), "open files by evenhand.files.open_input, or say here why not"
     assert not {name for name in set(MAY_READ) - found if (ROOT / name).exists()}
-
-
-def test_raw_reads_are_found():
-    table = {
-        "open(p)": ["open"],
-        "open(p, 'rb')": ["open"],
-        "open(p, 'wb'); opened(p); open_input(p)": [],
-        "p.read_text('utf-8'); read_text(p)": ["p.read_text"],
-        "np.load(p, allow_pickle=False)": ["np.load"],
-        "safetensors.safe_open(p)": ["safetensors.safe_open"],
-        "archive.open(name)": [],
-    }
-    assert {code: raw_reads(ast.parse(code)) for code in table} == table
 
 
 # --- what is never done ---------------------------------------------------------------------------
@@ -236,28 +213,6 @@ def _bad_call(node):
 def test_nothing_is_executed_from_data():
     found = {place: misdeeds(tree) for place, tree in TREES.items()}
     assert not {place: names for place, names in found.items() if names}
-
-
-def test_misdeeds_are_found_and_what_is_harmless_is_left_alone():
-    bad = [
-        "import pickle", "from pickle import loads", "import yaml", "eval(x)", "exec(x)",
-        "os.system('ls')", "subprocess.run('ls', shell=True)", "tempfile.mktemp()",
-        "torch.load(p)", "torch.load(p, weights_only=False)", "np.load(p)",
-        "np.load(p, allow_pickle=True)", "archive.extractall(p)", "__import__(x)",
-    ]  # fmt: skip
-    good = [
-        "torch.load(p, weights_only=True)", "np.load(p, allow_pickle=False)", "model.eval()",
-        "re.compile(x)", "torch.compile(x)", "subprocess.run(['ls'])", "json.loads(x)",
-    ]  # fmt: skip
-    assert [code for code in bad + good if misdeeds(ast.parse(code))] == bad
-
-
-def test_numpys_own_default_refuses_pickles_and_is_said_all_the_same(tmp_path):
-    import numpy as np
-
-    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="allow_pickle=False"):
-        np.load(tmp_path / "a.npy")
 
 
 def test_what_docs_security_names_exists():

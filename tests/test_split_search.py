@@ -56,19 +56,6 @@ def test_search_and_scores_and_ties_are_those_of_one_index(
                 assert found.dtype == expected.dtype
 
 
-def test_scores_that_are_not_finite_stand_where_they_do_in_one_index():
-    queries = torch.tensor([[1.0, 0.0]])
-    rows = [1.0, -torch.inf, torch.nan, 2.0, -torch.inf, torch.inf, 0.0]
-    vectors = torch.tensor([[row, 1.0] for row in rows])
-    for num_results in (2, 4, 7):
-        expected = ExactIndex(vectors).search(queries, num_results)
-        for num_ranks in NUM_RANKS:
-            found = answers_of(
-                num_ranks, vectors, None, lambda index, n=num_results: index.search(queries, n)
-            )
-            assert torch.equal(found[0].label_ids, expected.label_ids)
-
-
 def test_what_a_rank_sends_does_not_grow_with_labels_and_hardly_with_ranks():
     queries = whole_numbers(64, 4, seed=1)
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.data import featurizer_from, load_table
-from evenhand.data.dataset import memberships
+from evenhand.data import featurizer_from, load_table, memberships
 from evenhand.errors import UserError
 
 

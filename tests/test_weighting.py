@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenhand.config import DataConfig
-from evenhand.data.dataset import Dataset, Part, Rows
+from evenhand.data import Dataset, Part, Rows
 from evenhand.data.weighting import weight_features
 from evenhand.errors import UserError
 

@@ -124,7 +124,7 @@ def digest(tensor: Tensor) -> str:
 
 def digests_of(training: Training) -> dict[str, str]:
     tensors = dict(training.model.state_dict())
-    for name, optimizer in training.optimizers.row_optimizers().items():
+    for name, optimizer in training.optimizers.rows.items():
         tensors |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state().items()}
     return {name: digest(tensor) for name, tensor in tensors.items()}
 

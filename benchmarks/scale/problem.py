@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, Rows
+from evenhand.data import IntArray, Part, Rows
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
-from evenhand.kernels.permutation import permute
+from evenhand.kernels.random import permute
 from evenhand.losses import softmax_loss
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
@@ -29,8 +29,8 @@ from evenhand.sampling import UniformSampler
 from evenhand.training.feed import PairFeed
 from evenhand.training.optimizers import Optimizers, RowAdagrad
 from evenhand.training.rank_step import RankStep
-from evenhand.training.state import HARDEST, Plan, Scheduled, Training
-from evenhand.training.step import train_step
+from evenhand.training.state import Plan, Scheduled, Training
+from evenhand.training.step import HARDEST, train_step
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
 from experiments.scaling_laws import Law, in_bags, uniform_law, zipf_law
@@ -158,7 +158,10 @@ def training_of(
     )
     return Training(
         model,
-        Optimizers(RowAdagrad(model.label_table), None, RowAdagrad(model.encoder.weight), None),
+        Optimizers(
+            {"labels": RowAdagrad(model.label_table), "features": RowAdagrad(model.encoder.weight)},
+            None,
+        ),
         feed,
         torch.Generator().manual_seed(2),
         HARDEST,

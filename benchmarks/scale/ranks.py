@@ -46,7 +46,7 @@ from torch import Tensor
 
 from evenhand.build import build_training
 from evenhand.config import Config, build_config
-from evenhand.data.dataset import Dataset, Rows
+from evenhand.data import Dataset, Rows
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.files import read_json, write_json
 from evenhand.runs import open_data
@@ -373,7 +373,7 @@ def _watch(step: RankStep, watch: TimedRanks, timed: TimedRanks) -> None:
         exchange.sum_gradients = watched("compute: sums of gradients", exchange.sum_gradients)
     training.optimizers.step = watched("compute: updates", training.optimizers.step)
     training.feed.next_batch = watched("compute: next batch", training.feed.next_batch)
-    step._fetch_feature_rows = watched("compute: feature rows", step._fetch_feature_rows)
+    rank_step_module.fetch_rows = watched("compute: feature rows", rank_step_module.fetch_rows)
 
 
 # --- a real training ------------------------------------------------------------------------------

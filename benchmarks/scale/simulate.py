@@ -40,7 +40,7 @@ from problem import (
 from rich.console import Console
 from torch import Tensor
 
-from evenhand.data.dataset import Part
+from evenhand.data import Part
 from evenhand.distributed.exchange import RowExchange, sorted_distinct_ids
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards, share_of

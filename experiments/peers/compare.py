@@ -33,7 +33,7 @@ from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weight_features
 from evenhand.files import read_json, write_json
-from evenhand.models.features import features_of
+from evenhand.models.encoders import features_of
 from evenhand.runs import mine_and_fit_ranker
 from evenhand.search import label_index
 from evenhand.training.checkpoint import CheckpointManager
@@ -199,6 +199,9 @@ class Bench:
             side: weight_features(load_extreme(*paths, name=folder.name, **kinds), weighting)
             for side, kinds in (("tune", held_out), ("whole", {"validation_fraction": 0.0}))
         }
+        num_labels = self.sides["whole"].num_labels
+        self.is_few = num_labels <= MOST_LABELS_OF_OVR
+        self.num_candidates = num_labels if self.is_few else NUM_CANDIDATES
         self.judges, self.models, self.mixers, self.versions = {}, {}, {}, {}
         given = {"PECOS XR-Linear": options.pecos, "napkinXC": options.napkinxc}
         self.interpreters = {system: python for system, python in given.items() if python}
@@ -208,8 +211,7 @@ class Bench:
 
     def settings_to_try(self, preset):
         """For each system, (kind of model, settings) to try: as many for all."""
-        is_few = self.sides["whole"].num_labels <= MOST_LABELS_OF_OVR
-        grid = FEW if is_few else MANY
+        grid = FEW if self.is_few else MANY
         found = {system: grid[system] for system in self.interpreters}
         found["Evenhand"] = [("ours", our_settings(preset, *pair)) for pair in grid["Evenhand"]]
         if preset["mining"]["method"] == "s2m":
@@ -262,9 +264,7 @@ class Bench:
                     self.run_peer(kind, settings, side, Path(place), out)
                 out.rename(path)
         arrays = np.load(path)
-        if side not in self.judges:
-            self.judges[side] = Judge(self.sides[side], ASKED[side])
-        judge = self.judges[side]
+        judge = self.judge(side)
         ids, scores = torch.from_numpy(arrays["ids"]).long(), torch.from_numpy(arrays["scores"])
         if kind == "ours":
             ranker_scores = arrays.get("ranker_scores")
@@ -277,6 +277,11 @@ class Bench:
             self.versions[kind.split("-")[0]] = str(arrays["version"])
         self.mixers = {path: Mixer(scored, judge)}  # one at a time: they are large
         return self.mixers[path]
+
+    def judge(self, side):
+        if side not in self.judges:
+            self.judges[side] = Judge(self.sides[side], ASKED[side])
+        return self.judges[side]
 
     def path(self, kind, settings, side, seeds):
         about = [kind, settings, side, ASKED[side]]
@@ -306,13 +311,10 @@ class Bench:
             for system, python in self.interpreters.items()
             if system.lower().startswith(kind.split("-")[0])
         )
-        num_results = NUM_CANDIDATES
-        if dataset.num_labels <= MOST_LABELS_OF_OVR:
-            num_results = dataset.num_labels
         command = [
             python, str(PEER), kind, "--fit", str(place / "train"),
             "--ask", str(place / ASKED[side]), "--out", str(out),
-            "--settings", json.dumps(settings), "--num-results", str(num_results),
+            "--settings", json.dumps(settings), "--num-results", str(self.num_candidates),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -322,8 +324,6 @@ class Bench:
     def our_scores(self, settings, side, seeds):
         """Candidates, their scores by the model and by the ranker, and the seconds taken."""
         dataset = self.sides[side]
-        if side not in self.judges:
-            self.judges[side] = Judge(dataset, ASKED[side])
         trained = [self.trained_model(settings, side, seed) for seed in seeds]
         models = [model for model, _ in trained]
         model = average_models(models) if len(models) > 1 else models[0]
@@ -336,11 +336,8 @@ class Bench:
         row_ids = np.arange(len(part))
         queries = model.query_vectors(features_of(part, row_ids, device=torch.device("cpu")))
         index = label_index(model)  # the settings have no handicap
-        num_candidates = NUM_CANDIDATES
-        if dataset.num_labels <= MOST_LABELS_OF_OVR:
-            num_candidates = dataset.num_labels
-        ids = index.search(queries, num_candidates).label_ids
-        ids = with_labels(ids, self.judges[side].most_voted())
+        ids = index.search(queries, self.num_candidates).label_ids
+        ids = with_labels(ids, self.judge(side).most_voted())
         arrays = {"ids": ids.numpy().astype(np.int32)}
         arrays["scores"] = index.scores_of(queries, ids).numpy()
         if ranker is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import pad_rows
+from evenhand.data import pad_rows
 from evenhand.data.groups import frequency_groups_by_labels, frequency_groups_by_pairs
 from evenhand.metrics import pair_ranks
 from evenhand.search.neighbours import Neighbours, Votes, count_votes

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from rich.console import Console
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from experiments import table3
-from experiments.reproduce import QUICK_3, main
+from experiments.reproduce import QUICK_3
 from experiments.table2 import Run
 from experiments.table3 import (
     Protocol,
@@ -34,14 +33,8 @@ def console():
 
 
 def run_in(folder):
-    return Run(
-        table="table3",
-        folder=folder,
-        command="",
-        device=torch.device("cpu"),
-        console=console(),
-        every=1,
-    )
+    device = torch.device("cpu")
+    return Run(table="3", folder=folder, command="", device=device, console=console(), every=1)
 
 
 def wide(num_labels):
@@ -61,12 +54,8 @@ def test_the_settings_are_those_of_the_paper():
     model = config.model
     assert (model.embedding_dim, model.similarity, model.hidden_widths) == (512, "cosine", ())
     assert config.loss.name == "contrastive"
-
-
-def test_the_whole_batch_is_snm_and_few_labels_are_all_but_one():
-    config = config_of(Protocol(), wide(60), Trial(2048, 0.01, 500, 1))
-    assert config.mining.method == "snm"
-    assert (config.mining.num_sampled_labels, config.mining.num_hard_labels) == (59, 59)
+    snm = config_of(Protocol(), wide(60), Trial(2048, 0.01, 500, 1)).mining
+    assert (snm.method, snm.num_sampled_labels, snm.num_hard_labels) == ("snm", 59, 59)
 
 
 def test_settings_are_chosen_on_validation_with_equal_trials_and_the_test_part_is_seen_once(
@@ -94,24 +83,15 @@ def test_settings_are_chosen_on_validation_with_equal_trials_and_the_test_part_i
     assert format_table3(result).row_count == 4 * 7
 
 
-def test_the_same_command_continues_without_training_again(tmp_path, monkeypatch):
+def test_a_folder_is_continued_unless_it_is_of_other_data_or_another_model(tmp_path, monkeypatch):
     first = run_table3(TINY, fixture(), run_in(tmp_path))
-    monkeypatch.setattr(table3, "train", None)
-    assert run_table3(TINY, fixture(), run_in(tmp_path)) == first
-
-
-def test_a_folder_of_other_data_or_another_model_is_not_continued(tmp_path):
-    run_table3(TINY, fixture(), run_in(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(table3, "train", None)  # the same command trains nothing again
+        assert run_table3(TINY, fixture(), run_in(tmp_path)) == first
     with pytest.raises(UserError, match="begun with data = "):
         run_table3(TINY, fixture(seed=1), run_in(tmp_path))
     with pytest.raises(UserError, match="begun with embedding_dim = "):
         run_table3(dataclasses.replace(TINY, embedding_dim=7), fixture(), run_in(tmp_path))
-
-
-@pytest.mark.parametrize("seeds", [(), (1, 1)])
-def test_seeds_that_are_none_or_repeated_are_refused(seeds):
-    with pytest.raises(UserError, match="seeds must be one or more different numbers, got"):
-        dataclasses.replace(TINY, seeds=seeds)
 
 
 def test_mean_recall_is_over_pairs_and_cutoffs():
@@ -135,21 +115,3 @@ def test_what_the_table_cannot_be_made_of_is_refused(tmp_path):
         run_table3(TINY, dataclasses.replace(data, parts=parts), run_in(tmp_path))
     with pytest.raises(UserError, match="too small for this table"):
         run_table3(dataclasses.replace(TINY, hard_examples=(1000,)), data, run_in(tmp_path))
-
-
-def test_the_command_needs_data_and_says_what_it_may_be(capsys, tmp_path):
-    assert main(["table3"]) == 2
-    assert "--data is missing" in capsys.readouterr().err
-    assert main(["table3", "--data", str(tmp_path)]) == 2
-    assert "neither a dataset.json nor train.txt" in capsys.readouterr().err
-
-
-def test_the_quick_look_writes_figures_with_their_circumstances(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.reproduce.QUICK_3", TINY)
-    path = tmp_path / "quick.json"
-    assert main(["table3", "--quick", "--json", str(path)]) == 0
-    result = json.loads(path.read_text())
-    assert result["table"] == "table3"
-    assert result["command"] == "python -m experiments.reproduce table3 --quick"
-    assert result["versions"]["torch"] == torch.__version__
-    assert result["machine"]

@@ -42,7 +42,7 @@ def average_models(models: Sequence[Retriever]) -> Retriever:
     has_bias = first.label_bias is not None
     whole = Retriever(
         encoder,
-        first.num_labels,
+        len(first.label_table),
         width,
         is_cosine=False,
         scale=first.scale,

@@ -3,16 +3,15 @@
 import hashlib
 import math
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from evenhand.config import Config, to_toml
-from evenhand.data import Dataset, Rows
-from evenhand.data.checks import check_ids, check_offsets, first_not_finite
-from evenhand.data.dataset import Groups, group_holders, memberships, pad_rows
+from evenhand.data import Dataset, Groups, Rows, memberships, pad_rows
+from evenhand.data.checks import check_all_ids, check_finite
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
@@ -40,9 +39,9 @@ from evenhand.sampling import (
     UniformSampler,
 )
 from evenhand.training.feed import Batch, PairFeed
-from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam, RowOptimizer
-from evenhand.training.state import HARDEST, MEAN, Plan, Risk, Training
-from evenhand.training.step import ChosenStep, choose_step
+from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam
+from evenhand.training.state import Plan, Risk, Training
+from evenhand.training.step import HARDEST, MEAN, ChosenStep, choose_step
 
 
 class Built(NamedTuple):
@@ -55,13 +54,8 @@ class Built(NamedTuple):
 
     def choose_step(self, should_stop_fn: Callable[[], bool] = lambda: False) -> ChosenStep:
         """See `training.step.choose_step`."""
-        return choose_step(
-            self.training,
-            self.plan,
-            precision=self.precision,
-            ranks=self.ranks,
-            should_stop_fn=should_stop_fn,
-        )
+        how: dict[str, Any] = {"precision": self.precision, "ranks": self.ranks}
+        return choose_step(self.training, self.plan, should_stop_fn=should_stop_fn, **how)
 
 
 def build_training(
@@ -84,11 +78,9 @@ def build_training(
     shards: dict[str, Shards] = {}
     if ranks is not None:
         check_splittable(config, num_ranks=ranks.num_ranks)
-        shards = {
-            "labels": Shards(dataset.num_labels, ranks.num_ranks),
-            "biases": Shards(dataset.num_labels, ranks.num_ranks),
-            "features": Shards(dataset.num_features, ranks.num_ranks),
-        }
+        labels = Shards(dataset.num_labels, ranks.num_ranks)
+        features = Shards(dataset.num_features, ranks.num_ranks)
+        shards = {"labels": labels, "biases": labels, "features": features}
     own_rows = {name: shard.rows_of(ranks.rank) for name, shard in shards.items() if ranks}
     model = build_model(
         config,
@@ -146,37 +138,25 @@ def build_model(
         feature_rows: the same, of the table of sparse features.
         encoder: of the queries; None: a bag of sparse features, or a perceptron for dense ones.
     """
-    generator = torch.Generator().manual_seed(config.training.seed)
+    settings, generator = config.model, torch.Generator().manual_seed(config.training.seed)
+    where: dict[str, Any] = {"generator": generator, "device": device}
+    dim = settings.embedding_dim
     if encoder is not None:
         encoder = encoder.to(device)
     elif is_sparse:
-        encoder = BagEncoder(
-            num_features,
-            config.model.embedding_dim,
-            generator=generator,
-            rows=feature_rows,
-            device=device,
-            dtype=dtype,
-        )
+        encoder = BagEncoder(num_features, dim, rows=feature_rows, dtype=dtype, **where)
     else:
-        encoder = MlpEncoder(
-            num_features,
-            config.model.embedding_dim,
-            hidden_widths=config.model.hidden_widths,
-            generator=generator,
-            device=device,
-        )
+        encoder = MlpEncoder(num_features, dim, hidden_widths=settings.hidden_widths, **where)
     return Retriever(
         encoder,
         num_labels,
-        config.model.embedding_dim,
-        is_cosine=config.model.similarity == "cosine",
-        scale=config.model.scale,
-        has_label_bias=config.model.label_bias,
-        generator=generator,
+        dim,
+        is_cosine=settings.similarity == "cosine",
+        scale=settings.scale,
+        has_label_bias=settings.label_bias,
         label_rows=label_rows,
-        device=device,
         dtype=dtype,
+        **where,
     )
 
 
@@ -195,11 +175,10 @@ def check_splittable(config: Config, *, num_ranks: int) -> None:
         )
     if config.training.precision == "bfloat16":
         raise UserError("training.precision 'bfloat16' is for one GPU; set it to 'mixed'")
-    one_process = {
-        "search.num_neighbours": config.search.num_neighbours,
-        "ranker.num_mined_labels": config.ranker.num_mined_labels,
-    }
-    for name, value in one_process.items():
+    for name, value in [
+        ("search.num_neighbours", config.search.num_neighbours),
+        ("ranker.num_mined_labels", config.ranker.num_mined_labels),
+    ]:
         if value:
             raise UserError(
                 f"{name} is for one process, and this run has {num_ranks}; set it to 0, or train "
@@ -224,24 +203,23 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
         )
     if mining.whole_queries:
         _refuse_blocks(dataset, "mining.whole_queries")
-    _check_finite(dataset)
+    check_finite(dataset)
     check_all_ids(dataset)
     check_neighbours(config, dataset)
     check_ranker(config, dataset)
     groups_of_pairs(config, dataset)
-    if config.training.evaluate_every and "validation" not in dataset.parts:
+    if not config.training.evaluate_every:
+        return
+    if "validation" not in dataset.parts:
         raise UserError(
             f"training.evaluate_every needs a validation part, and {dataset.name} has only "
             f"{', '.join(dataset.parts)}; make the data set with one, or set it to 0"
         )
-    if config.training.evaluate_every:
-        check_selector(
-            config.training.select_by,
-            dataset,
-            "validation",
-            cutoffs=config.evaluation.cutoffs,
-            min_pairs=config.evaluation.min_pairs,
-        )
+    how: dict[str, Any] = {
+        "cutoffs": config.evaluation.cutoffs,
+        "min_pairs": config.evaluation.min_pairs,
+    }
+    check_selector(config.training.select_by, dataset, "validation", **how)
 
 
 def check_neighbours(config: Config, dataset: Dataset) -> None:
@@ -280,50 +258,6 @@ def _refuse_blocks(dataset: Dataset, setting: str) -> None:
             f"because it may be larger; leave it out, or make the data set with `evenhand data "
             f"extreme`"
         )
-
-
-def _check_finite(dataset: Dataset) -> None:
-    if dataset.is_finite:
-        return
-    for name, part in dataset.parts.items():
-        rows = part.features
-        values = rows.values if isinstance(rows, Rows) else rows
-        place = None if values is None else first_not_finite(values)
-        if place is None:
-            continue
-        if isinstance(rows, Rows):
-            place = int(np.searchsorted(rows.offsets, place, side="right")) - 1
-        raise UserError(
-            f"query {place} of the {name} part of {dataset.name} has a feature value that is NaN "
-            f"or infinite; leave the query out or mend it"
-        )
-
-
-def check_all_ids(dataset: Dataset) -> None:
-    """Refuses ids that name no label, feature or group, and offsets that decrease.
-
-    Whoever reads rows, compiled code too, relies on both.
-    """
-    # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
-    are_rows_read = not dataset.is_read_in_blocks
-    try:
-        if dataset.label_names is not None:
-            check_offsets("labels.names", dataset.label_names.offsets)
-        for name, part in dataset.parts.items():
-            if are_rows_read:
-                check_offsets(f"{name}.positives", part.positives.offsets)
-                check_ids(f"labels of the {name} part", part.positives.ids, dataset.num_labels)
-            if are_rows_read and isinstance(part.features, Rows):
-                check_offsets(f"{name}.features", part.features.offsets)
-                check_ids(f"features of the {name} part", part.features.ids, dataset.num_features)
-            if part.texts is not None:
-                check_offsets(f"{name}.texts", part.texts.offsets)
-        for name, groups in group_holders(dataset).items():
-            for column, group in groups.items():
-                num_ids = len(group.names if group.sets is None else group.sets)
-                check_ids(f"{column} of {name}", group.ids, num_ids, first=-1)
-    except ValueError as error:
-        raise UserError(f"{dataset.name} is damaged ({error}); make it again") from error
 
 
 def _build_plan(config: Config, dataset: Dataset, sampler: LabelSampler) -> Plan:
@@ -368,17 +302,16 @@ def _build_sampler(config: Config, dataset: Dataset, device: torch.device) -> La
 
 
 def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
-    def row_optimizer(table: Tensor) -> RowOptimizer:
-        return RowAdam(table) if config.training.optimizer == "row-adam" else RowAdagrad(table)
-
+    tables = {"labels": model.label_table}
+    if model.label_bias is not None:
+        tables["biases"] = model.label_bias
     by_rows = row_encoder(model.encoder)
+    if by_rows is not None:
+        tables["features"] = by_rows.weight
+    row_optimizer = RowAdam if config.training.optimizer == "row-adam" else RowAdagrad
     dense = [weight for weight in model.encoder.parameters() if weight.requires_grad]
-    return Optimizers(
-        label_rows=row_optimizer(model.label_table),
-        bias_rows=None if model.label_bias is None else row_optimizer(model.label_bias),
-        feature_rows=None if by_rows is None else row_optimizer(by_rows.weight),
-        dense=torch.optim.Adam(dense) if dense else None,
-    )
+    rows = {name: row_optimizer(table) for name, table in tables.items()}
+    return Optimizers(rows, torch.optim.Adam(dense) if dense else None)
 
 
 def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
@@ -401,26 +334,19 @@ def _build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -
     if kind == "mean":
         return MEAN
     if kind == "nonzero":
-        return Risk(lambda losses, batch, count: nonzero_weights(losses))
-    if kind == "chi-square":  # the ball that reaches as far as equal weights for k' examples
-        return Risk(
-            lambda losses, batch, count: chi_square_weights(losses, radius=len(losses) / count - 1)
-        )
-    if kind == "kl":  # the same
-        return Risk(
-            lambda losses, batch, count: kl_weights(losses, radius=math.log(len(losses) / count))
-        )
+        return Risk(lambda losses, batch, k: nonzero_weights(losses))
+    # The balls that reach as far as equal weights for k' examples.
+    if kind == "chi-square":
+        return Risk(lambda losses, _, k: chi_square_weights(losses, radius=len(losses) / k - 1))
+    if kind == "kl":
+        return Risk(lambda losses, _, k: kl_weights(losses, radius=math.log(len(losses) / k)))
     if kind == "cvar":
         cvar = DualCvar(window=risk.window)
-        return Risk(
-            lambda losses, batch, count: cvar(losses, tail_fraction=count / len(losses)),
-            memory=cvar,
-        )
+        return Risk(lambda losses, _, k: cvar(losses, tail_fraction=k / len(losses)), memory=cvar)
     if kind == "stochastic-max":
         maximum = StochasticMaximum(num_pairs, step_size=risk.step_size, mixing=risk.mixing)
         return Risk(
-            lambda losses, batch, count: maximum(losses, cast(Tensor, batch.pair_ids)),
-            memory=maximum,
+            lambda losses, batch, _: maximum(losses, cast(Tensor, batch.pair_ids)), memory=maximum
         )
     if kind == "ranked-range":
         last_count, last_dropped = config.mining.num_counting, risk.num_dropped

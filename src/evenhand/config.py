@@ -484,9 +484,11 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     for key in values:
         if key not in kinds:
             raise UserError(f"[{section}] has no setting {key!r}; {_suggest(key, kinds)}")
-    return cls(
-        **{key: to_type(f"{section}.{key}", value, kinds[key]) for key, value in values.items()}
-    )
+    typed = {key: to_type(f"{section}.{key}", value, kinds[key]) for key, value in values.items()}
+    for key, value in typed.items():
+        if toml_value(value).count(".") > MAX_DOTS:  # `parse_toml` could not read it back
+            raise UserError(f"{section}.{key} has more than {MAX_DOTS} dots")
+    return cls(**typed)
 
 
 @cache

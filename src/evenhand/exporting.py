@@ -14,14 +14,12 @@ import numpy as np
 import torch
 
 from evenhand.config import Config
-from evenhand.data import Dataset, Part
-from evenhand.data.dataset import Strings
+from evenhand.data import Dataset, Part, Strings
 from evenhand.data.vector_files import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
-from evenhand.models.encoders import RowRange
-from evenhand.models.features import features_of
+from evenhand.models.encoders import RowRange, features_of
 from evenhand.models.retriever import Retriever
 from evenhand.run_folder import read_about
 from evenhand.runs import query_data_of
@@ -95,7 +93,7 @@ def export_run(
                     file_format=file_format,
                     shape=(last - first, dim),
                 )
-                files += [{"of": name, "first_row": first, **file._asdict()} for file in written]
+                files += [{"of": name, "first_row": first, **file} for file in written]
             done += num_rows
         has_biases = model.label_bias is not None or bool(config.search.frequency_discount)
         manifest = {

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from evenhand.config import Config
-from evenhand.data.dataset import Dataset
+from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
 from evenhand.files import parse_json, read_json, read_text, write_json

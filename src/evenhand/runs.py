@@ -18,13 +18,13 @@ from rich.console import Console
 from evenhand.build import (
     build_training,
     check_against_data,
-    check_all_ids,
     check_neighbours,
     check_ranker,
     table_dtype,
 )
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
+from evenhand.data.checks import check_all_ids
 from evenhand.data.weighting import inverse_frequencies, weight_features
 from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.ranks import ProcessRanks, Ranks
@@ -33,7 +33,7 @@ from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_value
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.files import atomic_folder, write_json, write_text
-from evenhand.models.features import chosen_features, features_of
+from evenhand.models.encoders import chosen_features, features_of
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar, step_bar
 from evenhand.run_folder import about_run, check_trained_on, read_about, save_result

@@ -27,7 +27,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from evenhand.kernels.draws import (
+from evenhand.kernels.random import (
     BEYOND,
     draw_ranks,
     inclusion,
@@ -35,11 +35,12 @@ from evenhand.kernels.draws import (
     is_first_occurrence,
     log_draw_counts,
     lookup,
+    permute,
     random_integers,
+    row_keys,
     sorted_distinct,
     without_repeats,
 )
-from evenhand.kernels.permutation import permute, row_keys
 
 _MOST_LABELS = 2**40  # a random integer modulo this is uniform to one part in 2**22
 
@@ -113,9 +114,8 @@ def _sample(
     source: LabelSource, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
 ) -> LabelSample:
     """One sample (M,) shared by a batch with positives (B, P)."""
-    ids, log_counts = _answer(
-        source, SampleRequest(positive_ids, num_sampled_labels, is_shared=True), generator
-    )
+    request = SampleRequest(positive_ids, num_sampled_labels, is_shared=True)
+    ids, log_counts = _answer(source, request, generator)
     return LabelSample(ids[0], log_counts[0])  # (1, M) -> (M,)
 
 
@@ -123,9 +123,8 @@ def _sample_for_each(
     source: LabelSource, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
 ) -> LabelSample:
     """Samples (B, M), each without the positives of its own example."""
-    return _answer(
-        source, SampleRequest(positive_ids, num_sampled_labels, is_shared=False), generator
-    )
+    request = SampleRequest(positive_ids, num_sampled_labels, is_shared=False)
+    return _answer(source, request, generator)
 
 
 def _answer(source: LabelSource, request: SampleRequest, generator: Generator) -> LabelSample:
@@ -139,7 +138,7 @@ def _answer(source: LabelSource, request: SampleRequest, generator: Generator) -
 class UniformSampler:
     """A uniform random subset of the labels, without repeats: the paper's sample.
 
-    The first M of an order of the labels that a random key decides (`kernels.permutation`).
+    The first M of an order of the labels that a random key decides (`kernels.random`).
 
     A sample for each example is uniform over the labels that are not its positives; where fewer
     than M of those remain, all of them, and the slots left over are -1. Time and memory grow with
@@ -280,7 +279,14 @@ class LogUniformSampler:
         _check_num_labels(num_labels)
         self.num_labels = num_labels
         self.label_order = label_order
-        self.label_ranks = None if label_order is None else _inverse_order(label_order, num_labels)
+        self.label_ranks: Tensor | None = None  # (L,), the inverse
+        if label_order is not None:
+            labels, self.label_ranks = label_order.sort()
+            if not torch.equal(labels, torch.arange(num_labels, device=labels.device)):
+                raise ValueError(
+                    f"label_order must hold each label from 0 to {num_labels - 1} once, got "
+                    f"{len(labels)} ids, {int(is_first_occurrence(labels).sum())} of them distinct"
+                )
         self.total = torch.tensor(math.log(num_labels + 1), dtype=torch.float64)
 
     def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
@@ -334,7 +340,12 @@ class InBatchSampler:
                 f"their number, got {batch_size} examples and num_sampled_labels {num_slots}"
             )
         labels = request.positive_ids[:, 0]  # (B, P) -> (B,)
-        self._check_known(labels)
+        is_unknown = (labels >= 0) & (self.probabilities[labels.clamp(min=0)] == 0)
+        if is_unknown.any():
+            raise ValueError(
+                f"label_counts must be positive for every label of a batch, "
+                f"got 0 for label {int(labels[is_unknown][0])}"
+            )
         labels = pad(without_repeats(labels), (0, num_slots - batch_size), value=-1)  # (M,)
         excluded = sorted_distinct(request.excluded_ids)  # (R, P)
         ids = labels.repeat(len(excluded), 1)  # (R, M)
@@ -343,14 +354,6 @@ class InBatchSampler:
     def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
         probabilities = self.probabilities[ids.clamp(min=0)]
         return inclusion(probabilities, len(request.positive_ids) - 1).log()
-
-    def _check_known(self, labels: Tensor) -> None:
-        is_unknown = (labels >= 0) & (self.probabilities[labels.clamp(min=0)] == 0)
-        if is_unknown.any():
-            raise ValueError(
-                f"label_counts must be positive for every label of a batch, "
-                f"got 0 for label {int(labels[is_unknown][0])}"
-            )
 
 
 class Distinct:
@@ -431,17 +434,6 @@ class MixedSampler:
             request._replace(num_sampled_labels=num_first),
             request._replace(num_sampled_labels=num_slots - num_first),
         )
-
-
-def _inverse_order(label_order: Tensor, num_labels: int) -> Tensor:
-    """(L,) the rank of each label."""
-    labels, ranks = label_order.sort()
-    if not torch.equal(labels, torch.arange(num_labels, device=labels.device)):
-        raise ValueError(
-            f"label_order must hold each label from 0 to {num_labels - 1} once, got "
-            f"{len(labels)} ids, {int(is_first_occurrence(labels).sum())} of them distinct"
-        )
-    return ranks
 
 
 def _check_num_labels(num_labels: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
-from evenhand.data.dataset import Dataset, count_unseen_labels, memberships, pairs_of
+from evenhand.data import Dataset, count_unseen_labels, memberships, pairs_of
 from evenhand.evaluation import (
     SUMMARIES,
     Difference,

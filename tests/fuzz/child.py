@@ -35,7 +35,7 @@ def instrumented() -> contextlib.AbstractContextManager[None]:
 
 
 with instrumented():
-    from .inputs import MOST_BYTES, NUMBERS, SEPARATORS, corpus_of, inputs_of
+    from .inputs import MOST_BYTES, corpus_of, inputs_of, words_of
     from .registry import TARGETS
     from .target import Target, forget_scratch
 
@@ -52,8 +52,8 @@ def run_atheris(target: Target, seconds: int, seed: int, folder: Path) -> None:
     seeds.mkdir(exist_ok=True)
     for number, data in enumerate([*target.seeds, *corpus_of(target.name)]):
         (seeds / str(number)).write_bytes(data)
-    words = {word for word in (*target.words, *NUMBERS, *SEPARATORS) if 0 < len(word) <= 128}
-    quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in sorted(words))
+    words = (word for word in words_of(target) if len(word) <= 128)
+    quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in words)
     (folder / "words").write_text("".join(f'"{word}"\n' for word in quoted))
     options = [
         f"-max_total_time={seconds}", f"-seed={seed}", f"-timeout={HANG_SECONDS}",

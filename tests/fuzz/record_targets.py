@@ -1,30 +1,32 @@
-"""Targets that read what runs leave: JSON records and logs."""
+"""Targets that read what runs leave: JSON records, logs, manifests."""
 
 import contextlib
-import dataclasses
+import functools
 import json
 import math
+from pathlib import Path
 
-from evenhand.config import build_config
+import torch
+
+from evenhand.build import build_model
+from evenhand.config import build_config, to_toml
+from evenhand.data.checksums import MANIFEST as DATA_MANIFEST
+from evenhand.data.checksums import check_manifest, write_manifest
+from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
 from evenhand.report import curves, facts
 from evenhand.run_folder import _read_scores, check_trained_on, read_about, read_metrics
+from evenhand.saved_models import check_shapes, fill_model, open_weights
+from evenhand.store import MANIFEST, Table, open_store, save_tensors, sign
 from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
-from evenhand.tuning import search as tuning
 from evenhand.tuning.results import Results
+from evenhand.tuning.search import open_search
 from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
+from experiments.simulated_ranks import run_ranks
 
-from . import twins
-from .settings_targets import GROUPED
-from .target import FindingError, Target, answer, in_memory, patched, require, written
-
-JSON_WORDS = (
-    b"null", b"true", b"NaN", b"Infinity", b"-1", b"1e999", b'"', b"{}", b"[]", b'{"a": 1}',
-    b"[null]",
-    b'"\\ud800"', b'"\\u0000"', b"1.5", b'""', b"[[1]]", b"99999999999999999999", b"\xe2\x80\xa8",
-    b",",
-)  # fmt: skip
+from .settings_targets import DEFAULT, GROUPED
+from .target import FindingError, answer, require, scratch, target, write
 
 
 def _json(value) -> bytes:
@@ -39,90 +41,13 @@ ABOUT = {
     "device": "cpu", "training_seconds": 3.5, "best_step": 7,
     "dataset": {"name": "d", "fingerprint": "f", "num_labels": 4, "num_queries": {"train": 3}},
 }  # fmt: skip
-
-
-def _read_about(data: bytes) -> Exception | None:
-    path = in_memory("run/run.json", data)
-    about, refusal = answer(lambda: read_about(path.parent))
-    if refusal is not None:
-        return refusal
-    answer(lambda: check_trained_on(path.parent, GROUPED))
-    for key, value in about.items():
-        require(isinstance(facts.format_fact(key, value), str), key)
-    facts.summarize_run(about)
-    seconds = [about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker")]
-    require(math.isfinite(sum(seconds)), f"seconds {seconds}")
-    return None
-
-
-RUN = Target("run-json", _read_about, (_json(ABOUT),), (*JSON_WORDS, b'"training_seconds": 1'))
-
-
-def _read_metrics(data: bytes) -> Exception | None:
-    path = in_memory("metrics.jsonl", data)
-    rows, refusal = answer(lambda: read_metrics(path))
-    if refusal is None:
-        whole = twins.json_lines(data.decode("utf-8"))
-        require(len(rows) == len(whole), f"{len(rows)} of {len(whole)} lines")
-        for row, line in zip(rows, whole, strict=True):
-            require(str(row) == str(json.loads(line)), "another line")
-        curves.make_series(0, rows, "loss")
-    if len(data) % 4:  # a file is written, which takes long
-        return refusal
-    path = written("metrics.jsonl", data)
-    _, rewind_refusal = answer(lambda: rewind_metrics(path, step=2))
-    if refusal is None and rewind_refusal is None:
-        rows = [row for row in rows if row["step"] <= 2]
-        require(str(read_metrics(path)) == str(rows), "other lines are kept")
-    return refusal
-
-
-METRICS = Target(
-    "metrics",
-    _read_metrics,
-    (
-        b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25, "validation": {"mrr": 0.1}}\n',
-        b'{"step": 1}\n{"step": 2}\n{"step": 3, "lo',
-    ),
-    (*JSON_WORDS, b'{"step": 4}\n', b'"loss": ', b'"step": '),
-)
-
 SCORE = {
     "metric": "recall@10", "column": "all", "group": "all", "value": 0.5, "low": 0.4, "high": None,
     "count": 10, "is_judged": True, "members": [],
 }  # fmt: skip
-
-
-def _read_score_file(data: bytes) -> Exception | None:
-    path = in_memory("scores.json", data)
-    scores, refusal = answer(lambda: _read_scores(path))
-    if refusal is None:
-        results_table([("a", scores)]) if scores else None
-        for score in scores:
-            require(isinstance(row_title(score), str), "title")
-            require(isinstance(score.value, float | int), f"value {score.value!r}")
-    return refusal
-
-
-SCORES = Target(
-    "scores-json",
-    _read_score_file,
-    (
-        _json([SCORE, SCORE | {"column": "script", "group": "worst 3", "members": ["A", "B"]}]),
-        _json([SCORE | {"value": None, "low": None, "is_judged": False}]),
-    ),
-    JSON_WORDS,
-)
-
-DEFAULT = build_config({})
-DEFAULT_SECTIONS = dataclasses.asdict(DEFAULT)  # of base.toml, which has a target of its own
 SPACE = {"loss.margin": "0.1,0.2", "training.learning_rate": "0.01..0.04"}
-PLANNED = plan_trials(
-    DEFAULT,
-    parse_space([f"{name}={axis}" for name, axis in SPACE.items()], DEFAULT),
-    num_trials=2,
-    seed=0,
-)
+AXES = parse_space([f"{name}={axis}" for name, axis in SPACE.items()], DEFAULT)
+PLANNED = plan_trials(DEFAULT, AXES, num_trials=2, seed=0)
 TUNING = {
     "command": "evenhand tune", "criterion": "recall@10 on tail", "average": "recall@10",
     "max_drop": 0.005, "seed": 0, "fingerprint": "f" * 64,
@@ -136,32 +61,9 @@ TUNING = {
 }  # fmt: skip
 
 
-def _read_search(data: bytes) -> Exception | None:
-    path = in_memory("search/tuning.json", data)
-    with patched(tuning, read_settings=lambda _: DEFAULT_SECTIONS):
-        opened, refusal = answer(lambda: tuning.open_search(path.parent))
-    if refusal is not None:
-        return refusal
-    search, trials = opened
-    for trial in search.planned:
-        with_settings(search.config, trial.settings)
-    require(len(trials) <= len(search.planned), "more trials than were planned")
-    results = Results(trials, search.rule)
-    require(bool(results.feasible) == bool(results.front), "a front without a choice")
-    if trials:
-        format_settings([trial.settings for trial in trials])
-        require(all(isinstance(t.num_hard_examples, int) for t in trials), "k'")
-        f"{trials[0].seconds:.0f}{search.fingerprint[:12]}"
-    return None
-
-
-SEARCH = Target(
-    "tuning-json", _read_search, (_json(TUNING),), (*JSON_WORDS, b'"mining.batch_size": 1')
-)
-
-
-def _read_any_json(data: bytes) -> Exception | None:
-    path = in_memory("any.json", data)
+@target("json", _json(ABOUT), _json(TUNING), b"[1, 2.5e3, null]")
+def read_any_json(data: bytes) -> Exception | None:
+    path = write("any.json", data)
     value, refusal = answer(lambda: read_json(path))
     if refusal is None:
         require(str(value) == str(json.loads(data)), "another value")
@@ -173,8 +75,133 @@ def _read_any_json(data: bytes) -> Exception | None:
     return refusal
 
 
-ANY_JSON = Target(
-    "json", _read_any_json, (_json(ABOUT), _json(TUNING), b"[1, 2.5e3, null]"), JSON_WORDS
-)
+@target("run-json", _json(ABOUT))
+def read_run(data: bytes) -> Exception | None:
+    folder = write("run/run.json", data).parent
+    about, refusal = answer(lambda: read_about(folder))
+    if refusal is None:
+        answer(lambda: check_trained_on(folder, GROUPED))
+        for key, value in about.items():
+            require(isinstance(facts.format_fact(key, value), str), key)
+        facts.summarize_run(about)
+        seconds = [about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker")]
+        require(math.isfinite(sum(seconds)), f"seconds {seconds}")
+    return refusal
 
-TARGETS = (RUN, METRICS, SCORES, SEARCH, ANY_JSON)
+
+@target(
+    "metrics",
+    b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25, "validation": {"mrr": 0.1}}\n',
+    b'{"step": 1}\n{"step": 2}\n{"step": 3, "lo',
+)
+def read_log(data: bytes) -> Exception | None:
+    path = write("metrics.jsonl", data)
+    rows, refusal = answer(lambda: read_metrics(path))
+    if refusal is None:
+        whole = data.decode("utf-8").split("\n")[:-1]
+        require(str(rows) == str([json.loads(line) for line in whole]), "other lines")
+        curves.make_series(0, rows, "loss")
+    _, rewind_refusal = answer(lambda: rewind_metrics(path, step=2))
+    if refusal is None and rewind_refusal is None:
+        rows = [row for row in rows if row["step"] <= 2]
+        require(str(read_metrics(path)) == str(rows), "other lines are kept")
+    return refusal
+
+
+@target(
+    "scores-json",
+    _json([SCORE, SCORE | {"column": "script", "group": "worst 3", "members": ["A", "B"]}]),
+    _json([SCORE | {"value": None, "low": None, "is_judged": False}]),
+)
+def read_score_file(data: bytes) -> Exception | None:
+    path = write("scores.json", data)
+    scores, refusal = answer(lambda: _read_scores(path))
+    if scores:
+        results_table([("a", scores)])
+        for score in scores:
+            require(isinstance(row_title(score), str), "title")
+            require(isinstance(score.value, float | int), f"value {score.value!r}")
+    return refusal
+
+
+@target("tuning-json", _json(TUNING))
+def read_search(data: bytes) -> Exception | None:
+    folder = write("search/tuning.json", data).parent
+    write("search/base.toml", to_toml(DEFAULT).encode())
+    opened, refusal = answer(lambda: open_search(folder))
+    if refusal is not None:
+        return refusal
+    search, trials = opened
+    for trial in search.planned:
+        with_settings(search.config, trial.settings)
+    require(len(trials) <= len(search.planned), "more trials than were planned")
+    results = Results(trials, search.rule)
+    require(len(results.feasible) + len(results.front) <= 2 * len(trials), "more than there are")
+    if trials:
+        format_settings([trial.settings for trial in trials])
+        require(all(isinstance(t.num_hard_examples, int) for t in trials), "k'")
+        f"{trials[0].seconds:.0f}{search.fingerprint[:12]}"
+    return None
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _store() -> tuple[Path, bytes]:
+    """A folder of two files, the rows of two ranks; and its manifest."""
+
+    def save(ranks: Ranks) -> None:
+        tables = {"rows": Table(torch.ones(2, 2), 2 * ranks.rank, 4)}
+        save_tensors(scratch() / "kept", {"a": torch.ones(3)}, tables, state={"b": 1}, ranks=ranks)
+
+    run_ranks(2, save)
+    return scratch() / "kept", (scratch() / "kept" / MANIFEST).read_bytes()
+
+
+@target("store-manifest", _store()[1])
+def read_store(data: bytes) -> Exception | None:
+    """A manifest, signed if it is one: what is read must be what was saved."""
+    folder, _ = _store()
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(data)
+        data = json.dumps(sign(value)).encode() if isinstance(value, dict) else data
+    (folder / MANIFEST).write_bytes(data)
+
+    def read() -> dict[str, torch.Tensor]:
+        saved = open_store(folder)
+        saved.verify()
+        return {name: saved.load(name) for name in saved.entries}
+
+    tensors, refusal = answer(read)
+    for tensor in (tensors or {}).values():
+        require(bool((tensor == 1).all()), "numbers that were not saved")
+        require(tensor.numel() <= 100, "rows that were not saved")
+    return refusal
+
+
+@functools.cache
+def _data_folder() -> tuple[Path, bytes]:
+    """A folder of two files; and its manifest."""
+    files = [write(f"streamed/{name}", name.encode()) for name in ("a.npy", "b.npy")]
+    folder = files[0].parent
+    write_manifest(folder, files, progress_fn=lambda what, done, total: None)
+    return folder, (folder / DATA_MANIFEST).read_bytes()
+
+
+@target("data-manifest", _data_folder()[1])
+def read_data_manifest(data: bytes) -> Exception | None:
+    folder, _ = _data_folder()
+    (folder / DATA_MANIFEST).write_bytes(data)
+    count, refusal = answer(lambda: check_manifest(folder))
+    require(refusal is not None or 0 <= count <= 3, "more files than there are")
+    return refusal
+
+
+MODEL = build_model(build_config({"model": {"embedding_dim": 2}}), 5, 4, is_sparse=True)
+
+
+def load_model(folder: Path) -> None:
+    saved = open_weights(folder)
+    check_shapes(saved, MODEL)
+    fill_model(MODEL, saved)

@@ -1,17 +1,13 @@
-"""Every target by its name."""
+"""Every target by its name: to import a module of targets is to register them."""
 
-from . import (
-    array_targets,
-    binary_targets,
-    network_targets,
-    record_targets,
-    saved_targets,
-    settings_targets,
-    text_targets,
-)
+from . import array_targets, network_targets, record_targets, settings_targets, text_targets
+from .target import TARGETS
 
-MODULES = (
-    text_targets, settings_targets, record_targets, array_targets, binary_targets, network_targets,
-    saved_targets,
-)  # fmt: skip
-TARGETS = {target.name: target for module in MODULES for target in module.TARGETS}
+__all__ = [
+    "TARGETS",
+    "array_targets",
+    "network_targets",
+    "record_targets",
+    "settings_targets",
+    "text_targets",
+]

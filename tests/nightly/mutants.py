@@ -81,6 +81,12 @@ class Mutant(NamedTuple):
     tests: str = ""  # that must fail: pytest's -k; before it a test file, if not TESTED_BY's
 
 
+BOUNDS = "theory/subpopulation_bounds.py"
+WEIGHTS = "theory/order_weights.py"
+SLICES = "evaluation/slice_search.py"
+STEP = "training/step.py"
+CLASSIFIERS = "search/classifiers.py"
+NEIGHBOURS = "search/neighbours.py"
 DENSE = "every and softmax"  # every label is kept: the tests of the dense coefficients
 
 MUTANTS = [
@@ -107,7 +113,7 @@ MUTANTS = [
     Mutant("losses.py", "cost_fn(scores).masked_fill(~is_label, 0)", "cost_fn(scores)"),
     Mutant("losses.py", "costs.sum(dim=-1) /", "costs.amax(dim=-1) /"),
     Mutant("losses.py", "is_label.sum(dim=-1).clamp(min=1)", "negative_scores.shape[-1]"),
-    Mutant("losses.py", ".clamp(min=1)", "", "without_negatives"),
+    Mutant("losses.py", ".clamp(min=1)", "", "empty_slot"),
     Mutant("losses.py", "linspace(-8, 8", "linspace(-8, 1", "refused"),
     Mutant("losses.py", "values.diff() <= 0", "values.diff() < 0"),
     Mutant("mining.py", "largest(negative_scores,", "largest(-negative_scores,"),
@@ -162,9 +168,7 @@ MUTANTS = [
     Mutant("risk.py", "[places] / counts[places]", "[places]", "group_means"),
     Mutant("risk.py", "counts[places]).where(is_member, 0)", "counts[places])", "several_groups"),
     Mutant("risk.py", "-1).where(is_member, 0)", "-1).expand_as(ids)", "several_groups"),
-    Mutant(
-        "evaluation/slice_search.py", "[columns[owners]] + within", "[columns[owners]]", "looked_at"
-    ),
+    Mutant(SLICES, "[columns[owners]] + within", "[columns[owners]]", "looked_at"),
     Mutant("risk.py", "floor = torch.finfo(weights.dtype).tiny", "floor = 0.0", "group"),
     Mutant("risk.py", "self._mixtures() @ values", "self._mixtures().T @ values", "mixtures"),
     Mutant("risk.py", "weights @ self._mixtures()", "self._mixtures() @ weights", "mixtures"),
@@ -206,39 +210,19 @@ MUTANTS = [
     Mutant("kernels/rows.py", "square == math.inf", "False", "squares_overflow"),
     Mutant("kernels/rows.py", "(1 - second_beta) * square", "square", "compiled_updates"),
     Mutant("kernels/rows.py", "sums[ids[place]] = total", "pass", "compiled_updates"),
-    Mutant("search/classifiers.py", "sign * score - 1 + alpha", "sign * score + alpha", "minimise"),
-    Mutant("search/classifiers.py", "np.float32(0.5) / cost", "np.float32(1.0) / cost", "minimise"),
-    Mutant("search/classifiers.py", "bias += change", "bias += 2 * change", "bias_alone"),
+    Mutant(CLASSIFIERS, "sign * score - 1 + alpha", "sign * score + alpha", "minimise"),
+    Mutant(CLASSIFIERS, "np.float32(0.5) / cost", "np.float32(1.0) / cost", "minimise"),
+    Mutant(CLASSIFIERS, "bias += change", "bias += 2 * change", "bias_alone"),
     Mutant(
         "search/classifiers.py",
         "num_active, last_maximum = count, np.inf  # those",
         "break  # those",
         "rest",
     ),
-    Mutant(
-        "search/classifiers.py",
-        "if number >= num_positives",
-        "if number > num_positives",
-        "minimise",
-    ),
-    Mutant(
-        "search/classifiers.py",
-        "if new_alpha > 0 else np.float32(-1)",
-        "",
-        "tasks",
-    ),
-    Mutant(
-        "search/classifiers.py",
-        "weights[ids[entry]] = 0  # clean",
-        "pass  # clean",
-        "minimise",
-    ),
-    Mutant(
-        "search/classifiers.py",
-        "abs(value) < smallest_weight",
-        "value < smallest_weight",
-        "small_weights",
-    ),
+    Mutant(CLASSIFIERS, "if number >= num_positives", "if number > num_positives", "minimise"),
+    Mutant(CLASSIFIERS, "if new_alpha > 0 else np.float32(-1)", "", "tasks"),
+    Mutant(CLASSIFIERS, "weights[ids[entry]] = 0  # clean", "pass  # clean", "minimise"),
+    Mutant(CLASSIFIERS, "abs(value) < smallest_weight", "value < smallest_weight", "small_weights"),
     Mutant(
         "search/classifiers.py",
         "+= dense[ids[entry]] * values[entry]\n        for",
@@ -251,8 +235,8 @@ MUTANTS = [
         "jit_mix64(np.uint64(place))",
         "tasks",
     ),
-    Mutant("search/classifiers.py", "if label != current:", "if current < 0:", "products"),
-    Mutant("search/classifiers.py", "mined[place, column] = -1", "pass", "mined"),
+    Mutant(CLASSIFIERS, "if label != current:", "if current < 0:", "products"),
+    Mutant(CLASSIFIERS, "mined[place, column] = -1", "pass", "mined"),
     Mutant("search/ranker.py", "counts[positive_counts == 0] = 0", "pass", "without_positives"),
     Mutant(
         "search/ranker.py", "np.full(num_labels, WRONG,", "np.full(num_labels, 0,", "without_pos"
@@ -286,9 +270,9 @@ MUTANTS = [
         "scores",
         "product",
     ),
-    Mutant("training/step.py", "scores += biases", "scores -= biases", "bias and product"),
-    Mutant("training/step.py", "model.scaled(vector_gradients)", "vector_gradients", "product"),
-    Mutant("training/step.py", "if is_log_q_corrected:", "if False:", "log and product"),
+    Mutant(STEP, "scores += biases", "scores -= biases", "bias and product"),
+    Mutant(STEP, "model.scaled(vector_gradients)", "vector_gradients", "product"),
+    Mutant(STEP, "if is_log_q_corrected:", "if False:", "log and product"),
     Mutant(
         "training/step.py",
         "query_vectors.index_select(0, mined.query_rows)",
@@ -301,35 +285,33 @@ MUTANTS = [
         "raw_vectors[: len(mined.query_rows)]",
         "compiled and cosine and product",
     ),
-    Mutant("training/step.py", "if kept is None and", "if", DENSE),
-    Mutant("training/step.py", "and sample.ids.shape == (len(model.label_table),)", "", DENSE),
+    Mutant(STEP, "if kept is None and", "if", DENSE),
+    Mutant(STEP, "and sample.ids.shape == (len(model.label_table),)", "", DENSE),
     Mutant(
         "training/step.py",
         "batch.label_ids.index_select(0, found.survivors)",
         "batch.label_ids[: len(found.survivors)]",
         DENSE,
     ),
-    Mutant("training/step.py", "1, sampled_ids.cl", "1, sampled_ids.flip(0).cl", DENSE),
-    Mutant("training/step.py", "matrix.index_add_(1, s", "matrix.index_copy_(1, s", DENSE),
-    Mutant("training/step.py", ", rows.positive)", ", -rows.positive)", DENSE),
+    Mutant(STEP, "1, sample.ids.cl", "1, sample.ids.flip(0).cl", DENSE),
+    Mutant(STEP, "matrix.index_add_(1, s", "matrix.index_copy_(1, s", DENSE),
+    Mutant(STEP, "(min=0), positive)", "(min=0), -positive)", DENSE),
     Mutant(
         "training/step.py",
         "rows.index_select(0, b",
         "rows.flip(0).index_select(0, b",
         "dot and softmax and product",
     ),
-    Mutant("training/step.py", "- first[places]", "", "dot and softmax and product"),
-    Mutant("training/step.py", "counts.cumsum(0) - counts", "counts.cumsum(0) * 0", "product"),
+    Mutant(STEP, "- first[places]", "", "dot and softmax and product"),
+    Mutant(STEP, "counts.cumsum(0) - counts", "counts.cumsum(0) * 0", "product"),
     Mutant(
         "training/step.py",
         "negative.index_add_(0, places, found.negative)",
         "negative.index_copy_(0, places, found.negative)",
         "dot and softmax and product",
     ),
-    Mutant("training/step.py", "(matrix != 0)", "(matrix > 0)", DENSE),
-    Mutant(
-        "training/step.py", "matrix.index_select(1, touched)", "matrix[:, : len(touched)]", DENSE
-    ),
+    Mutant(STEP, "(matrix != 0)", "(matrix > 0)", DENSE),
+    Mutant(STEP, "matrix.index_select(1, label_ids)", "matrix[:, : len(label_ids)]", DENSE),
     Mutant("kernels/sparse.py", "matrix @ vectors", "matrix @ vectors.flip(0)", "dense_matrix"),
     Mutant("kernels/sparse.py", "matrix.T @ vectors", "matrix.T @ vectors.flip(0)", "dense_matrix"),
     Mutant("kernels/sparse.py", "sort(stable=True)", "sort(descending=True)", "dense_matrix"),
@@ -337,38 +319,19 @@ MUTANTS = [
     Mutant("kernels/sparse.py", "check_ids(rows, len(starts) - 1)", "pass", "entries_of"),
     Mutant("kernels/sparse.py", "firsts - new_starts[:-1], lengths", "firsts, lengths", "entries"),
     Mutant("kernels/sparse.py", "= entry + shift", "= entry", "entries_of"),
-    Mutant("theory/order_weights.py", "[..., ::-1] @ weights", "@ weights", "order_weighted"),
-    Mutant("theory/order_weights.py", "1, num_drawn - 1", "1, num_drawn", "batch_enumerated"),
-    Mutant(
-        "theory/order_weights.py", "drawn, num_kept - 1)", "drawn, num_kept)", "batch_enumerated"
-    ),
-    Mutant(
-        "theory/order_weights.py",
-        "_cumulative(num_kept - 1,",
-        "_cumulative(num_kept,",
-        "chosen_ranks",
-    ),
-    Mutant("theory/order_weights.py", "np.float64) - 1, others", "np.float64), others", "chosen"),
-    Mutant(
-        "theory/order_weights.py",
-        "(num_drawn / (population_size *",
-        "(1 / (1 *",
-        "batch_enumerated",
-    ),
-    Mutant(
-        "theory/order_weights.py",
-        "(num_sampled_labels - 1,",
-        "(num_sampled_labels,",
-        "labels_drawn",
-    ),
-    Mutant("theory/order_weights.py", "min(num_hard_labels, num_seen)", "num_seen", "labels_drawn"),
-    Mutant(
-        "theory/order_weights.py", "drawn - limit - 1, pop", "drawn - limit, pop", "chosen_ranks"
-    ),
-    Mutant("theory/order_weights.py", "population < marked", "population > marked", "half_drawn"),
-    Mutant("theory/order_weights.py", "2.0**-60 * total", "2.0**-20 * total", "half_drawn"),
-    Mutant("theory/order_weights.py", "< 0.1, near, far", "< 0, near, far", "hundred_ranks"),
-    Mutant("theory/order_weights.py", "ranks.min() >= 1 and", "ranks.min() >= 0 and", "refused"),
+    Mutant(WEIGHTS, "[..., ::-1] @ weights", "@ weights", "order_weighted"),
+    Mutant(WEIGHTS, "1, num_drawn - 1", "1, num_drawn", "batch_enumerated"),
+    Mutant(WEIGHTS, "drawn, num_kept - 1)", "drawn, num_kept)", "batch_enumerated"),
+    Mutant(WEIGHTS, "_cumulative(num_kept - 1,", "_cumulative(num_kept,", "chosen_ranks"),
+    Mutant(WEIGHTS, "np.float64) - 1, others", "np.float64), others", "chosen"),
+    Mutant(WEIGHTS, "(num_drawn / (population_size *", "(1 / (1 *", "batch_enumerated"),
+    Mutant(WEIGHTS, "(num_sampled_labels - 1,", "(num_sampled_labels,", "labels_drawn"),
+    Mutant(WEIGHTS, "min(num_hard_labels, num_seen)", "num_seen", "labels_drawn"),
+    Mutant(WEIGHTS, "drawn - limit - 1, pop", "drawn - limit, pop", "chosen_ranks"),
+    Mutant(WEIGHTS, "population < marked", "population > marked", "half_drawn"),
+    Mutant(WEIGHTS, "2.0**-60 * total", "2.0**-20 * total", "half_drawn"),
+    Mutant(WEIGHTS, "< 0.1, near, far", "< 0, near, far", "hundred_ranks"),
+    Mutant(WEIGHTS, "ranks.min() >= 1 and", "ranks.min() >= 0 and", "refused"),
     Mutant("theory/cvar.py", "[::-1][1:]  #", "[::-1][:-1]  #", "worst_share"),
     Mutant("theory/cvar.py", "thresholds >= 0, thresholds", "thresholds <= 0, thresholds", "zero"),
     Mutant("theory/cvar.py", "losses.clip(min=0)", "losses", "zero"),
@@ -388,101 +351,34 @@ MUTANTS = [
     Mutant("theory/mean_bounds.py", "/ int(counts.sum())", "/ len(counts)", "repeats"),
     Mutant("theory/mean_bounds.py", "(root + 2 * MARGIN)", "low", "given_up"),
     Mutant("theory/mean_bounds.py", "values <= weights", "values <= 1", "refuses"),
-    Mutant("theory/subpopulation_bounds.py", "(1 - ANCHOR_SHARE) * delta", "delta", "one_delta"),
-    Mutant("theory/subpopulation_bounds.py", "* delta / len(ANCHORS)", "* delta", "one_delta"),
-    Mutant("theory/subpopulation_bounds.py", "delta / len(CLUSTER_ANCHORS)", "delta", "cap_of_one"),
-    Mutant("theory/subpopulation_bounds.py", "[ranks - 1]", "[ranks % len(values)]", "one_delta"),
-    Mutant(
-        "theory/subpopulation_bounds.py",
-        "np.ceil(values / RES",
-        "np.floor(values / RES",
-        "rounded_up",
-    ),
-    Mutant(
-        "theory/subpopulation_bounds.py", "np.ceil(sums / RES", "np.floor(sums / RES", "rounded_up"
-    ),
-    Mutant(
-        "theory/subpopulation_bounds.py", " / (1 - anchor)\n    return", "\n    return", "one_delta"
-    ),
-    Mutant(
-        "theory/subpopulation_bounds.py",
-        "anchors >= thresholds",
-        "anchors > thresholds",
-        "one_delta",
-    ),
-    Mutant(
-        "theory/subpopulation_bounds.py",
-        "[[1.0], masses[::-1]]",
-        "[masses[::-1], [1.0]]",
-        "band_alone",
-    ),
-    Mutant("theory/subpopulation_bounds.py", "lines.min(axis=-1)", "lines[..., 0]", "band_alone"),
-    Mutant(
-        "theory/subpopulation_bounds.py", "max(rank - lowest", "max(rank - 1 - lowest", "all_counts"
-    ),
-    Mutant(
-        "theory/subpopulation_bounds.py",
-        ") - math.log(delta)",
-        ") - math.log(2 * delta)",
-        "fails_with",
-    ),
-    Mutant(
-        "theory/subpopulation_bounds.py",
-        "(1.0, cap / np.bin",
-        "(1.0, 2 * cap / np.bin",
-        "cap_of_one",
-    ),
-    Mutant(
-        "theory/subpopulation_bounds.py",
-        "probabilities=weights / weights.sum()",
-        "probabilities=None",
-        "minimum_over",
-    ),
-    Mutant("evaluation/slice_search.py", "counts <= MAX_SHARE", "counts < MAX_SHARE", "looked_at"),
-    Mutant(
-        "evaluation/slice_search.py",
-        "_pairs) & (counts <=",
-        "_pairs + 1) & (counts <=",
-        "looked_at",
-    ),
-    Mutant("evaluation/slice_search.py", "small[_firsts(sums[small])]", "small", "looked_at"),
-    Mutant("evaluation/slice_search.py", "(codes >= 0) & fulfils", "fulfils", "members"),
-    Mutant(
-        "evaluation/slice_search.py",
-        "earlier * (lengths.max(initial=0) + 1) + ",
-        "",
-        "lost_as_many",
-    ),
-    Mutant(
-        "evaluation/slice_search.py",
-        "[generator.permuted(places, axis=1)]",
-        "[places]",
-        "arrangement",
-    ),
-    Mutant(
-        "evaluation/slice_search.py", "generator.permuted(drawn, axis=2)", "drawn", "arrangement"
-    ),
-    Mutant(
-        "evaluation/slice_search.py",
-        "drawn, axis=2",
-        "drawn.reshape(count, -1), axis=1",
-        "arrangement",
-    ),
-    Mutant(
-        "evaluation/slice_search.py",
-        "np.maximum(expected, counts * mean_loss)",
-        "expected",
-        "formula",
-    ),
-    Mutant("evaluation/slice_search.py", "(num_conditions - 1)", "num_conditions", "formula"),
-    Mutant("evaluation/slice_search.py", "max(1, len(pairs) - 1)", "len(pairs)", "formula"),
-    Mutant("evaluation/slice_search.py", "sums - squares / lengths", "sums", "formula"),
-    Mutant(
-        "evaluation/slice_search.py", "largest >= to_reach -", "largest > to_reach +", "p_value"
-    ),
-    Mutant(
-        "evaluation/slice_search.py", "(1 + num_reached) /", "num_reached /", "one_after_the_other"
-    ),
+    Mutant(BOUNDS, "(1 - ANCHOR_SHARE) * delta", "delta", "one_delta"),
+    Mutant(BOUNDS, "* delta / len(ANCHORS)", "* delta", "one_delta"),
+    Mutant(BOUNDS, "delta / len(CLUSTER_ANCHORS)", "delta", "cap_of_one"),
+    Mutant(BOUNDS, "[ranks - 1]", "[ranks % len(values)]", "one_delta"),
+    Mutant(BOUNDS, "np.ceil(values / RES", "np.floor(values / RES", "rounded_up"),
+    Mutant(BOUNDS, "np.ceil(sums / RES", "np.floor(sums / RES", "rounded_up"),
+    Mutant(BOUNDS, " / (1 - anchor)\n    return", "\n    return", "one_delta"),
+    Mutant(BOUNDS, "anchors >= thresholds", "anchors > thresholds", "one_delta"),
+    Mutant(BOUNDS, "[[1.0], masses[::-1]]", "[masses[::-1], [1.0]]", "band_alone"),
+    Mutant(BOUNDS, "lines.min(axis=-1)", "lines[..., 0]", "band_alone"),
+    Mutant(BOUNDS, "max(rank - lowest", "max(rank - 1 - lowest", "all_counts"),
+    Mutant(BOUNDS, ") - math.log(delta)", ") - math.log(2 * delta)", "fails_with"),
+    Mutant(BOUNDS, "(1.0, cap / np.bin", "(1.0, 2 * cap / np.bin", "cap_of_one"),
+    Mutant(BOUNDS, "probabilities=weights / weights.sum()", "probabilities=None", "minimum_over"),
+    Mutant(SLICES, "counts <= MAX_SHARE", "counts < MAX_SHARE", "looked_at"),
+    Mutant(SLICES, "_pairs) & (counts <=", "_pairs + 1) & (counts <=", "looked_at"),
+    Mutant(SLICES, "small[_firsts(sums[small])]", "small", "looked_at"),
+    Mutant(SLICES, "(codes >= 0) & fulfils", "fulfils", "members"),
+    Mutant(SLICES, "earlier * (lengths.max(initial=0) + 1) + ", "", "lost_as_many"),
+    Mutant(SLICES, "[generator.permuted(places, axis=1)]", "[places]", "arrangement"),
+    Mutant(SLICES, "generator.permuted(drawn, axis=2)", "drawn", "arrangement"),
+    Mutant(SLICES, "drawn, axis=2", "drawn.reshape(count, -1), axis=1", "arrangement"),
+    Mutant(SLICES, "np.maximum(expected, counts * mean_loss)", "expected", "formula"),
+    Mutant(SLICES, "(num_conditions - 1)", "num_conditions", "formula"),
+    Mutant(SLICES, "max(1, len(pairs) - 1)", "len(pairs)", "formula"),
+    Mutant(SLICES, "sums - squares / lengths", "sums", "formula"),
+    Mutant(SLICES, "largest >= to_reach -", "largest > to_reach +", "p_value"),
+    Mutant(SLICES, "(1 + num_reached) /", "num_reached /", "one_after_the_other"),
     Mutant("tuning/results.py", "max((trial.average", "min((trial.average", "rule"),
     Mutant("tuning/results.py", "max_drop + ROUNDING", "max_drop", "just_the_drop"),
     Mutant("tuning/results.py", "t.average <= self", "t.average < -1e-9 + self", "rule"),
@@ -494,11 +390,11 @@ MUTANTS = [
     Mutant("tuning/results.py", "trial.criterion > front", "trial.criterion >= front", "front"),
     Mutant("data/download.py", ', "If-Range": validator}', "}", "continued"),
     Mutant("data/download.py", "bytes={have}-", "bytes={have + 1}-", "continued"),
-    Mutant("data/download.py", "_validator(answer.headers) != validator", "False", "changes"),
+    Mutant("data/download.py", "version != validator", "False", "changes"),
     Mutant(
         "data/download.py",
-        "            _discard(part)\n            known =",
-        "            known =",
+        "            _discard(part)\n            write_json",
+        "            write_json",
         "know_ranges",
     ),
     Mutant("data/download.py", "if have and have == total:", "if False:", "as_far"),
@@ -508,14 +404,15 @@ MUTANTS = [
     Mutant("data/download.py", "not start <= end < total", "not start <= end", "content_range"),
     Mutant("data/download.py", "have < total:", "have < 0:", "continued or later"),
     Mutant("data/download.py", "have > limit", "have < 0", "limit"),
-    Mutant("data/download.py", "file.checksum or read", "read", "wrong_checksum"),
-    Mutant("data/download.py", "file.checksum or read_record(path)", "file.checksum", "recorded"),
+    Mutant(
+        "data/download.py", 'file_digest(part, "md5")) != file.md5', "1) == 2", "wrong_checksum"
+    ),
     Mutant("data/download.py", "scheme not in SCHEMES or (", "(", "another_scheme"),
     Mutant("data/download.py", 'scheme == "http"', "False", "from_https"),
     Mutant(
         "data/download.py",
-        "    if path.exists():\n        check",
-        "    if False:\n        check",
+        "    if path.exists():\n        if",
+        "    if False:\n        if",
         "never_overwritten",
     ),
     Mutant("data/download.py", "etag.startswith('\"')", "etag", "last_change"),
@@ -525,7 +422,7 @@ MUTANTS = [
         "get_content_type() == 1",
         "no_file",
     ),
-    Mutant("data/download.py", "total is None and file.checksum is None", "False", "length"),
+    Mutant("data/download.py", "total is None and file.md5 is None", "False", "length"),
 ]
 
 # Mistakes that once no test saw.
@@ -569,13 +466,8 @@ MUTANTS += [
         "is_empty = slots > num_left",
         "slots_are_empty",
     ),
-    Mutant("search/neighbours.py", "if total <= least:", "if total < least:", "equally_similar"),
-    Mutant(
-        "theory/subpopulation_bounds.py",
-        "while level > lowest and gap",
-        "while 0 and gap",
-        "by_rounding",
-    ),
+    Mutant(NEIGHBOURS, "if total <= least:", "if total < least:", "equally_similar"),
+    Mutant(BOUNDS, "while level > lowest and gap", "while 0 and gap", "by_rounding"),
     Mutant("theory/arguments.py", "ROUNDING = 1e-9", "ROUNDING = 1e-2", "or_no_law"),
     Mutant("risk.py", "TIE = 1e-9", "TIE = 1e-3", "no_tie"),
     Mutant("risk.py", "logs[inside], logs[inside + 1]", "logs[inside - 1], logs[inside]", "ball"),
@@ -602,11 +494,11 @@ MUTANTS += [
 
 # Chosen from the source alone, before any of them was tried.
 MUTANTS += [
-    Mutant("data/extreme.py", "base = 0 if first == 0 else 1", "base = first", "count_from_1"),
+    Mutant("data/extreme.py", "base = 0 if 0 in seen else 1", "base = min(seen)", "count_from_1"),
     Mutant(
         "data/weighting.py",
-        "row_sums(rows, values**2)",
-        "row_sums(rows, rows.values.astype(np.float64) ** 2)",
+        "reduceat(values**2,",
+        "reduceat(rows.values.astype(np.float64) ** 2,",
         "rare_features",
     ),
     Mutant(
@@ -641,7 +533,7 @@ MUTANTS += [
     ),
     Mutant(
         "training/feed.py",
-        "        positives = np.where(is_drawn, positives[:, :1], positives)\n",
+        "            positives = np.where(is_drawn, positives[:, :1], positives)\n",
         "",
         "mask_of_all",
     ),
@@ -655,7 +547,7 @@ MUTANTS += [
         "distributed/search.py",
         "scores.masked_fill(label_ids < 0",
         "scores.masked_fill(label_ids <= 0",
-        "chosen_labels",
+        "those_of_one",
     ),
     Mutant(
         "distributed/exchange.py",
@@ -683,12 +575,7 @@ MUTANTS += [
         "(largest[:, -1:] > last)",
         "ties_by_id",
     ),
-    Mutant(
-        "search/neighbours.py",
-        "astype(np.float64) ** power",
-        "astype(np.float64)",
-        "of_the_loops",
-    ),
+    Mutant(NEIGHBOURS, "astype(np.float64) ** power", "astype(np.float64)", "of_the_loops"),
     Mutant(
         "report/maps.py",
         "is_shown, NORTH - latitudes, 0",

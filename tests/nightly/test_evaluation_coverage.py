@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from evenhand.data.dataset import Dataset
+from evenhand.data import Dataset
 from evenhand.evaluation import Difference, Outcome, compare_outcomes, score_table
 from test_evaluation import part_of, row
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from evenhand.cli import options
 from evenhand.cli.options import argument, flag
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
-    from evenhand.data import Dataset
+    from evenhand.data import Dataset, PublicData
 
 Out = Annotated[Path | None, flag("Folder to write.", show_default="datasets/NAME")]
 Folder = Annotated[Path, argument("Folder of the data set.", "FOLDER")]
@@ -64,40 +64,35 @@ def extreme(
     from evenhand.data import load_extreme, load_public_extreme
     from evenhand.progress import file_bar
 
-    if public is not None:
-        if any((train, test, label_names, train_groups, test_groups)):
-            raise UserError(
-                f"{public} is opened by its name, so the files are known; give the name alone, or "
-                f"files alone"
-            )
-        with file_bar(console) as advance:
-            dataset = load_public_extreme(
-                public,
-                folder,
-                validation_fraction=validation_fraction,
-                validation_block=validation_block,
+    if public is not None and any((train, test, label_names, train_groups, test_groups)):
+        raise UserError(
+            f"{public} is opened by its name, so the files are known; give the name alone, or "
+            f"files alone"
+        )
+    shares: dict[str, Any] = {
+        "validation_fraction": validation_fraction,
+        "validation_block": validation_block,
+    }
+    with file_bar(console) as advance:
+        if public is not None:
+            dataset = load_public_extreme(public, folder, **shares, progress_fn=advance)
+        elif train is not None and test is not None:
+            dataset = load_extreme(
+                train,
+                test,
+                name=_name_of_folder(train),
+                label_names_path=label_names,
+                train_groups_path=train_groups,
+                test_groups_path=test_groups,
+                **shares,
                 progress_fn=advance,
             )
-        _save(dataclasses.replace(dataset, name=name) if name else dataset, out)
-        return
-    if train is None or test is None:
-        raise UserError(
-            "evenhand data extreme needs the name of a public data set (see: evenhand data list), "
-            "or --train and --test"
-        )
-    with file_bar(console) as advance:
-        dataset = load_extreme(
-            train,
-            test,
-            name=name or _name_of_folder(train),
-            label_names_path=label_names,
-            train_groups_path=train_groups,
-            test_groups_path=test_groups,
-            validation_fraction=validation_fraction,
-            validation_block=validation_block,
-            progress_fn=advance,
-        )
-    _save(dataset, out)
+        else:
+            raise UserError(
+                "evenhand data extreme needs the name of a public data set (see: evenhand data "
+                "list), or --train and --test"
+            )
+    _save(dataclasses.replace(dataset, name=name) if name else dataset, out)
 
 
 def stream(
@@ -132,8 +127,7 @@ def stream(
             memory_bytes=memory * 2**20,
             progress_fn=advance,
         )
-    _show(dataset)
-    console.print(f"written to {folder}; train on it with: evenhand train --data {folder}")
+    _show(dataset, folder)
 
 
 def table(
@@ -168,8 +162,8 @@ def table(
 
 def show(folder: Folder, device: options.Device = None) -> None:
     """What a prepared data set holds."""
-    from evenhand.build import check_all_ids
     from evenhand.data import open_dataset
+    from evenhand.data.checks import check_all_ids
 
     dataset = open_dataset(folder)
     check_all_ids(dataset)
@@ -192,10 +186,26 @@ def check(folder: Folder, device: options.Device = None) -> None:
 
 def list_(folder: Downloads = Path("downloads"), device: options.Device = None) -> None:
     """The public data sets that are known, and which are here."""
-    from evenhand.cli.console import console
-    from evenhand.cli.public_data import list_public
+    from rich.table import Table
+    from rich.text import Text
 
-    list_public(folder, console)
+    from evenhand.cli.console import console
+    from evenhand.data.download import part_path
+    from evenhand.data.public_data import PUBLIC_DATA
+
+    table = Table("name", "what it is", "to fetch", f"in {folder}")
+    for data in PUBLIC_DATA.values():
+        what = "{:,} / {:,} documents, {:,} features, {:,} labels".format(*data.counts)
+        archive = folder / data.name / data.archive.name
+        here = ", ".join(sorted({str(path.parent) for path in _stored_files(data, folder)}))
+        if not here:
+            here = "not complete" if archive.exists() or part_path(archive).exists() else "-"
+        table.add_row(data.title, what, "yes" if data.archive.url else "by hand", Text(here))
+    console.print(table)
+    console.print(
+        "fetch one with: evenhand data fetch NAME; by hand means: from the page of its publisher, "
+        "which that command names"
+    )
 
 
 def fetch(
@@ -205,9 +215,33 @@ def fetch(
 ) -> None:
     """Public data sets over the network, continued and checked."""
     from evenhand.cli.console import console
-    from evenhand.cli.public_data import fetch_public
+    from evenhand.data import download
+    from evenhand.data.public_data import (
+        CITATION,
+        LICENCE,
+        REPOSITORY,
+        find_public_data,
+        verify_files,
+    )
+    from evenhand.progress import download_bar
 
-    fetch_public(names, folder, console)
+    for data in [find_public_data(name) for name in names]:
+        own_folder, archive = folder / data.name, data.archive
+        if not archive.url:
+            raise UserError(
+                f"{data.title} cannot be fetched by a program: get its archive from {REPOSITORY} "
+                f"and save it as {own_folder / archive.name}"
+            )
+        try:
+            with download_bar(console) as advance:
+                download.fetch(archive, own_folder, progress_fn=advance)
+        except UserError as error:
+            raise UserError(
+                f"{error}; by hand: {REPOSITORY}, saved in {own_folder} as {archive.name}"
+            ) from error
+        console.print("\n".join(verify_files(data, folder)))
+        console.print(f"{LICENCE} Cite: {CITATION}")
+        console.print(f"open it with: evenhand data extreme {data.name} --folder {folder}")
 
 
 def verify(
@@ -217,12 +251,37 @@ def verify(
 ) -> None:
     """Check the files of public data sets in a folder."""
     from evenhand.cli.console import console
-    from evenhand.cli.public_data import verify_public
+    from evenhand.data.public_data import PUBLIC_DATA, find_public_data, verify_files
 
-    verify_public(name, folder, console)
+    if name is None:
+        chosen = [data for data in PUBLIC_DATA.values() if _stored_files(data, folder)]
+        if not chosen:
+            raise UserError(f"{folder} holds no public data set; see: evenhand data list")
+    else:
+        chosen = [find_public_data(name)]
+    wrong = []
+    for data in chosen:
+        try:
+            with console.status(f"reading {data.title}"):
+                sentences = verify_files(data, folder)
+            console.print("\n".join(sentences))
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UserError("; ".join(wrong))
 
 
 # --- helpers --------------------------------------------------------------------------------------
+
+
+def _stored_files(data: "PublicData", folder: Path) -> list[Path]:
+    """The files of a public data set in the folder; [] if not all are there."""
+    from evenhand.data.public_data import stored_files
+
+    try:
+        return stored_files(data, folder)
+    except UserError:
+        return []
 
 
 def _name_of_folder(path: Path) -> str:
@@ -232,15 +291,13 @@ def _name_of_folder(path: Path) -> str:
 
 
 def _save(dataset: "Dataset", out: Path | None) -> None:
-    from evenhand.cli.console import console
     from evenhand.data import save_dataset
 
     folder = out or Path("datasets") / dataset.name
-    _show(save_dataset(dataset, folder))
-    console.print(f"written to {folder}; train on it with: evenhand train --data {folder}")
+    _show(save_dataset(dataset, folder), folder)
 
 
-def _show(dataset: "Dataset") -> None:
+def _show(dataset: "Dataset", written_to: Path | None = None) -> None:
     from evenhand.cli.console import console
     from evenhand.tables import group_notes, parts_table, unseen_notes
 
@@ -254,3 +311,7 @@ def _show(dataset: "Dataset") -> None:
         console.print(note)
     if dataset.attribution:
         console.print(dataset.attribution)
+    if written_to is not None:
+        console.print(
+            f"written to {written_to}; train on it with: evenhand train --data {written_to}"
+        )

@@ -151,11 +151,10 @@ def count_ids(ids: IntArray, size: int) -> NDArray[np.int64]:
     """
     counts = np.zeros(size, dtype=np.int64)
     for _, piece in iterate_pieces(ids, max(PIECE, size)):
-        more = np.bincount(piece, minlength=size)
-        if len(more) > size:
+        if len(piece) and not 0 <= piece.min() <= piece.max() < size:
             raise UserError(
-                f"an id is {len(more) - 1} where there are {size}: the data set is damaged; "
-                f"make it again"
+                f"ids go from {piece.min()} to {piece.max()} where there are {size}: the data set "
+                f"is damaged; make it again"
             )
-        counts += more
+        counts += np.bincount(piece, minlength=size)
     return counts

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,48 +17,12 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.checks import (
-    MAX_IDS,
-    check_ids,
-    check_length,
-    check_promise,
-    check_rows,
-    check_spans,
-)
-from evenhand.data.csr import (
-    FloatArray,
-    IntArray,
-    Rows,
-    count_ids,
-    iterate_pieces,
-    pad_rows,
-    take_rows,
-)
-from evenhand.data.groups import Groups, memberships
+from evenhand.data.checks import check_lengths
+from evenhand.data.csr import FloatArray, IntArray, Rows, count_ids, iterate_pieces
+from evenhand.data.groups import Groups
 from evenhand.data.npy import open_npy
-from evenhand.data.pairs import Pairs, pairs_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, parse_json, read_text
-
-__all__ = [
-    "Dataset",
-    "FloatArray",
-    "Groups",
-    "IntArray",
-    "Pairs",
-    "Part",
-    "Rows",
-    "Strings",
-    "count_unseen_labels",
-    "group_holders",
-    "memberships",
-    "open_dataset",
-    "pad_rows",
-    "pairs_of",
-    "save_dataset",
-    "take_rows",
-    "write_dataset",
-]
 
 FORMAT_VERSION = 1
 STREAMED_VERSION = 2  # it has `streamed` as well
@@ -136,12 +100,7 @@ class Dataset:
         """How many training pairs each label has: (L,)."""
         if self.train_counts is not None:
             return np.array(self.train_counts)
-        ids = self.parts["train"].positives.ids
-        try:
-            check_ids("labels of the train part", ids, self.num_labels)
-        except ValueError as error:
-            raise UserError(f"{self.name} is damaged ({error}); make the data set again") from error
-        return count_ids(ids, self.num_labels)
+        return count_ids(self.parts["train"].positives.ids, self.num_labels)
 
     @property
     def is_sparse(self) -> bool:
@@ -178,7 +137,7 @@ def save_dataset(dataset: Dataset, folder: Path) -> Dataset:
     if folder.exists():
         raise UserError(f"{folder} exists already; choose another folder or remove it first")
     try:
-        _check_dataset(dataset)  # what is refused when opened is not written
+        check_lengths(dataset)  # what is refused when opened is not written
     except ValueError as error:
         raise UserError(f"{dataset.name} cannot be saved: {error}") from error
     with atomic_folder(folder) as staging:
@@ -194,21 +153,35 @@ def write_dataset(dataset: Dataset, folder: Path) -> list[Path]:
         if not path.exists():
             with open(path, "wb") as file:
                 np.save(file, arrays[name], allow_pickle=False)
+    columns = group_holders(dataset)
+    meaning = {  # everything that matters and is no array
+        "num_features": dataset.num_features,
+        "num_labels": dataset.num_labels,
+        "parts": list(dataset.parts),
+        "group_names": {
+            holder: {column: list(group.names) for column, group in groups.items()}
+            for holder, groups in columns.items()
+        },
+        "featurizer": dataset.featurizer,
+    }
+    digest = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode())
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.asarray(array).data if array.size else b"")
     about = {
         "format": "evenhand data set",
         "version": FORMAT_VERSION,
         "name": dataset.name,
-        **_meaning(dataset),
+        **meaning,
         "attribution": dataset.attribution,
-        "fingerprint": _fingerprint(dataset, arrays),
+        "fingerprint": digest.hexdigest(),  # the same wherever, and under whatever name
         "arrays": {name: list(array.shape) for name, array in arrays.items()},
     }
     if dataset.is_read_in_blocks:
         block_pairs = {name: part.block_pairs for name, part in dataset.parts.items()}
         streamed = {"block_pairs": block_pairs, "is_finite": dataset.is_finite}
         about |= {"version": STREAMED_VERSION, "streamed": streamed}
-    columns = [group for groups in group_holders(dataset).values() for group in groups.values()]
-    if any(group.sets is not None for group in columns):
+    if any(g.sets is not None for groups in columns.values() for g in groups.values()):
         about["version"] = GROUP_SETS_VERSION
     with open(folder / "dataset.json", "w", encoding="utf-8") as file:
         json.dump(about, file, ensure_ascii=False, indent=1)
@@ -258,29 +231,6 @@ def _dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(DTYPES.get(name.rsplit(".", 1)[-1], "<f4"))
 
 
-def _meaning(dataset: Dataset) -> dict[str, Any]:
-    """What the arrays mean: everything that matters and is no array."""
-    return {
-        "num_features": dataset.num_features,
-        "num_labels": dataset.num_labels,
-        "parts": list(dataset.parts),
-        "group_names": {
-            holder: {column: list(group.names) for column, group in groups.items()}
-            for holder, groups in group_holders(dataset).items()
-        },
-        "featurizer": dataset.featurizer,
-    }
-
-
-def _fingerprint(dataset: Dataset, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """A digest of the content; the same wherever, and under whatever name, it is written."""
-    digest = hashlib.sha256(json.dumps(_meaning(dataset), sort_keys=True).encode())
-    for name, array in arrays.items():
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(np.asarray(array).data if array.size else b"")
-    return digest.hexdigest()
-
-
 # --- opening --------------------------------------------------------------------------------------
 
 
@@ -299,13 +249,8 @@ def open_dataset(folder: Path) -> Dataset:
                 f"{FORMAT_VERSION} to {GROUP_SETS_VERSION}; make the data set again"
             )
         dataset = _read_dataset(folder, about)
-        _check_dataset(dataset)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # not JSON, or not as we write
+        check_lengths(dataset)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # not as we write it
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise UserError(f"{path} is damaged ({kind}{error}); make the data set again") from error
     return dataset
@@ -334,40 +279,33 @@ def _read_dataset(folder: Path, about: dict[str, Any]) -> Dataset:
         for column, names in about["group_names"][holder].items():
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ValueError(f"the group names of {column!r} must be a list of texts")
-            sets = f"{holder}.group_sets.{column}"
-            found[column] = Groups(
-                arrays[f"{holder}.groups.{column}"],
-                tuple(names),
-                rows(sets) if f"{sets}.offsets" in arrays else None,
-            )
+            ids, sets = arrays[f"{holder}.groups.{column}"], f"{holder}.group_sets.{column}"
+            has_sets = f"{sets}.offsets" in arrays
+            found[column] = Groups(ids, tuple(names), rows(sets) if has_sets else None)
         return found
 
-    def part(name: str) -> Part:
-        dense = arrays.get(f"{name}.features.dense")
+    parts = {}
+    for name in about["parts"]:
         block_pairs = streamed.get("block_pairs", {}).get(name, 0)
         if type(block_pairs) is not int or block_pairs < 0:
             raise ValueError(
                 f"block_pairs of {name} must be a whole number from 0, got {block_pairs!r}"
             )
-        return Part(
-            features=rows(f"{name}.features") if dense is None else dense,
-            positives=rows(f"{name}.positives"),
-            groups=groups(name),
-            texts=strings(f"{name}.texts"),
-            block_pairs=block_pairs,
+        dense = arrays.get(f"{name}.features.dense")
+        parts[name] = Part(
+            rows(f"{name}.features") if dense is None else dense,
+            rows(f"{name}.positives"),
+            groups(name),
+            strings(f"{name}.texts"),
+            block_pairs,
         )
-
+    names = ("name", "num_features", "num_labels", "featurizer", "attribution", "fingerprint")
     return Dataset(
-        name=about["name"],
-        num_features=about["num_features"],
-        num_labels=about["num_labels"],
-        parts={name: part(name) for name in about["parts"]},
+        **{name: about[name] for name in names},
+        parts=parts,
         label_names=strings("labels.names"),
         label_groups=groups("labels"),
         label_coordinates=arrays.get("labels.coordinates"),
-        featurizer=about["featurizer"],
-        attribution=about["attribution"],
-        fingerprint=about["fingerprint"],
         train_counts=arrays.get("labels.train_counts"),
         is_finite=bool(streamed.get("is_finite")),
     )
@@ -387,66 +325,3 @@ def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
             f"of shape {shape}; make the data set again"
         )
     return array
-
-
-def _check_dataset(dataset: Dataset) -> None:
-    """Refuses, by a `ValueError`, arrays that are not of the same queries, labels and features."""
-    num_labels, num_features = dataset.num_labels, dataset.num_features
-    for name, count in (("num_labels", num_labels), ("num_features", num_features)):
-        if type(count) is not int or not 1 <= count <= MAX_IDS:
-            raise ValueError(f"{name} must be between 1 and {MAX_IDS}, got {count!r}")
-    if "train" not in dataset.parts:
-        raise ValueError(f"there is no train part, only {str(list(dataset.parts))[:100]}")
-    num_pairs = num_values = 0
-    for name, part in dataset.parts.items():
-        check_rows(f"{name}.positives", part.positives)
-        if isinstance(part.features, Rows):
-            check_rows(f"{name}.features", part.features)
-            check_length(f"{name}.features", len(part.features), len(part))
-            num_values += len(part.features.ids)
-        elif part.features.shape != (len(part), num_features):
-            raise ValueError(
-                f"{name}.features.dense must be of shape {(len(part), num_features)}, got "
-                f"{part.features.shape}"
-            )
-        _check_strings(f"{name}.texts", part.texts, len(part))
-        _check_groups(name, part.groups, len(part), num_with_sets=len(part.positives.ids))
-        num_pairs += len(part.positives.ids)
-    if dataset.train_counts is not None:
-        check_length("labels.train_counts", len(dataset.train_counts), num_labels)
-    else:
-        check_promise("num_labels", num_labels, num_pairs)
-    if isinstance(dataset.parts["train"].features, Rows):
-        check_promise("num_features", num_features, num_values)
-    _check_strings("labels.names", dataset.label_names, num_labels)
-    _check_groups("labels", dataset.label_groups, num_labels, num_with_sets=num_labels)
-    coordinates = dataset.label_coordinates
-    if coordinates is not None and coordinates.shape != (num_labels, 2):
-        raise ValueError(
-            f"labels.coordinates must be of shape {(num_labels, 2)}, got {coordinates.shape}"
-        )
-
-
-def _check_strings(name: str, strings: Strings | None, num_rows: int) -> None:
-    if strings is not None:
-        check_spans(name, strings.offsets, strings.utf8)
-        check_length(name, len(strings), num_rows)
-
-
-def _check_groups(
-    holder: str, groups: Mapping[str, Groups], num_rows: int, *, num_with_sets: int
-) -> None:
-    """A column holds an id for each of `num_rows`, or, if it has sets, of `num_with_sets`."""
-    for column, (ids, names, sets) in groups.items():
-        length = num_rows if sets is None else num_with_sets
-        if ids.shape != (length,):
-            raise ValueError(f"{holder}.groups.{column} must hold {length} numbers")
-        if sets is None:
-            continue
-        name = f"{holder}.group_sets.{column}"
-        check_rows(name, sets)
-        check_ids(f"{holder}.groups.{column}", ids, len(sets), first=-1)
-        check_ids(f"{name}.ids", sets.ids, len(names))
-        offsets, is_rising = np.asarray(sets.offsets), np.diff(sets.ids) > 0
-        if (np.diff(offsets) < 1).any() or np.delete(~is_rising, offsets[1:-1] - 1).any():
-            raise ValueError(f"every row of {name} must hold groups, each once and in order")

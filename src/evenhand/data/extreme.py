@@ -8,7 +8,6 @@ file is refused, by file and line.
 """
 
 import codecs
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.data.checks import MAX_IDS, check_promise
+from evenhand.data.checks import MAX_IDS, is_borne_out
 from evenhand.data.csr import IntArray, Rows, take_rows
 from evenhand.data.dataset import Dataset, Part, Strings
 from evenhand.data.extreme_parser import Block, Header, parse_lines
@@ -39,7 +38,6 @@ class ExtremeFile(NamedTuple):
     positives: Rows
     num_features: int
     num_labels: int
-    num_repeated_labels: int  # dropped: labels named before in the same line
 
 
 # --- data sets ------------------------------------------------------------------------------------
@@ -83,11 +81,8 @@ def load_extreme(
             "test": _read_groups(test_groups_path, len(test.positives)),
         }
     )
-    parts = _split_off_validation(
-        Part(train.features, train.positives, groups["train"]),
-        validation_fraction,
-        validation_block,
-    )
+    whole = Part(train.features, train.positives, groups["train"])
+    parts = _split_off_validation(whole, validation_fraction, validation_block)
     parts["test"] = Part(test.features, test.positives, groups["test"])
     return Dataset(name, train.num_features, train.num_labels, parts, label_names)
 
@@ -113,9 +108,8 @@ def load_extreme_split(
     check_promises(path, whole, len(whole.positives.ids), len(whole.features.ids))
     part = Part(whole.features, whole.positives)
     train_ids, test_ids = _read_split(train_rows_path, test_rows_path, len(part))
-    parts = _split_off_validation(
-        _take_part(part, train_ids), validation_fraction, validation_block
-    )
+    train = _take_part(part, train_ids)
+    parts = _split_off_validation(train, validation_fraction, validation_block)
     parts["test"] = _take_part(part, test_ids)
     return Dataset(name, whole.num_features, whole.num_labels, parts)
 
@@ -133,14 +127,8 @@ def _split_off_validation(whole: Part, fraction: float, block: int) -> dict[str,
 
 def _take_part(part: Part, row_ids: IntArray) -> Part:
     assert isinstance(part.features, Rows)
-    return dataclasses.replace(
-        part,
-        features=take_rows(part.features, row_ids),
-        positives=take_rows(part.positives, row_ids),
-        groups={
-            name: group._replace(ids=group.ids[row_ids]) for name, group in part.groups.items()
-        },
-    )
+    groups = {name: group._replace(ids=group.ids[row_ids]) for name, group in part.groups.items()}
+    return Part(take_rows(part.features, row_ids), take_rows(part.positives, row_ids), groups)
 
 
 # --- documents ------------------------------------------------------------------------------------
@@ -148,14 +136,14 @@ def _take_part(part: Part, row_ids: IntArray) -> Part:
 
 def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
     """Reads one file, a block of lines at a time."""
-    header, num_rows, num_repeated = read_header(path), 0, 0
+    header, num_rows = read_header(path), 0
     # They grow in place: a list of blocks joined at the end would all be held twice for a moment.
     buffers = [bytearray() for _ in range(5)]
-    for (positives, features, repeated), _ in read_documents(path, header):
+    for (positives, features), _ in read_documents(path, header):
         arrays = (positives.lengths(), positives.ids, features.lengths(), *features[1:])
         for buffer, array in zip(buffers, arrays, strict=True):
             buffer += np.ascontiguousarray(array).data
-        num_rows, num_repeated = num_rows + len(positives), num_repeated + repeated
+        num_rows += len(positives)
         if progress_fn is not None:
             progress_fn(path, num_rows, header.num_rows)
     label_lengths, label_ids, feature_lengths, feature_ids, values = (
@@ -167,7 +155,6 @@ def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> Extrem
         Rows(np.append(0, np.cumsum(label_lengths)), label_ids),
         header.num_features,
         header.num_labels,
-        num_repeated,
     )
 
 
@@ -200,7 +187,7 @@ def read_header(path: Path) -> Header:
     first = next(read_blocks(path, block_bytes=HEADER_BYTES), None)
     if first is None:
         raise UserError(f"{path} is empty; its first line must be the numbers of {COUNTED}")
-    line = first.text.partition(b"\n")[0]
+    line = first[1].partition(b"\n")[0]
     match = HEADER.fullmatch(line.removeprefix(codecs.BOM_UTF8))
     if match is None:
         raise UserError(
@@ -219,18 +206,14 @@ def read_header(path: Path) -> Header:
 
 def check_promises(path: Path, file: ExtremeFile | Header, num_pairs: int, num_values: int) -> None:
     """Refuses the header of a training file that nearly no label or feature bears out."""
-    for kind, count, num_entries in (
-        ("labels", file.num_labels, num_pairs),
-        ("features", file.num_features, num_values),
-    ):
-        try:
-            check_promise(kind, count, num_entries)
-        except ValueError as error:
+    for kind, num_entries in (("labels", num_pairs), ("features", num_values)):
+        count = getattr(file, f"num_{kind}")
+        if not is_borne_out(count, num_entries):
             raise UserError(
                 f"{path}, line 1: the header promises {count} {kind}, and all documents together "
                 f"name at most {num_entries} different ones; mend the header (the order is "
                 f"{COUNTED}), or number them anew"
-            ) from error
+            )
 
 
 def check_same_ids(
@@ -264,38 +247,28 @@ def read_label_names(path: Path | None, num_labels: int) -> Strings | None:
 
 def _read_split(train_path: Path, test_path: Path, num_rows: int) -> tuple[IntArray, IntArray]:
     """The rows of the train and of the test part, from 0; no row may be in both or twice."""
-    numbers = {path: _read_numbers(path) for path in (train_path, test_path)}
-    first = min(min(listed) for listed in numbers.values())
-    base = 0 if first == 0 else 1
-    seen: dict[int, str] = {}
-    for path, listed in numbers.items():
-        for line_number, number in enumerate(listed, start=1):
-            where = f"{path}, line {line_number}"
-            if not base <= number < num_rows + base:
-                raise UserError(
-                    f"{where}: document {number} is not between {base} and {num_rows + base - 1}; "
-                    f"is the list of another data set?"
-                )
-            if number in seen:
-                raise UserError(f"{where}: document {number} was named before: {seen[number]}")
+    seen: dict[int, str] = {}  # the first number of every line, and where it stands
+    ends = [0]
+    for path in (train_path, test_path):
+        for line_number, line in enumerate(read_lines(path), start=1):
+            where, match = f"{path}, line {line_number}", re.match(r"\s*([0-9]{1,18})(\s|$)", line)
+            if match is None:
+                raise UserError(f"{where}: {quote_value(line)} is not a document's number")
+            if before := seen.get(number := int(match[1])):
+                raise UserError(f"{where}: document {number} was named before: {before}")
             seen[number] = where
-    train_rows, test_rows = (np.array(listed) - base for listed in numbers.values())
-    return train_rows, test_rows
-
-
-def _read_numbers(path: Path) -> list[int]:
-    """The first number of every line."""
-    numbers = []
-    for line_number, line in enumerate(read_lines(path), start=1):
-        cells = line.split()
-        if not cells or not re.fullmatch("[0-9]{1,18}", cells[0]):
+        if len(seen) == ends[-1]:
+            raise UserError(f"{path} is empty; it must name a document a line")
+        ends.append(len(seen))
+    base = 0 if 0 in seen else 1
+    for number, where in seen.items():
+        if number >= num_rows + base:
             raise UserError(
-                f"{path}, line {line_number}: {quote_value(line)} is not a document's number"
+                f"{where}: document {number} is not between {base} and {num_rows + base - 1}; "
+                f"is the list of another data set?"
             )
-        numbers.append(int(cells[0]))
-    if not numbers:
-        raise UserError(f"{path} is empty; it must name a document a line")
-    return numbers
+    rows = np.array(list(seen)) - base
+    return rows[: ends[1]], rows[ends[1] :]
 
 
 def _read_groups(path: Path | None, num_rows: int) -> GroupValues:
@@ -321,8 +294,5 @@ def _read_groups(path: Path | None, num_rows: int) -> GroupValues:
                 f"their names"
             )
     columns = zip(*cells[has_names:], strict=True)
-    groups = {
-        name: [cell or None for cell in column] for name, column in zip(names, columns, strict=True)
-    }
-    del groups[names[0]]  # the ids
-    return groups
+    named_columns = list(zip(names, columns, strict=True))[1:]  # without the ids
+    return {name: [cell or None for cell in column] for name, column in named_columns}

@@ -8,11 +8,10 @@ accept. `parse_quickly` is compiled, goes byte by byte and stops before a line w
 not know; as far as it goes, both answer the same. `parse_lines` takes turns with them.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,9 @@ from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
 
 WHOLE_NUMBER = re.compile(rb"[0-9]{1,4000}")
-DECIMAL_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+NUMBER = re.compile(
+    rb"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
+)
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -41,7 +41,6 @@ class Block(NamedTuple):
 
     positives: Rows  # ids are distinct in a row
     features: Rows  # with values
-    num_repeated_labels: int  # dropped: labels named before in the same line
 
 
 def parse_lines(text: bytes, header: Header, *, path: Path, first_line: int) -> Iterator[Block]:
@@ -92,23 +91,19 @@ def parse_line(line: bytes, header: Header, *, where: str) -> Block:
                 f"and labels before the first space with commas between them"
             )
         features.append(parse_id(id_text, "feature", header.num_features, "second"))
-        if not DECIMAL_NUMBER.fullmatch(value_text) and not NOT_FINITE.fullmatch(value_text):
+        if not NUMBER.fullmatch(value_text):
             raise UserError(
                 f"{where}: feature value {quote_value(value_text)} is not a number; write it as "
                 f"0.25 or 2.5e-1"
             )
         values.append(float(value_text))
-        if not math.isfinite(values[-1]) or abs(values[-1]) > LARGEST_FLOAT32:
+        if not abs(values[-1]) <= LARGEST_FLOAT32:  # also if it is not a number
             raise UserError(
                 f"{where}: feature value {quote_value(value_text)} is not a finite 32-bit number; "
                 f"leave the feature out or scale it"
             )
-    distinct = list(dict.fromkeys(labels))
-    return Block(
-        rows_from_lists([distinct]),
-        rows_from_lists([features]).with_values(np.array(values, dtype=np.float32)),
-        len(labels) - len(distinct),
-    )
+    rows = rows_from_lists([features]).with_values(np.array(values, dtype=np.float32))
+    return Block(rows_from_lists([list(dict.fromkeys(labels))]), rows)
 
 
 # --- byte by byte -------------------------------------------------------------------------------
@@ -133,24 +128,13 @@ def parse_quickly(text: bytes, start: int, header: Header) -> tuple[Block, int]:
     label_ids = np.empty(most // 2 + 1, dtype=np.int32)
     feature_ids = np.empty(most // 4 + 1, dtype=np.int32)
     values = np.empty(most // 4 + 1, dtype=np.float32)
-    end, num_rows, num_repeated = _parse_rows(
-        np.frombuffer(text, dtype=np.uint8),
-        start,
-        header.num_labels,
-        header.num_features,
-        label_offsets,
-        label_ids,
-        feature_offsets,
-        feature_ids,
-        values,
-    )
-    num_labels, num_features = label_offsets[num_rows], feature_offsets[num_rows]
-    block = Block(
-        Rows(label_offsets[: num_rows + 1], label_ids[:num_labels]),
-        Rows(feature_offsets[: num_rows + 1], feature_ids[:num_features], values[:num_features]),
-        num_repeated,
-    )
-    return block, end
+    rows: Any = label_offsets, label_ids, feature_offsets, feature_ids, values
+    limits = header.num_labels, header.num_features
+    end, num_rows = _parse_rows(np.frombuffer(text, dtype=np.uint8), start, *limits, *rows)
+    label_offsets, feature_offsets = label_offsets[: num_rows + 1], feature_offsets[: num_rows + 1]
+    num_labels, num_features = label_offsets[-1], feature_offsets[-1]
+    features = Rows(feature_offsets, feature_ids[:num_features], values[:num_features])
+    return Block(Rows(label_offsets, label_ids[:num_labels]), features), end
 
 
 @jit
@@ -164,76 +148,41 @@ def _parse_rows(
     feature_offsets: IntArray,
     feature_ids: IntArray,
     values: NDArray[np.float32],
-) -> tuple[int, int, int]:
-    """Fills in the rows of whole lines: (where it stopped, rows, repeated labels)."""
-    num_rows = num_labels = num_features = num_repeated = 0
+) -> tuple[int, int]:
+    """Fills in the rows up to the first line it does not know: (where that starts, rows)."""
+    num_rows = num_labels = num_features = 0
     while start < len(text):
-        at, labels_end, num_new_repeated = _parse_labels(
-            text, start, label_limit, label_ids, num_labels
-        )
-        if at < 0:
+        at, first_label = start, num_labels
+        is_label = _byte(text, at) not in (SPACE, NEWLINE)
+        while is_label:
+            label, at = _parse_id(text, at, label_limit)
+            if label < 0 or num_labels - first_label == MANY_LABELS:
+                return start, num_rows
+            is_new = True
+            for place in range(first_label, num_labels):
+                is_new &= label_ids[place] != label
+            label_ids[num_labels] = label
+            num_labels += is_new
+            is_label = _byte(text, at) == COMMA
+            at += is_label
+        while _byte(text, at) == SPACE:
+            at += 1
+            if _byte(text, at) in (SPACE, NEWLINE):
+                continue
+            feature, at = _parse_id(text, at, feature_limit)
+            if feature < 0 or _byte(text, at) != COLON:
+                return start, num_rows
+            value, at = _parse_value(text, at + 1)
+            if not abs(value) <= LARGEST_FLOAT32:  # also if it is not a number
+                return start, num_rows
+            feature_ids[num_features], values[num_features] = feature, value
+            num_features += 1
+        if _byte(text, at) != NEWLINE or at == start:  # an empty line is no row
             break
-        at, features_end = _parse_features(
-            text, at, feature_limit, feature_ids, values, num_features
-        )
-        if at < 0 or at == start:  # an empty line is no row
-            break
-        num_labels, num_features = labels_end, features_end
-        num_repeated += num_new_repeated
         num_rows += 1
         label_offsets[num_rows], feature_offsets[num_rows] = num_labels, num_features
         start = at + 1
-    return start, num_rows, num_repeated
-
-
-@jit
-def _parse_labels(
-    text: NDArray[np.uint8], at: int, limit: int, ids: IntArray, count: int
-) -> tuple[int, int, int]:
-    """Adds a line's distinct labels: (where in the line they end or -1, count, repeated)."""
-    first, num_repeated = count, 0
-    if _byte(text, at) in (SPACE, NEWLINE):
-        return at, count, 0
-    while True:
-        label, at = _parse_id(text, at, limit)
-        if label < 0 or count - first == MANY_LABELS:
-            return -1, count, 0
-        is_new = True
-        for place in range(first, count):
-            is_new &= ids[place] != label
-        if is_new:
-            ids[count] = label
-            count += 1
-        else:
-            num_repeated += 1
-        if _byte(text, at) != COMMA:
-            return at, count, num_repeated
-        at += 1
-
-
-@jit
-def _parse_features(
-    text: NDArray[np.uint8],
-    at: int,
-    limit: int,
-    ids: IntArray,
-    values: NDArray[np.float32],
-    count: int,
-) -> tuple[int, int]:
-    """Adds a line's features: (where its newline is or -1, count)."""
-    while _byte(text, at) == SPACE:
-        at += 1
-        if _byte(text, at) in (SPACE, NEWLINE):
-            continue
-        feature, at = _parse_id(text, at, limit)
-        if feature < 0 or _byte(text, at) != COLON:
-            return -1, count
-        value, at = _parse_value(text, at + 1)
-        if not abs(value) <= LARGEST_FLOAT32:  # also if it is not a number
-            return -1, count
-        ids[count], values[count] = feature, value
-        count += 1
-    return (at if _byte(text, at) == NEWLINE else -1), count
+    return start, num_rows
 
 
 @jit

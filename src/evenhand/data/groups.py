@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evenhand.data.csr import IntArray, Rows, rows_from_lists, take_rows
 from evenhand.data.pairs import pairs_of
@@ -111,8 +110,7 @@ def frequency_groups_by_labels(label_counts: IntArray) -> Groups:
         >>> [groups.names[group_id] for group_id in groups.ids]
         ['torso', 'tail', 'head']
     """
-    counts, num_labels = _count_frequencies(label_counts)
-    return _frequency_groups(label_counts, counts, num_labels)
+    return _frequency_groups(label_counts, is_by_pairs=False)
 
 
 def frequency_groups_by_pairs(label_counts: IntArray) -> Groups:
@@ -123,34 +121,19 @@ def frequency_groups_by_pairs(label_counts: IntArray) -> Groups:
         >>> [groups.names[group_id] for group_id in groups.ids[:4]]
         ['head', 'torso', 'torso', 'tail']
     """
-    counts, num_labels = _count_frequencies(label_counts)
-    return _frequency_groups(label_counts, counts, counts * num_labels)
+    return _frequency_groups(label_counts, is_by_pairs=True)
 
 
-def _count_frequencies(label_counts: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The counts that occur, ascending, and how many labels have each.
-
-    What is sorted are the labels that have pairs: of many millions they are few.
-    """
+def _frequency_groups(label_counts: IntArray, *, is_by_pairs: bool) -> Groups:
     if label_counts.min(initial=0) < 0:
         raise ValueError(f"label_counts must be at least 0, got {label_counts.min()}")
-    counts, num_labels = np.unique(label_counts[label_counts > 0], return_counts=True)
-    num_unseen = len(label_counts) - int(num_labels.sum())
-    if num_unseen:
-        counts, num_labels = np.append(0, counts), np.append(num_unseen, num_labels)
-    return counts.astype(np.int64), num_labels.astype(np.int64)
-
-
-def _frequency_groups(label_counts: IntArray, counts: IntArray, weights: IntArray) -> Groups:
-    """Groups by the quantiles of ascending counts, each of which has a weight."""
-
-    def quantile(per_cent: int) -> int:
-        if not len(counts):
-            return 0
-        weight_up_to = np.cumsum(weights, dtype=np.int64)
+    # What is sorted are the labels that have pairs: of many millions they are few.
+    counts, weights = np.unique(label_counts[label_counts > 0], return_counts=True)
+    num_unseen = len(label_counts) - int(weights.sum())
+    counts, weights = np.append(0, counts), np.append(num_unseen, weights)
+    weight_up_to = np.cumsum(counts * weights if is_by_pairs else weights)
+    group_ids = np.full(len(label_counts), 2, dtype=np.int32)
+    for per_cent in (TORSO_PER_CENT, HEAD_PER_CENT):
         needed = -(-weight_up_to[-1] * per_cent // 100)  # rounded up; integers: no rounding error
-        return int(counts[np.searchsorted(weight_up_to, needed)])
-
-    is_head = label_counts > quantile(HEAD_PER_CENT)  # (L,)
-    is_torso = label_counts > quantile(TORSO_PER_CENT)  # (L,) or head
-    return Groups(2 - is_torso.astype(np.int32) - is_head.astype(np.int32), FREQUENCY_NAMES)
+        group_ids -= label_counts > counts[np.searchsorted(weight_up_to, needed)]
+    return Groups(group_ids, FREQUENCY_NAMES)

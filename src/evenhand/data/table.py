@@ -115,18 +115,17 @@ def make_parts(
     for query in sorted(labels_of):
         queries[part_fn(query)].append(query)
     queries = {part: texts for part, texts in queries.items() if texts}
-    labels = {part: [sorted(labels_of[text]) for text in texts] for part, texts in queries.items()}
-    positives = {part: rows_from_lists(rows) for part, rows in labels.items()}
+    positives = {
+        part: rows_from_lists([sorted(labels_of[text]) for text in texts])
+        for part, texts in queries.items()
+    }
+    pairs = {
+        part: [(text, label) for text in texts for label in sorted(labels_of[text])]
+        for part, texts in queries.items()
+    }
     groups: dict[str, dict[str, Groups]] = {part: {} for part in queries}
     for column, group_fn in group_fns.items():
-        members = {
-            part: [
-                group_fn((text, label_id)) or ()
-                for text, row in zip(texts, labels[part], strict=True)
-                for label_id in row
-            ]
-            for part, texts in queries.items()
-        }
+        members = {part: [group_fn(pair) or () for pair in pairs[part]] for part in queries}
         names = set().union(*(names for rows in members.values() for names in rows))  # of all parts
         for part, rows in members.items():
             groups[part][column] = group_pairs(rows, positives[part], names)
@@ -163,28 +162,6 @@ def _describe(num_of: Counter[Record], group_columns: Sequence[str]) -> Iterator
 
 def read_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     """The lines of a table: `columns` names those of the query, the label and the groups."""
-    rows = _read_rows(path)
-    line_number, header = next(rows, (0, []))
-    if not header:
-        raise UserError(f"{path} is empty; its first line must name the columns")
-    places = [_find_column(column, header, f"{path}, line {line_number}") for column in columns]
-    for line_number, cells in rows:
-        where = f"{path}, line {line_number}"
-        if len(cells) != len(header):
-            raise UserError(
-                f"{where}: has {len(cells)} cells, the first line has {len(header)}; "
-                f"a cell that holds the separator must be quoted"
-            )
-        query, label, *groups = (" ".join(cells[place].split()) for place in places)
-        query = normalize(query)
-        for column, text in zip(columns, (query, label), strict=False):
-            if not text:
-                raise UserError(f"{where}: column {column!r} is empty; fill it or remove the line")
-        yield Record(query, label, tuple(groups))
-
-
-def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, each with the number of its last line."""
     delimiter = DELIMITERS.get(plain_suffix(path))
     if delimiter is None:
         raise UserError(
@@ -193,19 +170,40 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         )
     lines = (line + "\n" for line in read_lines(path))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    header: list[str] = []
+    places: list[int] = []
     try:
         for cells in reader:
-            if any(cell.strip() for cell in cells):
-                yield reader.line_num, cells
+            where = f"{path}, line {reader.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not header:
+                header = [name.strip() for name in cells]
+                places = [_find_column(column, header, where) for column in columns]
+                continue
+            if len(cells) != len(header):
+                raise UserError(
+                    f"{where}: has {len(cells)} cells, the first line has {len(header)}; "
+                    f"a cell that holds the separator must be quoted"
+                )
+            query, label, *groups = (" ".join(cells[place].split()) for place in places)
+            query = normalize(query)
+            for column, text in zip(columns, (query, label), strict=False):
+                if not text:
+                    raise UserError(
+                        f"{where}: column {column!r} is empty; fill it or remove the line"
+                    )
+            yield Record(query, label, tuple(groups))
     except csv.Error as error:
         raise UserError(
             f"{path}, line {reader.line_num}: {error}; quote the cell and double each quote in it"
         ) from error
+    if not header:
+        raise UserError(f"{path} is empty; its first line must name the columns")
 
 
-def _find_column(column: str, header: list[str], where: str) -> int:
+def _find_column(column: str, names: list[str], where: str) -> int:
     """Where a column stands in the header."""
-    names = [name.strip() for name in header]
     if names.count(column) == 1:
         return names.index(column)
     if column in names:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from evenhand.data.csr import Rows
 from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
-from evenhand.kernels.mix import GOLDEN64, jit_mix64
+from evenhand.kernels.random import GOLDEN64, jit_mix64
 
 SHORT_TEXT = 1000  # characters; whatever a text is made of, so few are normalised at once
 MAX_MARKS = 30  # combining, one after the other
@@ -79,33 +79,20 @@ class NgramFeaturizer:
 
     def featurize(self, texts: Sequence[str]) -> Rows:
         """(N,) strings -> N rows of feature ids, every value 1."""
-        counts, ids = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int32)]
+        all_counts, all_ids = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int32)]
         for start in range(0, len(texts), BLOCK_TEXTS):
-            block_counts, block_ids = self._hash(texts[start : start + BLOCK_TEXTS])
-            counts.append(block_counts)
-            ids.append(block_ids)
-        return Rows(np.cumsum(np.concatenate(counts)), np.concatenate(ids))
-
-    def _hash(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """How many n-grams each text has, and the bucket of each, text by text."""
-        marked = [f"\x02{normalize(text)}\x03" for text in texts]
-        lengths = np.fromiter(map(len, marked), dtype=np.int64, count=len(marked))
-        utf32 = "".join(marked).encode("utf-32-le", "surrogatepass")  # half a pair is no crime
-        points = np.frombuffer(utf32, dtype="<u4")  # (C,)
-        counts = np.empty(len(marked), dtype=np.int64)
-        num_lengths = self.max_length - self.min_length + 1
-        ids = np.empty(num_lengths * len(points), dtype=np.int32)
-        num_ids = _fill_buckets(
-            points,
-            lengths,
-            np.zeros(len(points), dtype=np.uint64),
-            self.min_length,
-            self.max_length,
-            self.num_buckets,
-            counts,
-            ids,
-        )
-        return counts, ids[:num_ids]
+            marked = [f"\x02{normalize(text)}\x03" for text in texts[start : start + BLOCK_TEXTS]]
+            lengths = np.fromiter(map(len, marked), dtype=np.int64, count=len(marked))
+            utf32 = "".join(marked).encode("utf-32-le", "surrogatepass")  # half a pair is no crime
+            points = np.frombuffer(utf32, dtype="<u4")  # (C,)
+            hashes = np.zeros(len(points), dtype=np.uint64)
+            counts = np.empty(len(marked), dtype=np.int64)
+            span = self.min_length, self.max_length
+            ids = np.empty((span[1] - span[0] + 1) * len(points), dtype=np.int32)
+            num_ids = _fill_buckets(points, lengths, hashes, *span, self.num_buckets, counts, ids)
+            all_counts.append(counts)
+            all_ids.append(ids[:num_ids])
+        return Rows(np.cumsum(np.concatenate(all_counts)), np.concatenate(all_ids))
 
 
 def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
@@ -117,9 +104,8 @@ def featurizer_from(settings: Mapping[str, Any] | None) -> NgramFeaturizer:
         )
     if settings.get("kind") != "ngrams":
         raise UserError(f"featurizer must be of kind 'ngrams', got {settings.get('kind')!r}")
-    numbers: dict[str, Any] = {
-        field.name: settings.get(field.name) for field in dataclasses.fields(NgramFeaturizer)
-    }
+    names = [field.name for field in dataclasses.fields(NgramFeaturizer)]
+    numbers: dict[str, Any] = {name: settings.get(name) for name in names}
     if not all(type(number) is int for number in numbers.values()):
         raise UserError(f"featurizer must have three whole numbers, got {numbers}")
     try:

@@ -12,7 +12,7 @@ import lzma
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -38,21 +38,16 @@ def quote_value(text: bytes | str) -> str:
     return repr(words[:SHOWN_CHARACTERS]) + more
 
 
-class TextBlock(NamedTuple):
-    """Whole lines of a file."""
+def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, bytes, int]]:
+    r"""Blocks of whole lines: (number of the first line, text, bytes of the file read so far).
 
-    first_line: int  # its number, from 1
-    text: bytes
-    stored_end: int  # bytes of the file, compressed or not, that were read so far
-
-
-def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[TextBlock]:
-    r"""Blocks of whole lines.
-
-    Every line ends with \n, also the last one and those that ended with \r\n.
+    Every line ends with \n, also the last one and those that ended with \r\n. Numbers are from 1.
     """
     line_number = 1
-    with _open_stored(path) as stored, _open_text(stored, path) as file:
+    with _open_stored(path) as stored, contextlib.ExitStack() as stack:
+        file = stored
+        if path.suffix in OPENERS and not isinstance(stored, zipfile.ZipExtFile):
+            file = stack.enter_context(OPENERS[path.suffix](stored, "rb"))
         while True:
             try:
                 block = file.read(block_bytes)
@@ -79,14 +74,14 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[TextB
                 block = block.removesuffix(b"\r").replace(b"\r\n", b"\n")
             if not block.endswith(b"\n"):
                 block += b"\n"
-            yield TextBlock(line_number, block, stored.tell())
+            yield line_number, block, stored.tell()
             line_number += int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8) == NEWLINE))
 
 
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 text file, without their ends and without a byte-order mark."""
-    for block in read_blocks(path):
-        for line_number, line in enumerate(block.text[:-1].split(b"\n"), start=block.first_line):
+    for first_line, block, _ in read_blocks(path):
+        for line_number, line in enumerate(block[:-1].split(b"\n"), start=first_line):
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -101,24 +96,18 @@ def _open_stored(path: Path) -> IO[bytes]:
     """A file as it is stored, or the text of a member of an archive."""
     try:
         return open_input(path)
-    except NotADirectoryError as error:
-        archives = [parent for parent in path.parents if parent.suffix.lower() == ".zip"]
-        for archive in filter(Path.exists, archives):
-            return _open_member(archive, path.relative_to(archive).as_posix())
-        raise UserError(f"{path} does not exist; check the path") from error
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist; check the path") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        archives = [p for p in path.parents if p.suffix.lower() == ".zip" and p.exists()]
+        if not archives or archives[0].is_dir():
+            raise UserError(f"{path} does not exist; check the path") from error
     except OSError as error:
         raise UserError(f"{path} cannot be opened ({error.strerror or error})") from error
-
-
-def _open_member(archive: Path, name: str) -> IO[bytes]:
-    check_is_file(archive)
-    with open_archive(archive) as opened:
-        try:
-            return opened.open(name)  # which keeps the file open for itself
-        except KeyError as error:
-            raise UserError(f"{archive} has no member {quote_value(name)}") from error
+    check_is_file(archives[0])
+    name = path.relative_to(archives[0]).as_posix()
+    with open_archive(archives[0]) as archive:
+        if name not in archive.namelist():
+            raise UserError(f"{archives[0]} has no member {quote_value(name)}")
+        return archive.open(name)  # which keeps the file open for itself
 
 
 @contextlib.contextmanager
@@ -133,10 +122,3 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise UserError(
             f"{path} is not a whole .zip archive ({error}); fetch or copy it again"
         ) from error
-
-
-def _open_text(stored: IO[bytes], path: Path) -> IO[bytes]:
-    """The text of a compressed file; anything else, as a member of an archive, as it is."""
-    if path.suffix not in OPENERS or isinstance(stored, zipfile.ZipExtFile):
-        return stored
-    return OPENERS[path.suffix](stored, "rb")  # type: ignore[no-any-return]

@@ -5,21 +5,19 @@ number.
 """
 
 import contextlib
-import hashlib
 import importlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.data.checksums import file_digest
 from evenhand.data.csr import FloatArray
 from evenhand.data.npy import NpyWriter
 from evenhand.errors import UserError
-
-FORMATS = ("npy", "parquet")
 
 
 class Block(NamedTuple):
@@ -31,24 +29,24 @@ class Block(NamedTuple):
     names: list[str] | None = None
 
 
-class Written(NamedTuple):
-    """A file, as the manifest has it."""
-
-    name: str
-    holds: str  # 'vectors', 'ids', 'biases', 'names', or 'all' as columns of one table
-    num_rows: int
-    num_bytes: int
-    sha256: str
-
-
 def write_blocks(
     folder: Path, stem: str, blocks: Iterable[Block], *, file_format: str, shape: tuple[int, int]
-) -> list[Written]:
-    """Writes blocks to files that begin with `stem`; `shape` is that of all vectors together."""
-    write_fn = {"npy": _write_npy, "parquet": _write_parquet}[file_format]
+) -> list[dict[str, Any]]:
+    """Writes blocks to files that begin with `stem`; `shape` is that of all vectors together.
+
+    Returns what the manifest says of each file; it holds 'vectors', 'ids', 'biases', 'names', or
+    'all' as columns of one table.
+    """
+    write_fn = _write_npy if file_format == "npy" else _write_parquet
     return [
-        Written(path.name, holds, shape[0], path.stat().st_size, _sha256(path))
-        for holds, path in write_fn(folder, stem, blocks, shape).items()
+        {
+            "name": path.name,
+            "holds": holds,
+            "num_rows": shape[0],
+            "num_bytes": path.stat().st_size,
+            "sha256": file_digest(path, "sha256"),
+        }
+        for holds, path in write_fn(folder, stem, blocks, shape[1]).items()
     ]
 
 
@@ -58,41 +56,33 @@ def check_format(file_format: str) -> None:
         _pyarrow()
 
 
-def _write_npy(
-    folder: Path, stem: str, blocks: Iterable[Block], shape: tuple[int, int]
-) -> dict[str, Path]:
+def _write_npy(folder: Path, stem: str, blocks: Iterable[Block], dim: int) -> dict[str, Path]:
     """One array a file, and the names as JSON, a string a line."""
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {
-        "vectors": ("<f4", shape[1:]),
-        "ids": ("<i8", ()),
-        "biases": ("<f4", ()),
-    }
+    dtypes = {"vectors": "<f4", "ids": "<i8", "biases": "<f4"}
     paths: dict[str, Path] = {}
     with contextlib.ExitStack() as stack:
         arrays: dict[str, NpyWriter] = {}
-        names: BinaryIO | None = None
         for block in blocks:
-            for holds, kind in kinds.items():
+            for holds, dtype in dtypes.items():
                 rows = getattr(block, holds)
                 if rows is None:
                     continue
                 if holds not in arrays:
                     paths[holds] = folder / f"{stem}.{holds}.npy"
-                    arrays[holds] = NpyWriter(paths[holds], *kind)
+                    arrays[holds] = NpyWriter(
+                        paths[holds], dtype, (dim,) if holds == "vectors" else ()
+                    )
                     stack.enter_context(contextlib.closing(arrays[holds]))
                 arrays[holds].append(rows)
             if block.names is not None:
-                if names is None:
-                    paths["names"] = folder / f"{stem}.names.jsonl"
-                    names = stack.enter_context(open(paths["names"], "wb"))
-                for name in block.names:
-                    names.write((json.dumps(name, ensure_ascii=False) + "\n").encode())
+                paths["names"] = folder / f"{stem}.names.jsonl"
+                with open(paths["names"], "ab") as names:
+                    for name in block.names:
+                        names.write((json.dumps(name, ensure_ascii=False) + "\n").encode())
     return paths
 
 
-def _write_parquet(
-    folder: Path, stem: str, blocks: Iterable[Block], shape: tuple[int, int]
-) -> dict[str, Path]:
+def _write_parquet(folder: Path, stem: str, blocks: Iterable[Block], dim: int) -> dict[str, Path]:
     """A table with the columns id, vector and, where there are any, bias and name."""
     arrow = _pyarrow()
     path = folder / f"{stem}.parquet"
@@ -102,7 +92,7 @@ def _write_parquet(
             values = arrow.array(np.ascontiguousarray(block.vectors, np.float32).ravel())
             columns = {
                 "id": arrow.array(block.ids),
-                "vector": arrow.FixedSizeListArray.from_arrays(values, shape[1]),
+                "vector": arrow.FixedSizeListArray.from_arrays(values, dim),
             }
             if block.biases is not None:
                 columns["bias"] = arrow.array(block.biases)
@@ -129,8 +119,3 @@ def _pyarrow() -> Any:
             "Parquet needs pyarrow, which is not installed; install it with: "
             "pip install 'evenhand[parquet]', or choose --format npy"
         ) from error
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

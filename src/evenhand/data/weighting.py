@@ -11,7 +11,6 @@ refused, because a setting without effect misleads.
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evenhand.data.csr import FloatArray, Rows, count_ids
 from evenhand.data.dataset import Dataset
@@ -56,16 +55,10 @@ def unit_values(rows: Rows, of_feature: FloatArray) -> FloatArray:
     """Values times the weight of their feature, over the length of their row: (nnz,)."""
     assert rows.values is not None
     values = rows.values.astype(np.float64) * of_feature[rows.ids]  # a float32 may overflow
-    lengths = np.sqrt(row_sums(rows, values**2))
+    lengths, is_filled = np.zeros(len(rows)), rows.lengths() > 0
+    if len(values):
+        # Row by row: of differences of one long sum a small row after a large one would be lost.
+        lengths[is_filled] = np.sqrt(np.add.reduceat(values**2, rows.offsets[:-1][is_filled]))
     inverse = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     units: FloatArray = (values * np.repeat(inverse, rows.lengths())).astype(np.float32)
     return units
-
-
-def row_sums(rows: Rows, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum of (nnz,) values over each row: (N,)."""
-    # Row by row: of differences of one long sum a small row after a large one would not be left.
-    sums, is_filled = np.zeros(len(rows)), rows.lengths() > 0
-    if len(values):
-        sums[is_filled] = np.add.reduceat(values, rows.offsets[:-1][is_filled])
-    return sums

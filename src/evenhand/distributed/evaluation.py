@@ -10,54 +10,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import Dataset, IntArray
-from evenhand.distributed.exchange import RowExchange, sorted_distinct_ids
+from evenhand.data import Dataset, IntArray
+from evenhand.distributed.exchange import RowExchange, fetch_rows
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.search import SplitIndex
 from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
-from evenhand.models.encoders import Features, row_encoder
-from evenhand.models.features import features_of
+from evenhand.models.encoders import features_of, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.search.exact import ExactIndex
 
 
-class SplitEncoder:
-    """Query vectors by all ranks together; each encodes some, and has all of them."""
-
-    def __init__(self, model: Retriever, *, num_features: int, ranks: Ranks) -> None:
-        self.model, self.ranks = model, ranks
-        self.exchange = RowExchange("features", num_features, ranks)
-
-    @torch.no_grad()
-    def __call__(self, features_fn: Callable[[slice], Features], num_queries: int) -> Tensor:
-        """(Q, D), scale included.
-
-        Args:
-            features_fn: the features of some of the queries.
-            num_queries: Q, the same on all ranks.
-        """
-        ranks = self.ranks
-        share = slice(*share_of(num_queries, ranks.rank, ranks.num_ranks))
-        raw_vectors = self._encode(features_fn(share))  # (q, D)
-        return ranks.gather(
-            self.model.as_queries(raw_vectors),
-            counts=share_sizes(num_queries, ranks.num_ranks),
-            what="query vectors",
-        )
-
-    def _encode(self, features: Features) -> Tensor:
-        """What the encoder makes of this rank's queries, with rows fetched from their owners."""
-        encoder = row_encoder(self.model.encoder)
-        if encoder is None:
-            return self.model.encoder(features)  # type: ignore[no-any-return]
-        ids, places = sorted_distinct_ids(encoder.row_ids(features))
-        request = self.exchange.request(ids)
-        rows = self.exchange.start_fetch(request, encoder.weight)()  # (n, D)
-        small = encoder.with_rows(rows.to(torch.promote_types(rows.dtype, torch.float32)))
-        return small(encoder.renumber(features, places))  # type: ignore[no-any-return]
-
-
+@torch.no_grad()
 def evaluate_split(
     model: Retriever,
     own_index: ExactIndex,
@@ -77,10 +41,19 @@ def evaluate_split(
         own_index: the labels of this rank.
     """
     part, device = dataset.parts[part_name], model.label_table.device
-    encoder = SplitEncoder(model, num_features=dataset.num_features, ranks=ranks)
+    exchange = RowExchange("features", dataset.num_features, ranks)
 
     def encode(row_ids: IntArray) -> Tensor:
-        return encoder(lambda share: features_of(part, row_ids[share], device=device), len(row_ids))
+        """(Q, D), scale included: each rank encodes its share, and all have all of them."""
+        counts = share_sizes(len(row_ids), ranks.num_ranks)
+        share = slice(*share_of(len(row_ids), ranks.rank, ranks.num_ranks))
+        features, encoder = features_of(part, row_ids[share], device=device), model.encoder
+        by_rows = row_encoder(encoder)
+        if by_rows is not None:
+            _, rows, features = fetch_rows(exchange, by_rows, features)
+            encoder = by_rows.with_rows(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+        vectors = model.as_queries(encoder(features))  # (q, D)
+        return ranks.gather(vectors, counts=counts, what="query vectors")
 
     return evaluate(
         encode,

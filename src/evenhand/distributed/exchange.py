@@ -5,7 +5,7 @@ for every rank that touches it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.kernels.sparse import Lists, distinct_ids, transposed_product
-from evenhand.models.encoders import RowGradients
+from evenhand.models.encoders import RowEncoder, RowGradients
 
 
 class Request(NamedTuple):
@@ -84,6 +84,18 @@ class RowExchange:
             torch.tensor(asked, device=device), sent=each, received=each, what="counts"
         )
         return counts().tolist()
+
+
+def fetch_rows(
+    exchange: RowExchange, encoder: RowEncoder, features: Any
+) -> tuple[Tensor, Tensor, Any]:
+    """(n,) the ids of the rows that features use, (n, D) the rows, the features as of these alone.
+
+    Called by all ranks at the same place; `encoder.weight` is this rank's shard.
+    """
+    ids, places = sorted_distinct_ids(encoder.row_ids(features))
+    rows = exchange.start_fetch(exchange.request(ids), encoder.weight)()
+    return ids, rows, encoder.renumber(features, places)
 
 
 def sorted_distinct_ids(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,12 @@ class SplitIndex:
             raise ValueError(f"num_results must be at least 1, got {num_results}")
         ranks = self.ranks
         widths = [min(num_results, count) for count in self.counts]
-        found = self._own_best(queries, widths)  # (Q, C)
+        # This rank's best, padded to what the ranks with the most labels find: (Q, C).
+        width, shape = widths[ranks.rank], (len(queries), max(widths))
+        found = queries.new_full(shape, -1, dtype=torch.long), queries.new_zeros(shape)
+        if width:
+            own_ids, own_scores = self.own.search(queries, width)
+            found[0][:, :width], found[1][:, :width] = own_ids + self.first, own_scores
         shares = share_sizes(len(queries), ranks.num_ranks)
         sizes = {"sent": shares, "received": [shares[ranks.rank]] * ranks.num_ranks}
         waits = [ranks.start_exchange(part, **sizes, what="search: found") for part in found]
@@ -70,18 +75,6 @@ class SplitIndex:
         # Every label is one rank's own, and to add zeros changes nothing.
         scores = self.ranks.sum_(scores, what="search: scores")
         return scores.masked_fill(label_ids < 0, -torch.inf)
-
-    def _own_best(self, queries: Tensor, widths: Sequence[int]) -> SearchResult:
-        """This rank's best, padded to what the ranks with the most labels find: (Q, C)."""
-        shape = len(queries), max(widths)
-        label_ids = queries.new_full(shape, -1, dtype=torch.long)
-        scores = queries.new_zeros(shape)
-        width = widths[self.ranks.rank]
-        if width:
-            found = self.own.search(queries, width)
-            label_ids[:, :width] = found.label_ids + self.first
-            scores[:, :width] = found.scores
-        return SearchResult(label_ids, scores)
 
 
 def merge(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from evenhand.data.dataset import Dataset
+from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation.groups import (
     BUILT_IN,

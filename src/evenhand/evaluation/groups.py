@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import Dataset, Groups, IntArray, Part, memberships, pairs_of
+from evenhand.data import Dataset, Groups, IntArray, Part, memberships, pairs_of
 from evenhand.data.groups import frequency_groups_by_labels, frequency_groups_by_pairs
 from evenhand.errors import UserError
 from evenhand.evaluation.outcome import Outcome

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import FloatArray, IntArray, Part, pad_rows, pairs_of
+from evenhand.data import FloatArray, IntArray, Part, pad_rows, pairs_of
 from evenhand.data.npy import check_npy_header
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, open_input

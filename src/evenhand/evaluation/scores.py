@@ -14,7 +14,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from evenhand.data.dataset import Dataset, IntArray, memberships
+from evenhand.data import Dataset, IntArray, memberships
 from evenhand.errors import UserError
 from evenhand.evaluation.groups import (
     SUMMARIES,

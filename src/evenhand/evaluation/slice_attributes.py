@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, identity
 
-from evenhand.data.dataset import Dataset, Groups, IntArray, Part, Rows, Strings, pairs_of
+from evenhand.data import Dataset, Groups, IntArray, Part, Rows, Strings, pairs_of
 from evenhand.evaluation.groups import BUILT_IN, group_columns
 
 DOUBLINGS = (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)  # 0 | 1 | 2 to 3 | 4 to 7 | ...

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import block_diag, csr_matrix
 from scipy.special import xlogy
 
-from evenhand.data.dataset import IntArray
+from evenhand.data import IntArray
 from evenhand.evaluation.groups import DoubleArray
 from evenhand.evaluation.slice_attributes import Attribute
 

@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import Dataset, IntArray
+from evenhand.data import Dataset, IntArray
 from evenhand.errors import UserError
 from evenhand.evaluation.groups import DoubleArray, check_belongs
 from evenhand.evaluation.outcome import Outcome, pair_losses

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.jit import are_plain, check_ids, jit, jit_sums
+from evenhand.kernels.jit import are_plain, check_ids, in_parts, jit, jit_sums, num_threads_for
 from evenhand.kernels.prefetch import fetch_later_row
-from evenhand.kernels.threads import in_parts, num_threads_for
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -170,16 +169,9 @@ def adagrad_(
 
 
 def adam_(
-    table: Tensor,
-    momentum: Tensor,
-    second_moments: Tensor,
-    ids: Tensor,
-    gradients: Tensor,
-    *,
-    betas: tuple[float, float],
-    learning_rate: float,
-    step: int,
-) -> None:
+    table: Tensor, momentum: Tensor, second_moments: Tensor, ids: Tensor, gradients: Tensor,
+    *, betas: tuple[float, float], learning_rate: float, step: int,
+) -> None:  # fmt: skip
     """Adam on distinct rows, in place: (R, D), (R, D), one second moment for each row (R,).
 
     Args:
@@ -230,14 +222,9 @@ def _unit_rows_part(
 
 @jit_sums
 def _through_unit_rows_part(
-    first: int,
-    last: int,
-    gradients: Floats,
-    table: Floats,
-    ids: Ids,
-    smallest: float,
+    first: int, last: int, gradients: Floats, table: Floats, ids: Ids, smallest: float,
     results: Floats,
-) -> None:
+) -> None:  # fmt: skip
     for place in range(first, last):
         fetch_later_row(table, ids, place)
         gradient, row, result = gradients[place], table[ids[place]], results[place]
@@ -250,38 +237,24 @@ def _through_unit_rows_part(
 
 @jit_sums
 def _score_rows_part(
-    first: int,
-    last: int,
-    queries: Floats,
-    table: Floats,
-    ids: Ids,
-    is_cosine: bool,
-    smallest: float,
-    scores: Floats,
-) -> None:
+    first: int, last: int, queries: Floats, table: Floats, ids: Ids, is_cosine: bool,
+    smallest: float, scores: Floats,
+) -> None:  # fmt: skip
     ids_of_all = ids.reshape(ids.size)
     for example in range(first, last):
         for place in range(ids.shape[1]):
             fetch_later_row(table, ids_of_all, example * ids.shape[1] + place)
-            row = table[ids[example, place]]
+            query, row = queries[example], table[ids[example, place]]
             norm = _norm(row, smallest) if is_cosine else 1.0
-            product = (
-                _dot(queries[example], row) if norm < HUGE else _wide_dot(queries[example], row)
-            )
+            product = _dot(query, row) if norm < HUGE else _wide_dot(query, row)
             scores[example, place] = product / norm
 
 
 @jit_sums
 def _adagrad_part(
-    first: int,
-    last: int,
-    table: Floats,
-    sums: Floats,
-    ids: Ids,
-    gradients: Floats,
-    learning_rate: float,
-    epsilon: float,
-) -> None:
+    first: int, last: int, table: Floats, sums: Floats, ids: Ids, gradients: Floats,
+    learning_rate: float, epsilon: float,
+) -> None:  # fmt: skip
     for place in range(first, last):
         fetch_later_row(table, ids, place)
         gradient, row = gradients[place], table[ids[place]]
@@ -294,15 +267,9 @@ def _adagrad_part(
 
 @jit_sums
 def _adam_part(
-    first: int,
-    last: int,
-    table: Floats,
-    momentum: Floats,
-    second_moments: Floats,
-    ids: Ids,
-    gradients: Floats,
-    numbers: tuple[float, float, float, float, float],
-) -> None:
+    first: int, last: int, table: Floats, momentum: Floats, second_moments: Floats, ids: Ids,
+    gradients: Floats, numbers: tuple[float, float, float, float, float],
+) -> None:  # fmt: skip
     beta, second_beta, rate, correction, epsilon = numbers
     old_share, new_share = np.float32(beta), np.float32(1 - beta)
     for place in range(first, last):

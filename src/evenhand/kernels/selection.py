@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.jit import are_plain, jit
-from evenhand.kernels.sparse import Floats, Ids, empty_table, place_of
-from evenhand.kernels.threads import in_parts, num_threads_for
+from evenhand.kernels.jit import are_plain, in_parts, jit, num_threads_for
+from evenhand.kernels.sparse import Floats, Ids, Places, empty_table, place_of
 
 SCORES_AT_ONCE = 2**22  # of a block on a CPU: fewer slow the product down, more leave the cache
 _INFINITY, _HIGHEST = np.int32(0x7F800000), np.int32(2**31 - 1)
@@ -116,12 +114,7 @@ def _select(num_threads: int, num_rows: int, arguments: Any) -> None:
 
 @jit
 def _select_rows(
-    first: int,
-    last: int,
-    scores: NDArray[np.int32],
-    fold: int,
-    positions: NDArray[np.int64],
-    values: NDArray[np.int32],
+    first: int, last: int, scores: Places, fold: int, positions: Ids, values: Places
 ) -> None:
     """Fills positions and values (B, count) from scores (B, M), given as bits of float32."""
     count, width = positions.shape[1], scores.shape[1]
@@ -173,7 +166,7 @@ def _select_rows(
 
 
 @jit
-def _fold(keys: NDArray[np.int32], maxima: NDArray[np.int32]) -> None:
+def _fold(keys: Places, maxima: Places) -> None:
     """maxima[i] of keys[i], keys[i + n], keys[i + 2 n], ..., n the number of maxima."""
     for column in range(len(maxima)):
         maxima[column] = keys[column]
@@ -190,7 +183,7 @@ def _key(bits: np.int32) -> np.int32:
 
 
 @jit
-def _threshold(keys: NDArray[np.int32], count: int, most: int) -> Any:
+def _threshold(keys: Places, count: int, most: int) -> Any:
     """A key that `count` to `most` of the keys reach; or more, where ties leave no such key."""
     low, high = keys[0], keys[0]
     for place in range(len(keys)):  # to iterate over the keys themselves is far slower

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.kernels.jit import are_plain, check_ids, jit
-from evenhand.kernels.mix import GOLDEN64
+from evenhand.kernels.random import GOLDEN64
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -45,13 +45,9 @@ def product(matrix: Lists | Tensor, vectors: Tensor) -> Tensor:
     if isinstance(matrix, Tensor):
         return matrix @ vectors
     return F.embedding_bag(
-        matrix.columns,
-        vectors,
-        matrix.starts,
-        mode="sum",
-        per_sample_weights=matrix.values,
-        include_last_offset=True,
-    )
+        matrix.columns, vectors, matrix.starts,
+        mode="sum", per_sample_weights=matrix.values, include_last_offset=True,
+    )  # fmt: skip
 
 
 def transposed_product(matrix: Lists | Tensor, vectors: Tensor, *, num_columns: int) -> Tensor:
@@ -78,16 +74,9 @@ def transposed(matrix: Lists, *, num_columns: int) -> Lists:
         return Lists(F.pad(counts.cumsum(0), (1, 0)), rows[order], values[order])
     check_ids(columns, num_columns)
     new_starts = torch.zeros(num_columns + 2, dtype=torch.int64)
-    new_columns, new_values = torch.empty_like(columns), torch.empty_like(values)
-    _transpose(
-        starts.numpy(),
-        columns.numpy(),
-        values.numpy(),
-        new_starts.numpy(),
-        new_columns.numpy(),
-        new_values.numpy(),
-    )
-    return Lists(new_starts[:-1], new_columns, new_values)
+    turned = Lists(new_starts, torch.empty_like(columns), torch.empty_like(values))
+    _transpose(*(own.numpy() for own in (*matrix, *turned)))
+    return turned._replace(starts=new_starts[:-1])
 
 
 def entries_of(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,14 +133,8 @@ def matrix_of(ids: Tensor, coefficients: Tensor) -> tuple[Tensor, Lists]:
     starts = torch.zeros(len(ids) + 1, dtype=torch.int64)
     distinct, columns = torch.empty(2, ids.numel(), dtype=torch.int64)
     values = torch.empty(ids.numel())
-    count = _find_entries(
-        ids.numpy(),
-        coefficients.numpy(),
-        starts.numpy(),
-        distinct.numpy(),
-        columns.numpy(),
-        values.numpy(),
-    )
+    tensors = ids, coefficients, starts, distinct, columns, values
+    count = _find_entries(*(tensor.numpy() for tensor in tensors))
     num_entries = int(starts[-1])
     return distinct[:count], Lists(starts, columns[:num_entries], values[:num_entries])
 

@@ -14,11 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenhand.kernels.mix import GOLDEN32
+from evenhand.data import FloatArray, IntArray, Part, Rows, take_rows
+from evenhand.data.weighting import unit_values
+from evenhand.kernels.random import GOLDEN32
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
 
 
@@ -51,13 +54,6 @@ class RowGradients(NamedTuple):
     values: Tensor  # (T, D)
 
 
-class Encoder(Protocol):
-    """All that training asks of an encoder, beside being an `nn.Module`."""
-
-    def __call__(self, features: Any) -> Tensor:
-        """(B, D) vectors of B queries, given as a (B, F) tensor or as `Bags`."""
-
-
 class RowEncoder(Protocol):
     """An encoder that is one table (R, D), updated row by row and split over ranks by its rows.
 
@@ -82,12 +78,12 @@ class RowEncoder(Protocol):
         """A `RowEncoder` like this one, with another table (n, D)."""
 
 
-def row_encoder(encoder: Encoder) -> RowEncoder | None:
+def row_encoder(encoder: nn.Module) -> RowEncoder | None:
     """The encoder, if it is a table of rows; None: all its weights are dense."""
     return cast(RowEncoder, encoder) if hasattr(encoder, "row_gradients") else None
 
 
-def backward(encoder: Encoder, features: Any, vector_gradients: Tensor) -> RowGradients | None:
+def backward(encoder: nn.Module, features: Any, vector_gradients: Tensor) -> RowGradients | None:
     """Carries gradients (B, D) of the vectors back to the encoder's weights.
 
     Returns:
@@ -99,8 +95,31 @@ def backward(encoder: Encoder, features: Any, vector_gradients: Tensor) -> RowGr
     with torch.enable_grad():
         vectors = encoder(features)
     if vectors.requires_grad:  # else all of its weights are frozen
-        vectors.backward(vector_gradients)  # type: ignore[no-untyped-call]
+        vectors.backward(vector_gradients)
     return None
+
+
+def features_of(part: Part, query_ids: IntArray, *, device: torch.device) -> Features:
+    """The features of chosen queries as tensors."""
+    return as_tensors(chosen_features(part, query_ids), device=device)
+
+
+def chosen_features(part: Part, query_ids: IntArray) -> Rows | FloatArray:
+    """The features of chosen queries, weighted if the part says so: rows, or dense (B, F)."""
+    if not isinstance(part.features, Rows):
+        return np.ascontiguousarray(part.features[query_ids])
+    rows = take_rows(part.features, query_ids)
+    if part.feature_weights is not None:
+        rows = Rows(rows.offsets, rows.ids, unit_values(rows, part.feature_weights))
+    return rows
+
+
+def as_tensors(features: Rows | FloatArray, *, device: torch.device) -> Features:
+    """Rows as bags, or a dense array as a tensor, on a device."""
+    if not isinstance(features, Rows):
+        return torch.from_numpy(features).to(device)
+    offsets, ids, values = features.to_torch(device)
+    return Bags(ids, offsets, values)
 
 
 def take_features(features: Features, positions: Tensor) -> Features:

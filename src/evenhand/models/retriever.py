@@ -49,11 +49,6 @@ class Retriever(nn.Module):
             biases = torch.zeros(len(table), 1, device=device)
             self.label_bias = nn.Parameter(biases, requires_grad=False)
 
-    @property
-    def num_labels(self) -> int:
-        """Of those that are held here."""
-        return len(self.label_table)
-
     @torch.no_grad()
     def query_vectors(self, features: Features) -> Tensor:
         """(B, D), scale included: their product with `label_vectors` is the score, less a bias."""

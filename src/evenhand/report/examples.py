@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import IntArray, memberships
+from evenhand.data import IntArray, memberships
 from evenhand.evaluation import Outcome
 from evenhand.report.rendering import NOTHING, number
 from evenhand.report.run_set import RunSet, is_found

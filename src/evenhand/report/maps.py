@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import FloatArray, IntArray
+from evenhand.data import FloatArray, IntArray
 from evenhand.report.run_set import RunSet, is_found
 
 SOUTH, NORTH = -60, 80  # degrees of latitude shown

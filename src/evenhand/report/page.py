@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from evenhand.data.dataset import Dataset
+from evenhand.data import Dataset
 from evenhand.files import write_text
 from evenhand.report.bounds import compute_bounds
 from evenhand.report.curves import recall_plots, training_plots

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.dataset import Dataset, IntArray, Part
+from evenhand.data import Dataset, IntArray, Part
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, Score, group_columns
 from evenhand.evaluation.groups import check_belongs

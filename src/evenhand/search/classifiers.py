@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.kernels.jit import jit, jit_sums
-from evenhand.kernels.mix import GOLDEN64, jit_mix64
-from evenhand.kernels.threads import in_parts
+from evenhand.kernels.jit import in_parts, jit, jit_sums
+from evenhand.kernels.random import GOLDEN64, jit_mix64
 
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]

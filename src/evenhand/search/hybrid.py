@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import Rows
+from evenhand.data import Rows
 from evenhand.search.exact import ExactIndex
 from evenhand.search.index import SearchResult
 from evenhand.search.neighbours import Neighbours, Votes

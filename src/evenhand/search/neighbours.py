@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows, take_rows
+from evenhand.data import IntArray, Rows, take_rows
 from evenhand.kernels.jit import jit
 
 

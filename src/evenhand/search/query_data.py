@@ -15,8 +15,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from evenhand.data import FloatArray, IntArray, Rows, Strings
 from evenhand.data.checks import MAX_IDS, check_offsets
-from evenhand.data.dataset import FloatArray, IntArray, Rows, Strings
 from evenhand.data.text import featurizer_from
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, check_is_file, parse_json

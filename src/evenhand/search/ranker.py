@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows
+from evenhand.data import IntArray, Rows
 from evenhand.errors import UserError
 from evenhand.files import atomic_path, check_is_file
-from evenhand.kernels.threads import num_threads_for
+from evenhand.kernels.jit import num_threads_for
 from evenhand.search import classifiers
 from evenhand.search.exact import ExactIndex
 

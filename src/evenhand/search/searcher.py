@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.dataset import FloatArray, IntArray, Rows, Strings
+from evenhand.data import FloatArray, IntArray, Rows, Strings
 from evenhand.data.text import featurizer_from
 from evenhand.data.weighting import unit_values
-from evenhand.models.features import as_tensors
+from evenhand.models.encoders import as_tensors
 from evenhand.models.retriever import Retriever
 from evenhand.search.exact import ExactIndex
 from evenhand.search.hybrid import HybridIndex, HybridQueries

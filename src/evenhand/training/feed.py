@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Part, pad_rows
+from evenhand.data import IntArray, Part, pad_rows
 from evenhand.data.pairs import PairIndex
-from evenhand.kernels.permutation import keys_for, permute
-from evenhand.models.encoders import Bags, Features
-from evenhand.models.features import features_of
+from evenhand.kernels.random import keys_for, permute
+from evenhand.models.encoders import Bags, Features, features_of
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
 CPU = torch.device("cpu")
@@ -100,12 +99,16 @@ class PairFeed:
         self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evenhand feed")
         self.ahead: deque[tuple[FeedPlace, Future[Batch]]] = (
             deque()
-        )  # each with the place behind it
+        )  # each after the place behind it
         self.place = _new_epoch(self.generator)
 
     def next_batch(self) -> Batch:
         while len(self.ahead) <= NUM_AHEAD:
-            self._prepare()
+            place = self.ahead[-1][0] if self.ahead else self.place
+            if place.position + self.batch_size > self.num_pairs:
+                place = _new_epoch(self.generator)
+            behind = place._replace(position=place.position + self.batch_size)
+            self.ahead.append((behind, self.executor.submit(self._batch_at, place)))
         place, batch = self.ahead[0]
         ready = batch.result()  # an error of the thread is raised here
         self.ahead.popleft()
@@ -114,10 +117,8 @@ class PairFeed:
 
     def state(self) -> dict[str, Tensor]:
         """Where the batches that were handed out end."""
-        return {
-            "epoch_state": self.place.epoch_state,
-            "position": torch.tensor(self.place.position),
-        }
+        position = torch.tensor(self.place.position)
+        return {"epoch_state": self.place.epoch_state, "position": position}
 
     def load(self, state: dict[str, Tensor]) -> None:
         for _, batch in self.ahead:
@@ -144,19 +145,12 @@ class PairFeed:
         self.executor.shutdown(cancel_futures=True)
         self.ahead.clear()
 
-    def _prepare(self) -> None:
-        place = self.ahead[-1][0] if self.ahead else self.place
-        if place.position + self.batch_size > self.num_pairs:
-            place = _new_epoch(self.generator)
-        place_behind = place._replace(position=place.position + self.batch_size)
-        self.ahead.append((place_behind, self.executor.submit(self._batch_at, place, self.share)))
-
-    def _batch_at(self, place: FeedPlace, share: tuple[int, int] = (0, 1)) -> Batch:
+    def _batch_at(self, place: FeedPlace) -> Batch:
         """The batch of a place, in memory from which a GPU can copy while it computes.
 
         Of W ranks, rank r has the examples [r * B // W, (r + 1) * B // W) of it.
         """
-        rank, num_ranks = share
+        rank, num_ranks = self.share
         first, last = (place.position + self.batch_size * r // num_ranks for r in (rank, rank + 1))
         pair_ids = self.order.pairs_at(first, last, place.key).numpy()  # (B,)
         query_ids, label_ids = self.pairs.pairs_at(pair_ids)
@@ -166,7 +160,11 @@ class PairFeed:
             query_rows, query_ids = torch.from_numpy(np.cumsum(is_new) - 1), query_ids[is_new]
             positives = pad_rows(self.part.positives, query_ids)  # (U, P)
         elif self.masks_all_positives:
-            positives = self._all_positives(query_ids, label_ids)  # (B, P)
+            # The drawn one first, as in-batch sampling needs.
+            positives = pad_rows(self.part.positives, query_ids)  # (B, P)
+            is_drawn = positives == label_ids[:, None]
+            positives = np.where(is_drawn, positives[:, :1], positives)
+            positives[:, 0] = label_ids
         groups = None if self.pair_groups is None else self.pair_groups[pair_ids]
         batch = Batch(
             features=features_of(self.part, query_ids, device=CPU),
@@ -177,14 +175,6 @@ class PairFeed:
             query_rows=query_rows,
         )
         return map_tensors(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
-
-    def _all_positives(self, query_ids: IntArray, label_ids: IntArray) -> NDArray[np.int64]:
-        """(B, P) every positive of each query; the drawn one first, as in-batch sampling needs."""
-        positives = pad_rows(self.part.positives, query_ids)
-        is_drawn = positives == label_ids[:, None]  # (B, P)
-        positives = np.where(is_drawn, positives[:, :1], positives)
-        positives[:, 0] = label_ids
-        return positives
 
 
 def _new_epoch(generator: torch.Generator) -> FeedPlace:

@@ -10,26 +10,29 @@ Risks without a kernel are functions of the host: then two graphs are replayed, 
 the losses between them.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.dataset import IntArray, Rows, pairs_of
-from evenhand.kernels.draws import random_integers
-from evenhand.kernels.permutation import row_keys
+from evenhand.data import Rows, pairs_of
+from evenhand.kernels.gpu.bags import bag_entries, bag_vectors, entry_capacity
+from evenhand.kernels.gpu.batches import Clock, DevicePairs, draw_batch
+from evenhand.kernels.gpu.entries import update_by_entries
+from evenhand.kernels.gpu.gradients import shared_memory
+from evenhand.kernels.gpu.losses import kernel_loss
+from evenhand.kernels.gpu.rows import LARGEST_WIDTH, RowTable
+from evenhand.kernels.gpu.selection import LARGEST_ROW
+from evenhand.kernels.gpu.step import MiningStep
+from evenhand.kernels.random import random_integers, row_keys
 from evenhand.models.encoders import Bags
 from evenhand.sampling import UniformSampler
 from evenhand.training.feed import Batch
-from evenhand.training.optimizers import RowAdam, RowOptimizer
+from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
 from evenhand.training.state import Plan, Scheduled, Training
-
-if TYPE_CHECKING:  # these modules need triton, which a machine without a GPU need not have
-    from evenhand.kernels.gpu.batches import DevicePairs
-    from evenhand.kernels.gpu.rows import RowTable
 
 BLOCK = 2**23  # numbers moved to the device at once
 MOST_POSITIVES = 1024  # of one query: its list of positives is as wide for every other
@@ -45,49 +48,33 @@ def why_no_graph(
 
     All settings that do are named, so that whoever wants the faster step changes them at once.
     """
-    try:
-        settings = list(_settings_without_kernel(training, plan))
-    except ImportError:
-        return "triton is not installed"
-    if settings:
-        return " and ".join(settings)
-    return _device_limit(training, plan, precision)
-
-
-def _settings_without_kernel(training: Training, plan: Plan) -> Iterator[str]:
-    from evenhand.kernels.gpu.losses import kernel_loss
-    from evenhand.kernels.gpu.rows import LARGEST_WIDTH
-    from evenhand.kernels.gpu.selection import LARGEST_ROW
-
     model, feed = training.model, training.feed
-    if feed.part.block_pairs or feed.part.feature_weights is not None:
-        yield "the data set is read in blocks"
-    if getattr(model.encoder, "kernel_kind", None) != "bag":
-        yield "the encoder is not a bag of sparse features"
-    if feed.has_whole_queries:
-        yield "mining.whole_queries is true"
-    if not isinstance(plan.sampler, UniformSampler):
-        yield "mining.sampler is not 'uniform'"
-    if kernel_loss(plan.loss_fn) is None:
-        yield "the loss (loss.name) has no kernel"
-    if model.label_bias is not None:
-        yield "model.label_bias is true"
-    if plan.is_log_q_corrected:
-        yield "loss.log_q is true"
-    if plan.max_gradient_norm:
-        yield "training.max_gradient_norm is above 0"
-    if model.label_table.shape[1] > LARGEST_WIDTH:
-        yield f"model.embedding_dim is above {LARGEST_WIDTH}"
-    if feed.batch_size > LARGEST_ROW:
-        yield f"mining.batch_size is above {LARGEST_ROW}"
-    if plan.num_sampled_labels > LARGEST_ROW:
-        yield f"more than {LARGEST_ROW} labels (mining.num_sampled_labels) are drawn"
+    is_in_blocks = bool(feed.part.block_pairs) or feed.part.feature_weights is not None
+    settings = {
+        "the data set is read in blocks": is_in_blocks,
+        "the encoder is not a bag of sparse features": (
+            getattr(model.encoder, "kernel_kind", None) != "bag"
+        ),
+        "mining.whole_queries is true": feed.has_whole_queries,
+        "mining.sampler is not 'uniform'": not isinstance(plan.sampler, UniformSampler),
+        "the loss (loss.name) has no kernel": kernel_loss(plan.loss_fn) is None,
+        "model.label_bias is true": model.label_bias is not None,
+        "loss.log_q is true": plan.is_log_q_corrected,
+        "training.max_gradient_norm is above 0": plan.max_gradient_norm > 0,
+        f"model.embedding_dim is above {LARGEST_WIDTH}": (
+            model.label_table.shape[1] > LARGEST_WIDTH
+        ),
+        f"mining.batch_size is above {LARGEST_ROW}": feed.batch_size > LARGEST_ROW,
+        f"more than {LARGEST_ROW} labels (mining.num_sampled_labels) are drawn": (
+            plan.num_sampled_labels > LARGEST_ROW
+        ),
+    }
+    reasons = [reason for reason, is_so in settings.items() if is_so]
+    return " and ".join(reasons) if reasons else _device_limit(training, plan, precision)
 
 
 def _device_limit(training: Training, plan: Plan, precision: torch.dtype) -> str | None:
     """What the data or the device cannot do; None: nothing."""
-    from evenhand.kernels.gpu.gradients import shared_memory
-
     device, num_positives = training.feed.device, _num_positives(training)
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) < SMALLEST_CAPABILITY:
@@ -119,31 +106,52 @@ class GpuStep:
     """Runs `train_step` as a CUDA graph, where `why_no_graph` is None."""
 
     def __init__(self, training: Training, plan: Plan, *, precision: torch.dtype) -> None:
-        from evenhand.kernels.gpu.batches import Clock
-        from evenhand.kernels.gpu.losses import kernel_loss
-        from evenhand.kernels.gpu.step import MiningStep
-
         model, feed, device = training.model, training.feed, training.feed.device
-        loss = kernel_loss(plan.loss_fn)
+        loss, features, positives = (
+            kernel_loss(plan.loss_fn),
+            feed.part.features,
+            feed.part.positives,
+        )
         assert loss is not None
-        assert training.optimizers.feature_rows is not None
+        assert isinstance(features, Rows)
+
+        def copy(array: NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
+            """On the device; a memory map is read a few megabytes at a time."""
+            moved = torch.empty(array.shape, dtype=dtype, device=device)
+            for start in range(0, len(array), BLOCK):
+                block = np.array(array[start : start + BLOCK])  # a copy: torch wants it writable
+                moved[start : start + BLOCK] = torch.from_numpy(block)
+            return moved
+
         self.training = training
+        schedule = [plan.at_step(s, batch_size=feed.batch_size) for s in range(plan.num_steps)]
         self.clock = Clock.planned(
-            torch.tensor([now.learning_rate for now in _schedule(training, plan)], device=device),
+            torch.tensor([now.learning_rate for now in schedule], device=device),
             torch.tensor(_counts(training, plan), device=device),
             _sample_keys(training, plan).to(device),
         )
         self.clock.step_number.fill_(training.step)
+        # A step is planned by its own number, so those before the first are left empty.
         self.places = feed.places_ahead(plan.num_steps - training.step)
-        self.pairs = self._device_pairs(first_step=training.step)
-        features = feed.part.features
-        assert isinstance(features, Rows)
-        self.offsets = _copy_to(features.offsets, torch.int64, device)
-        self.feature_ids = _copy_to(features.ids, torch.int32, device)
+        keys, positions = torch.zeros(2, plan.num_steps, dtype=torch.int64)
+        for step, place in enumerate(self.places, start=training.step):
+            keys[step], positions[step] = place.key, place.position - feed.batch_size
+        pairs = pairs_of(positives)
+        self.pairs = DevicePairs(
+            query_ids=copy(pairs.query_ids),
+            label_ids=copy(pairs.label_ids),
+            positive_offsets=copy(positives.offsets),
+            positive_ids=copy(positives.ids),
+            epoch_keys=keys.to(device),
+            positions=positions.to(device),
+        )
+        self.offsets = copy(features.offsets)
+        self.feature_ids = copy(features.ids, torch.int32)
         values = features.values
-        self.feature_values = None if values is None else _copy_to(values, torch.float32, device)
+        self.feature_values = None if values is None else copy(values, torch.float32)
+        self.pair_groups = None if feed.pair_groups is None else copy(feed.pair_groups)
         self.step = MiningStep(
-            _row_table(training.optimizers.label_rows),
+            _row_table(training.optimizers.rows["labels"]),
             self.clock,
             batch_size=feed.batch_size,
             num_positives=_num_positives(training),
@@ -155,15 +163,13 @@ class GpuStep:
             draws_for_each=plan.draws_for_each,
             precision=precision,
         )
-        self.feature_rows = _row_table(training.optimizers.feature_rows)
+        self.feature_rows = _row_table(training.optimizers.rows["features"])
         self.documents = torch.zeros(feed.batch_size, dtype=torch.int64, device=device)
         self.pair_ids = torch.zeros_like(self.documents)
         num_entries = _num_entries(training, plan)
         self.entry_ids = torch.zeros(num_entries, dtype=torch.int32, device=device)
         self.entry_sources = torch.zeros_like(self.entry_ids)
         self.entry_values = torch.zeros(num_entries, device=device)
-        groups = feed.pair_groups
-        self.pair_groups = None if groups is None else _copy_to(groups, torch.int64, device)
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.num_run = 0
 
@@ -187,7 +193,7 @@ class GpuStep:
         self.num_run += 1
         training.feed.place = self.places[self.num_run - 1]
         random_integers(1, 1, training.generator)  # that of the sample
-        for optimizer in training.optimizers.row_optimizers().values():
+        for optimizer in training.optimizers.rows.values():
             if isinstance(optimizer, RowAdam):
                 optimizer.num_steps += 1
         return self.step.stats[training.step]
@@ -206,105 +212,48 @@ class GpuStep:
         self._update()
 
     def _draw(self) -> None:
-        from evenhand.kernels.gpu.bags import bag_vectors
-        from evenhand.kernels.gpu.batches import draw_batch
-
         self.clock.tick()
         draw_batch(
-            self.pairs,
-            self.clock,
+            self.pairs, self.clock, out_pairs=self.pair_ids, out_queries=self.documents,
+            out_labels=self.step.label_ids, out_positives=self.step.positive_ids,
             masks_all_positives=self.training.feed.masks_all_positives,
-            out_pairs=self.pair_ids,
-            out_queries=self.documents,
-            out_labels=self.step.label_ids,
-            out_positives=self.step.positive_ids,
-        )
+        )  # fmt: skip
         bag_vectors(
-            self.feature_rows.table,
-            self.offsets,
-            self.feature_ids,
-            self.feature_values,
-            self.documents,
-            out=self.step.vectors,
-        )
+            self.feature_rows.table, self.offsets, self.feature_ids, self.feature_values,
+            self.documents, out=self.step.vectors,
+        )  # fmt: skip
 
     def _update(self) -> None:
-        from evenhand.kernels.gpu.bags import bag_entries
-        from evenhand.kernels.gpu.entries import update_by_entries
-
-        self.step.update()
+        step, clock = self.step, self.clock
+        step.update()
         bag_entries(
-            self.offsets,
-            self.feature_ids,
-            self.feature_values,
-            self.documents,
-            self.step.kept.survivors,
-            self.step.kept.num_survivors,
-            out_row_ids=self.entry_ids,
-            out_sources=self.entry_sources,
-            out_values=self.entry_values,
-        )
+            self.offsets, self.feature_ids, self.feature_values, self.documents,
+            step.kept.survivors, step.kept.num_survivors, out_row_ids=self.entry_ids,
+            out_sources=self.entry_sources, out_values=self.entry_values,
+        )  # fmt: skip
         update_by_entries(
-            self.feature_rows,
-            self.entry_ids,
-            self.entry_sources,
-            self.entry_values,
-            self.step.query_gradients,
-            learning_rate=self.clock.learning_rate,
-            step_number=self.clock.step_number,
-        )
-        self.step.join()
+            self.feature_rows, self.entry_ids, self.entry_sources, self.entry_values,
+            step.query_gradients, learning_rate=clock.learning_rate, step_number=clock.step_number,
+        )  # fmt: skip
+        step.join()
 
     def _weigh(self, num_hard_examples: int) -> None:
         """Weighs the examples by a risk of the host."""
+        step = self.step
         groups = None if self.pair_groups is None else self.pair_groups[self.pair_ids]
-        batch = Batch(
-            Bags(self.documents, self.documents),  # no risk looks at features
-            self.step.label_ids,
-            self.step.positive_ids,
-            self.pair_ids,
-            groups,
-        )
-        weights = self.training.risk.weights(self.step.kept.losses, batch, num_hard_examples)
-        self.step.kept.weights.copy_(weights)
-
-    def _device_pairs(self, first_step: int) -> "DevicePairs":
-        from evenhand.kernels.gpu.batches import DevicePairs
-
-        feed = self.training.feed
-        # A step is planned by its own number, so those before the first are left empty.
-        keys = torch.zeros(first_step + len(self.places), dtype=torch.int64)
-        positions = torch.zeros_like(keys)
-        for step, place in enumerate(self.places, start=first_step):
-            keys[step] = place.key
-            positions[step] = place.position - feed.batch_size
-        positives = feed.part.positives
-
-        def copy(array: IntArray) -> Tensor:
-            return _copy_to(array, torch.int64, feed.device)
-
-        pairs = pairs_of(positives)
-        return DevicePairs(
-            query_ids=copy(pairs.query_ids),
-            label_ids=copy(pairs.label_ids),
-            positive_offsets=copy(positives.offsets),
-            positive_ids=copy(positives.ids),
-            epoch_keys=keys.to(feed.device),
-            positions=positions.to(feed.device),
-        )
-
-
-def _schedule(training: Training, plan: Plan) -> list[Scheduled]:
-    """Of every step of the plan."""
-    batch_size = training.feed.batch_size
-    return [plan.at_step(step, batch_size=batch_size) for step in range(plan.num_steps)]
+        nothing = Bags(self.documents, self.documents)  # no risk looks at features
+        batch = Batch(nothing, step.label_ids, step.positive_ids, self.pair_ids, groups)
+        weights = self.training.risk.weights(step.kept.losses, batch, num_hard_examples)
+        step.kept.weights.copy_(weights)
 
 
 def _counts(training: Training, plan: Plan) -> list[int]:
     """How many examples of each step the kernels keep; those of the host's risks count anew."""
+    batch_size = training.feed.batch_size
     if training.risk.kernel_kind == "mean":
-        return [training.feed.batch_size] * plan.num_steps
-    return [now.num_hard_examples for now in _schedule(training, plan)]
+        return [batch_size] * plan.num_steps
+    steps = range(plan.num_steps)
+    return [plan.at_step(step, batch_size=batch_size).num_hard_examples for step in steps]
 
 
 def _sample_keys(training: Training, plan: Plan) -> Tensor:
@@ -318,19 +267,13 @@ def _sample_keys(training: Training, plan: Plan) -> Tensor:
     return (keys if plan.draws_for_each else row_keys(keys, 1))[:, 0]
 
 
-def _row_table(optimizer: RowOptimizer) -> "RowTable":
+def _row_table(optimizer: RowOptimizer) -> RowTable:
     """The table and its state as kernels take them: the same tensors, not copies."""
-    from evenhand.kernels.gpu.rows import RowTable
-
-    if isinstance(optimizer, RowAdam):
-        return RowTable(
-            optimizer.table.data,
-            optimizer.second_moments,
-            optimizer.momentum,
-            optimizer.betas,
-            seed=0,
-        )
-    return RowTable(optimizer.table.data, optimizer.sums, seed=0)
+    table = optimizer.table.data
+    if isinstance(optimizer, RowAdagrad):
+        return RowTable(table, optimizer.sums, seed=0)
+    moments, momentum = optimizer.second_moments, optimizer.momentum
+    return RowTable(table, moments, momentum, optimizer.betas, seed=0)
 
 
 def _record(part: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -352,16 +295,13 @@ def _num_positives(training: Training) -> int:
 
 def _num_entries(training: Training, plan: Plan) -> int:
     """The features of the largest batch that can survive."""
-    from evenhand.kernels.gpu.bags import entry_capacity
-
     features, positives = training.feed.part.features, training.feed.part.positives
     assert isinstance(features, Rows)
     lengths, num_pairs = (
         torch.from_numpy(np.diff(rows.offsets).astype(np.int64)) for rows in (features, positives)
     )
-    most = training.feed.batch_size
-    if training.risk.kernel_kind is not None:
-        most = max(_counts(training, plan))
+    is_by_kernel = training.risk.kernel_kind is not None
+    most = max(_counts(training, plan)) if is_by_kernel else training.feed.batch_size
     return entry_capacity(lengths, num_pairs, most)
 
 
@@ -380,12 +320,3 @@ def _num_bytes(training: Training, num_entries: int) -> int:
         + pair_size * len(positives.ids)
         + entry_size * num_entries
     )
-
-
-def _copy_to(array: NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An array on the device; a memory map is read there a few megabytes at a time."""
-    moved = torch.empty(array.shape, dtype=dtype, device=device)
-    for start in range(0, len(array), BLOCK):
-        block = np.array(array[start : start + BLOCK])  # a copy: torch wants it writable
-        moved[start : start + BLOCK] = torch.from_numpy(block)
-    return moved

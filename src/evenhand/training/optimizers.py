@@ -6,7 +6,6 @@ directions within a row are kept.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +13,9 @@ from torch import Tensor
 from evenhand.kernels.rows import adagrad_, adam_
 from evenhand.models.encoders import RowGradients
 
-
-class Gradients(NamedTuple):
-    """Of a step: those of rows. Dense weights of the encoder hold theirs in `.grad`."""
-
-    label_rows: RowGradients
-    bias_rows: RowGradients | None
-    feature_rows: RowGradients | None
+# Of a step, by the names in `state.TABLES`: those of touched rows. Dense weights of the encoder
+# hold theirs in `.grad`.
+Gradients = dict[str, RowGradients]
 
 
 class RowAdam:
@@ -85,31 +80,17 @@ RowOptimizer = RowAdam | RowAdagrad
 class Optimizers:
     """One for every table of the model, and one for the dense weights of the encoder, if any."""
 
-    label_rows: RowOptimizer
-    bias_rows: RowOptimizer | None
-    feature_rows: RowOptimizer | None
+    rows: dict[str, RowOptimizer]  # by the names in `state.TABLES`
     dense: torch.optim.Adam | None
 
     def step(self, gradients: Gradients, *, learning_rate: float) -> None:
-        self.label_rows.step(gradients.label_rows, learning_rate=learning_rate)
-        if self.bias_rows is not None and gradients.bias_rows is not None:
-            self.bias_rows.step(gradients.bias_rows, learning_rate=learning_rate)
-        if self.feature_rows is not None and gradients.feature_rows is not None:
-            self.feature_rows.step(gradients.feature_rows, learning_rate=learning_rate)
+        for name, rows in gradients.items():
+            self.rows[name].step(rows, learning_rate=learning_rate)
         if self.dense is not None:
             for group in self.dense.param_groups:
                 group["lr"] = learning_rate
             self.dense.step()
             self.dense.zero_grad(set_to_none=True)
-
-    def row_optimizers(self) -> dict[str, RowOptimizer]:
-        """Those of tables, by name."""
-        named = {
-            "labels": self.label_rows,
-            "biases": self.bias_rows,
-            "features": self.feature_rows,
-        }
-        return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
 
 
 def _state_dtype(table: Tensor) -> torch.dtype:

@@ -9,14 +9,18 @@ So what a rank holds, sends and computes does not grow with the number of labels
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from evenhand.distributed.exchange import RowExchange, places_among, sorted_distinct_ids
+from evenhand.distributed.exchange import (
+    RowExchange,
+    fetch_rows,
+    places_among,
+    sorted_distinct_ids,
+)
 from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import share_of
+from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.models.encoders import RowGradients, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.sampling import InBatchSampler, LabelSample, LabelSampler, MixedSampler
@@ -43,14 +47,22 @@ class RankStep:
     ) -> None:
         batch_size = training.feed.batch_size
         self.training, self.plan, self.ranks = training, plan, ranks
-        self.shares = [
-            share_of(batch_size, rank, ranks.num_ranks) for rank in range(ranks.num_ranks)
-        ]
+        self.counts = share_sizes(batch_size, ranks.num_ranks)
+        self.own = slice(*share_of(batch_size, ranks.rank, ranks.num_ranks))
         self.exchanges = {
             name: RowExchange(name, num_rows, ranks)
             for name, (_, num_rows) in training.row_ranges.items()
         }
-        self.small = _without_rows(training.model)  # the step's own tables, new ones each time
+        # The same model with empty tables, which get new rows each time; a dense encoder is shared.
+        model, by_rows = training.model, row_encoder(training.model.encoder)
+        self.small = Retriever(
+            model.encoder if by_rows is None else by_rows.with_rows(by_rows.weight[:0]),
+            num_labels=0,
+            embedding_dim=model.label_table.shape[1],
+            is_cosine=model.is_cosine,
+            scale=model.scale,
+            has_label_bias=model.label_bias is not None,
+        )
         self.should_stop_fn = should_stop_fn
         self.is_stop_asked = False  # of any rank, known to all after the same step
         self.stats = torch.zeros(2)
@@ -67,7 +79,11 @@ class RankStep:
         request = labels.request(wanted)
         # Label rows travel while queries are encoded.
         label_rows_fn = labels.start_fetch(request, model.label_table)
-        feature_ids, features = self._fetch_feature_rows(batch.features)
+        encoder, feature_ids, features = row_encoder(model.encoder), None, batch.features
+        if encoder is not None:
+            exchange = self.exchanges["features"]
+            feature_ids, rows, features = fetch_rows(exchange, encoder, features)
+            small.encoder.weight.data = rows
         raw_vectors = small.encoder(features)  # (b, D)
         query_vectors = small.as_queries(raw_vectors)
         small.label_table.data = label_rows_fn()  # (U, D)
@@ -89,14 +105,13 @@ class RankStep:
             is_log_q_corrected=plan.is_log_q_corrected,
         )
         found = gradients_of(mined, query_vectors, own_batch, small, raw_vectors=raw_vectors)
-        bias_rows = feature_rows = None
-        label_rows = labels.sum_gradients(_renumber(found.label_rows, wanted))
-        if found.bias_rows is not None:
-            bias_rows = labels.sum_gradients(_renumber(found.bias_rows, wanted))
-        if found.feature_rows is not None and feature_ids is not None:
-            exchange = self.exchanges["features"]
-            feature_rows = exchange.sum_gradients(_renumber(found.feature_rows, feature_ids))
-        gradients = Gradients(label_rows, bias_rows, feature_rows)
+        gradients: Gradients = {}  # by this rank's own rows of the whole tables
+        for name, touched in found.items():
+            ids, exchange = wanted, labels
+            if feature_ids is not None and name == "features":
+                ids, exchange = feature_ids, self.exchanges["features"]
+            own = RowGradients(ids[touched.ids], touched.values)
+            gradients[name] = exchange.sum_gradients(own)
         for weight in model.parameters():
             if weight.requires_grad:
                 if weight.grad is None:
@@ -111,32 +126,17 @@ class RankStep:
         """What one process would draw, and of samples for each example this rank's own."""
         plan, positive_ids = self.plan, batch.positive_ids
         if plan.draws_for_each or _looks_at_batch(plan.sampler):
-            positive_ids = self._gather_positives(positive_ids)  # (B, P)
+            widths = torch.zeros(self.ranks.num_ranks, device=positive_ids.device)
+            widths[self.ranks.rank] = positive_ids.shape[1]
+            width = int(self.ranks.sum_(widths, what="counts").max())
+            padding = (0, width - positive_ids.shape[1])
+            padded = torch.nn.functional.pad(positive_ids, padding, value=-1)
+            positive_ids = self._gather(padded, what="positives")  # (b, P) -> (B, P)
         draw_fn = plan.sampler.sample_for_each if plan.draws_for_each else plan.sampler.sample
         sample = draw_fn(positive_ids, plan.num_sampled_labels, generator=self.training.generator)
         if not plan.draws_for_each:
             return sample
-        own = slice(*self.shares[self.ranks.rank])
-        return LabelSample(sample.ids[own], sample.log_counts[own])
-
-    def _gather_positives(self, positive_ids: Tensor) -> Tensor:
-        """(b, P) of each rank -> (B, P) of all, padded alike."""
-        widths = torch.zeros(self.ranks.num_ranks, device=positive_ids.device)
-        widths[self.ranks.rank] = positive_ids.shape[1]
-        width = int(self.ranks.sum_(widths, what="counts").max())
-        padding = (0, width - positive_ids.shape[1])
-        padded = torch.nn.functional.pad(positive_ids, padding, value=-1)
-        return self._gather(padded, what="positives")
-
-    def _fetch_feature_rows(self, features: Any) -> tuple[Tensor | None, Any]:
-        """Fetches the encoder's rows; (n,) their ids, and the features as the small table's."""
-        encoder, small = row_encoder(self.training.model.encoder), row_encoder(self.small.encoder)
-        if encoder is None or small is None:
-            return None, features
-        exchange = self.exchanges["features"]
-        ids, places = sorted_distinct_ids(encoder.row_ids(features))
-        small.weight.data = exchange.start_fetch(exchange.request(ids), encoder.weight)()
-        return ids, encoder.renumber(features, places)
+        return LabelSample(sample.ids[self.own], sample.log_counts[self.own])
 
     def _weights(self, losses: Tensor, batch: Batch, num_hard_examples: int) -> Tensor:
         """Weighs the examples of all ranks together; (b,) the weights of this rank's own."""
@@ -155,30 +155,10 @@ class RankStep:
         self.is_stop_asked = bool(are_asked.any())
         objective = (weights * all_losses).sum()
         self.stats = torch.stack([objective, (all_losses <= 0).to(objective.dtype).mean()])
-        return weights[slice(*self.shares[self.ranks.rank])]
+        return weights[self.own]
 
     def _gather(self, rows: Tensor, *, what: str) -> Tensor:
-        counts = [last - first for first, last in self.shares]
-        return self.ranks.gather(rows, counts=counts, what=what)
-
-
-def _without_rows(model: Retriever) -> Retriever:
-    """The same model with empty tables; a dense encoder is shared."""
-    dim = model.label_table.shape[1]
-    by_rows = row_encoder(model.encoder)
-    return Retriever(
-        model.encoder if by_rows is None else by_rows.with_rows(by_rows.weight[:0]),
-        0,
-        dim,
-        is_cosine=model.is_cosine,
-        scale=model.scale,
-        has_label_bias=model.label_bias is not None,
-    )
-
-
-def _renumber(rows: RowGradients, ids: Tensor) -> RowGradients:
-    """From rows of a small table to those of the whole one."""
-    return RowGradients(ids[rows.ids], rows.values)
+        return self.ranks.gather(rows, counts=self.counts, what=what)
 
 
 def _looks_at_batch(sampler: LabelSampler) -> bool:

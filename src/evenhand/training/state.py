@@ -11,7 +11,7 @@ from torch import Tensor
 from evenhand.errors import UserError
 from evenhand.losses import LossFn
 from evenhand.models.retriever import Retriever
-from evenhand.risk import Memory, mean_weights, top_weights
+from evenhand.risk import Memory
 from evenhand.sampling import LabelSampler
 from evenhand.store import Table
 from evenhand.training.checkpoint import Checkpoint
@@ -84,15 +84,6 @@ class Risk(NamedTuple):
     memory: Memory | None = None  # what a checkpoint must keep
 
 
-HARDEST = Risk(
-    lambda losses, batch, num_hard_examples: top_weights(
-        losses, num_hard_examples=num_hard_examples
-    ),
-    kernel_kind="hardest",
-)
-MEAN = Risk(lambda losses, batch, num_hard_examples: mean_weights(losses), kernel_kind="mean")
-
-
 @dataclasses.dataclass
 class Training:
     """All that changes while training: what a checkpoint holds."""
@@ -114,7 +105,7 @@ class Training:
         """References to all of it, not copies."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         tables: dict[str, Table] = {}
-        for name, optimizer in self.optimizers.row_optimizers().items():
+        for name, optimizer in self.optimizers.rows.items():
             place = self.row_ranges.get(name, (0, None))
             table_name = f"model.{TABLES[name]}"
             tables[table_name] = Table(tensors.pop(table_name), *place)
@@ -171,7 +162,7 @@ class Training:
         wrong |= set(left.unexpected_keys)
         if wrong:
             raise ValueError(f"{min(wrong)} is missing, or unknown")
-        for name, optimizer in self.optimizers.row_optimizers().items():
+        for name, optimizer in self.optimizers.rows.items():
             held = {key: value for key, value in optimizer.state().items() if value.dim()}
             optimizer.load(held | under(f"optimizer.{name}."))
         if self.optimizers.dense is not None:

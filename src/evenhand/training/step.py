@@ -32,11 +32,16 @@ from evenhand.mining import mask_positives
 from evenhand.models.encoders import RowGradients, backward, take_features
 from evenhand.models.retriever import Retriever
 from evenhand.objective import ScoreGradients, score_gradients
-from evenhand.risk import RiskFn
+from evenhand.risk import RiskFn, mean_weights, top_weights
 from evenhand.sampling import LabelSample, log_q_corrected
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import Gradients
-from evenhand.training.state import Plan, Scheduled, Training
+from evenhand.training.state import Plan, Risk, Scheduled, Training
+
+HARDEST = Risk(
+    lambda losses, batch, count: top_weights(losses, num_hard_examples=count), kernel_kind="hardest"
+)
+MEAN = Risk(lambda losses, batch, count: mean_weights(losses), kernel_kind="mean")
 
 
 class Step(Protocol):
@@ -87,13 +92,16 @@ def choose_step(
         return ChosenStep(rank_step, kind, None, lambda: rank_step.is_stop_asked)
     reason = None
     if training.feed.device.type == "cuda":
-        from evenhand.training.gpu_step import GpuStep, why_no_graph
-
         products = torch.float32 if precision == "float32" else torch.bfloat16
-        reason = why_no_graph(training, plan, precision=products)
-        if reason is None:
-            step = GpuStep(training, plan, precision=products)
-            return ChosenStep(step, "CUDA graph", None, should_stop_fn)
+        try:
+            from evenhand.training.gpu_step import GpuStep, why_no_graph
+        except ImportError:
+            reason = "triton is not installed"
+        else:
+            reason = why_no_graph(training, plan, precision=products)
+            if reason is None:
+                step = GpuStep(training, plan, precision=products)
+                return ChosenStep(step, "CUDA graph", None, should_stop_fn)
     if precision == "bfloat16":
         raise UserError(
             f"training.precision 'bfloat16' needs the CUDA graph of a GPU, and this run has none: "
@@ -139,8 +147,8 @@ def clip(
         ranks: those that hold the rows of the tables between them, and the dense weights each.
     """
     dense = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    rows = [row.values for row in gradients if row is not None]
-    square = torch.stack([values.double().square().sum() for values in rows]).sum()
+    squares = [row.values.double().square().sum() for row in gradients.values()]
+    square = torch.stack(squares).sum()
     if ranks is not None:
         ranks.sum_(square.unsqueeze(0), what="flags")
     for values in dense:
@@ -148,9 +156,7 @@ def clip(
     factor = (max_norm / square.sqrt().clamp(min=1e-12)).clamp(max=1)
     for values in dense:
         values.mul_(factor)
-    return Gradients(
-        *(row and RowGradients(row.ids, row.values * factor) for row in gradients)  # type: ignore[arg-type]
-    )
+    return {name: RowGradients(row.ids, row.values * factor) for name, row in gradients.items()}
 
 
 class Mined(NamedTuple):
@@ -181,24 +187,38 @@ def mine(
     Labels are mined by their raw scores; the log Q correction, which is for the softmax loss
     alone, comes after, or rare labels would look hard only for being rarely drawn.
     """
-    kept, kept_scores = _hardest_of(query_vectors, batch, model, sample, num_hard_labels)  # (U, k)
-    positive_scores = _positive_scores(query_vectors, batch, model)  # (B,)
+    scores_fn = _scores_of_each if sample.ids.dim() == 2 else _scores_of_shared
+    scores_of = scores_fn(query_vectors, batch, model, sample)
+    shape, kept = (len(query_vectors), sample.ids.shape[-1]), None
+    if num_hard_labels >= shape[1]:
+        kept_scores = scores_of(0, shape[0])  # (U, M): all are kept
+    else:
+        kept, kept_scores = largest_of_blocks(
+            scores_of, shape, num_hard_labels, like=query_vectors
+        )  # positions and scores, (U, k)
+    own_vectors = _of_examples(query_vectors, batch)  # (B, D)
+    positive_scores = _scores(own_vectors, model, batch.label_ids.unsqueeze(1)).squeeze(1)  # (B,)
     if is_log_q_corrected:
         log_counts = _kept(sample.log_counts, kept).expand_as(kept_scores)
         kept_scores = log_q_corrected(kept_scores, log_counts)
     found = score_gradients(
         positive_scores, _of_examples(kept_scores, batch), loss_fn=loss_fn, risk_fn=risk_fn
     )
-    rows = _by_query(found, batch)
-    by_label: tuple[Tensor, Lists | Tensor]
+    query_rows, positive_ids, positive, negative = _by_query(found, batch)
+    coefficients: Lists | Tensor
     if kept is None and sample.ids.shape == (len(model.label_table),):
-        by_label = _by_every_label(sample.ids, rows, len(model.label_table))
+        # Nearly every label may have a coefficient: a dense (R, T) matrix.
+        matrix = negative.new_zeros(len(negative), len(model.label_table))  # (R, L)
+        matrix.index_add_(1, sample.ids.clamp(min=0), negative)  # an empty slot adds 0
+        matrix.scatter_add_(1, positive_ids.clamp(min=0), positive)
+        label_ids = (matrix != 0).any(dim=0).nonzero().squeeze(1)  # (R, L) -> (T,)
+        coefficients = matrix.index_select(1, label_ids)
     else:
-        kept_ids = _kept(sample.ids, kept).expand_as(kept_scores)
-        kept_ids = kept_ids.index_select(0, rows.query_rows)  # (R, k)
-        label_ids = torch.cat([rows.positive_ids, kept_ids], dim=1)  # (R, P + k), and like it:
-        by_label = matrix_of(label_ids, torch.cat([rows.positive, rows.negative], dim=1))
-    return Mined(found.losses, found.survivors, found.weights, rows.query_rows, *by_label)
+        kept_ids = _kept(sample.ids, kept).expand_as(kept_scores).index_select(0, query_rows)
+        label_ids, coefficients = matrix_of(
+            torch.cat([positive_ids, kept_ids], dim=1), torch.cat([positive, negative], dim=1)
+        )  # of (R, P + k)
+    return Mined(found.losses, found.survivors, found.weights, query_rows, label_ids, coefficients)
 
 
 def gradients_of(
@@ -222,41 +242,20 @@ def gradients_of(
             raw_vectors = raw_vectors.index_select(0, mined.query_rows)
     if raw_vectors is None:
         raw_vectors = model.encoder(features).detach()  # (R, D)
-    vector_gradients = product(
-        mined.coefficients, model.label_vectors(mined.label_ids)
-    )  # (R, T) (T, D) -> (R, D)
+    label_ids, coefficients, num_touched = mined.label_ids, mined.coefficients, len(mined.label_ids)
+    vector_gradients = product(coefficients, model.label_vectors(label_ids))  # (R, T) (T, D)
     encoder_gradients = model.through_unit(model.scaled(vector_gradients), raw_vectors)
-    feature_rows = backward(model.encoder, features, encoder_gradients)
-    label_gradients = transposed_product(
-        mined.coefficients, query_vectors, num_columns=len(mined.label_ids)
-    )  # (T, R) (R, D) -> (T, D)
-    label_rows = RowGradients(
-        mined.label_ids, model.through_label_vectors(label_gradients, mined.label_ids)
-    )
-    bias_rows = None
+    by_vectors = transposed_product(coefficients, query_vectors, num_columns=num_touched)  # (T, D)
+    by_rows = model.through_label_vectors(by_vectors, label_ids)
+    gradients = {"labels": RowGradients(label_ids, by_rows)}
     if model.label_bias is not None:
         ones = query_vectors.new_ones(len(mined.query_rows), 1)
-        bias_gradients = transposed_product(
-            mined.coefficients, ones, num_columns=len(mined.label_ids)
-        )  # (T, 1)
-        bias_rows = RowGradients(mined.label_ids, bias_gradients)
-    return Gradients(label_rows, bias_rows, feature_rows)
-
-
-def _hardest_of(
-    query_vectors: Tensor,
-    batch: Batch,
-    model: Retriever,
-    sample: LabelSample,
-    num_hard_labels: int,
-) -> tuple[Tensor | None, Tensor]:
-    """Positions of the labels to keep, None for all of them, and their scores: (B, k) each."""
-    scores_fn = _scores_of_each if sample.ids.dim() == 2 else _scores_of_shared
-    scores_of = scores_fn(query_vectors, batch, model, sample)
-    shape = len(query_vectors), sample.ids.shape[-1]
-    if num_hard_labels >= shape[1]:
-        return None, scores_of(0, shape[0])
-    return largest_of_blocks(scores_of, shape, num_hard_labels, like=query_vectors)
+        sums = transposed_product(coefficients, ones, num_columns=num_touched)  # (T, 1)
+        gradients["biases"] = RowGradients(label_ids, sums)
+    feature_rows = backward(model.encoder, features, encoder_gradients)
+    if feature_rows is not None:
+        gradients["features"] = feature_rows
+    return gradients
 
 
 def _scores_of_shared(
@@ -293,21 +292,16 @@ def _of_examples(rows: Tensor, batch: Batch) -> Tensor:
     return rows if batch.query_rows is None else rows.index_select(0, batch.query_rows)
 
 
-class _QueryGradients(NamedTuple):
-    """Derivatives of the objective by the scores of R queries, P positives each."""
+def _by_query(found: ScoreGradients, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Survivors of one query in one row: each its positive, and all of them the same negatives.
 
-    query_rows: Tensor  # (R,)
-    positive_ids: Tensor  # (R, P) padded with -1
-    positive: Tensor  # (R, P)
-    negative: Tensor  # (R, k)
-
-
-def _by_query(found: ScoreGradients, batch: Batch) -> _QueryGradients:
-    """Survivors of one query in one row: each its positive, and all of them the same negatives."""
+    Returns:
+        The rows of R queries (R,), their positives (R, P) padded with -1, and the derivatives of
+        the objective by the scores of these (R, P) and of the kept labels (R, k).
+    """
     survivors, label_ids = found.survivors, batch.label_ids.index_select(0, found.survivors)
     if batch.query_rows is None:
-        columns = label_ids.unsqueeze(1), found.positive.unsqueeze(1)
-        return _QueryGradients(survivors, *columns, found.negative)
+        return survivors, label_ids.unsqueeze(1), found.positive.unsqueeze(1), found.negative
     query_rows, places, counts = torch.unique_consecutive(
         batch.query_rows.index_select(0, survivors), return_inverse=True, return_counts=True
     )  # (R,), (k',), (R,)
@@ -317,14 +311,8 @@ def _by_query(found: ScoreGradients, batch: Batch) -> _QueryGradients:
     positive_ids, positive = label_ids.new_full(shape, -1), found.positive.new_zeros(shape)
     positive_ids[places, slots], positive[places, slots] = label_ids, found.positive
     negative = found.negative.new_zeros(len(counts), found.negative.shape[1])
-    return _QueryGradients(
-        query_rows, positive_ids, positive, negative.index_add_(0, places, found.negative)
-    )
-
-
-def _positive_scores(query_vectors: Tensor, batch: Batch, model: Retriever) -> Tensor:
-    query_vectors = _of_examples(query_vectors, batch)
-    return _scores(query_vectors, model, batch.label_ids.unsqueeze(1)).squeeze(1)  # (B, 1) -> (B,)
+    negative.index_add_(0, places, found.negative)
+    return query_rows, positive_ids, positive, negative
 
 
 def _scores(query_vectors: Tensor, model: Retriever, label_ids: Tensor) -> Tensor:
@@ -338,14 +326,3 @@ def _kept(values: Tensor, kept: Tensor | None) -> Tensor:
     if kept is None:
         return values
     return values[kept] if values.dim() == 1 else values.gather(1, kept)
-
-
-def _by_every_label(
-    sampled_ids: Tensor, rows: _QueryGradients, num_labels: int
-) -> tuple[Tensor, Tensor]:
-    """As `matrix_of`, where nearly every label may have a coefficient: a dense (R, T) matrix."""
-    matrix = rows.negative.new_zeros(len(rows.negative), num_labels)  # (R, L)
-    matrix.index_add_(1, sampled_ids.clamp(min=0), rows.negative)  # an empty slot adds 0
-    matrix.scatter_add_(1, rows.positive_ids.clamp(min=0), rows.positive)
-    touched = (matrix != 0).any(dim=0).nonzero().squeeze(1)  # (R, L) -> (T,)
-    return touched, matrix.index_select(1, touched)

@@ -26,8 +26,7 @@ from rich.console import Console
 
 from evenhand.build import check_against_data
 from evenhand.config import Config, build_config, read_settings, to_toml, to_type
-from evenhand.data import Dataset
-from evenhand.data.dataset import memberships
+from evenhand.data import Dataset, memberships
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns, selected_score
 from evenhand.evaluation.groups import BUILT_IN

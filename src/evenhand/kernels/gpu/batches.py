@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evenhand.kernels.gpu.permutation import permute
-from evenhand.kernels.permutation import num_bits
+from evenhand.kernels.random import num_bits
 
 ROWS = 16  # of a program
 
@@ -33,18 +33,13 @@ class Clock(NamedTuple):
 
     @staticmethod
     def planned(learning_rates: Tensor, hard_examples: Tensor, keys: Tensor) -> "Clock":
-        device = learning_rates.device
-        step_number, step, key = torch.zeros(3, 1, dtype=torch.int64, device=device)
-        return Clock(
-            learning_rates.float(),
-            hard_examples.int(),
-            keys,
-            step_number=step_number,
-            step=step,
-            learning_rate=torch.zeros(1, device=device),
-            num_hard_examples=torch.zeros(1, dtype=torch.int32, device=device),
-            key=key,
-        )
+        """With every present value still 0."""
+
+        def now(dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(1, dtype=dtype, device=keys.device)
+
+        plan = learning_rates.float(), hard_examples.int(), keys
+        return Clock(*plan, now(), now(), now(torch.float32), now(torch.int32), now())
 
     def tick(self) -> None:
         _tick[(1,)](*self, num_warps=1)

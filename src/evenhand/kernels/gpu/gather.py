@@ -5,69 +5,58 @@ order of all labels is slot m, and the inverse order tells the slot of any label
 slot costs a few integer operations, and a label is never twice among the slots.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from evenhand.kernels.gpu.buffers import Buffers
 from evenhand.kernels.gpu.permutation import permute, places_of
 from evenhand.kernels.gpu.rows import SMALLEST_NORM
-from evenhand.kernels.permutation import num_bits
+from evenhand.kernels.random import num_bits
 
 ROWS = 2  # of a program
 
 
-def gather_sample(
-    table: Tensor, *, key: Tensor, num_sampled: int, out_ids: Tensor, out_units: Tensor,
-    out_touched: Tensor, is_cosine: bool,
-) -> None:  # fmt: skip
-    """Draws M distinct labels by the key: their ids and their (unit) rows, (M,) and (M, D).
+def gather_sample(step: Buffers) -> None:
+    """Draws M distinct labels by the key: their ids and their (unit) rows; no column is touched."""
+    table = step.rows.table
+    _gather_sample[(triton.cdiv(step.num_sampled, ROWS),)](
+        table, step.clock.key, step.column_ids, step.units, step.touched, len(table),
+        step.num_sampled, step.width, BITS=num_bits(len(table)), IS_COSINE=step.is_cosine,
+        ROWS=ROWS, BLOCK=triton.next_power_of_2(step.width), num_warps=1,
+    )  # fmt: skip
 
-    Also sets `out_touched` (M,) to 0, for the kernel that marks columns.
-    """
-    num_labels, width = table.shape
-    _gather_sample[(triton.cdiv(num_sampled, ROWS),)](
-        table, key, out_ids, out_units, out_touched, num_labels, num_sampled, width,
-        BITS=num_bits(num_labels), IS_COSINE=is_cosine, ROWS=ROWS,
+
+def unit_vectors(vectors: Tensor, *, scale: float, is_cosine: bool, out: Tensor) -> None:
+    """(n, D) -> unit vectors times the scale."""
+    num_rows, width = vectors.shape
+    _unit_vectors[(triton.cdiv(num_rows, ROWS),)](
+        vectors, out, scale, num_rows, width, IS_COSINE=is_cosine, ROWS=ROWS,
         BLOCK=triton.next_power_of_2(width), num_warps=1,
     )  # fmt: skip
 
 
-def unit_queries(vectors: Tensor, *, scale: float, is_cosine: bool, out: Tensor) -> None:
-    """(B, D) the encoder's vectors -> unit vectors times the scale."""
-    batch_size, width = vectors.shape
-    _unit_queries[(triton.cdiv(batch_size, ROWS),)](
-        vectors, out, scale, batch_size, width, IS_COSINE=is_cosine, ROWS=ROWS,
-        BLOCK=triton.next_power_of_2(width), num_warps=1,
+def gather_positives(step: Buffers) -> None:
+    """The batch's own labels: their rows and scores, and where the positives lie."""
+    table, num_sampled = step.rows.table, step.num_sampled
+    _gather_positives[(triton.cdiv(step.batch_size, ROWS),)](
+        table, step.vectors, step.label_ids, step.positive_ids, step.clock.key,
+        step.positive_units, step.positive_scores, step.positive_slots, step.num_slots,
+        step.label_slots, step.column_ids[num_sampled:], step.touched[num_sampled:], step.scale,
+        len(table), num_sampled, step.batch_size, step.num_positives, step.width,
+        BITS=num_bits(len(table)), IS_COSINE=step.is_cosine, ROWS=ROWS,
+        BLOCK=triton.next_power_of_2(step.width), CHUNK=1024,
+        POSITIVES=triton.next_power_of_2(step.num_positives), num_warps=1,
     )  # fmt: skip
 
 
-def gather_positives(
-    table: Tensor, vectors: Tensor, label_ids: Tensor, positive_ids: Tensor, *, key: Tensor,
-    num_sampled: int, scale: float, is_cosine: bool, out_units: Tensor,
-    out_scores: Tensor, out_slots: Tensor, out_num_slots: Tensor, out_label_slots: Tensor,
-    out_ids: Tensor, out_touched: Tensor,
-) -> None:  # fmt: skip
-    """The batch's own labels: their rows and scores, and where the positives lie.
-
-    Args:
-        vectors: (B, D) the encoder's, not normalised.
-        out_units: (B, D) the rows of the labels, as units.
-        out_slots: (B, P) int32, the slots of the sample that hold a positive of the example,
-        out_num_slots: (B,) int32: and how many of them there are.
-        out_label_slots: (B,) int32, the column of each example's label among the M + B columns
-            that the update goes over: its slot in the sample, or M + the first example with it.
-        out_ids: (B,) the label of column M + b, or -1 where another column has it.
-        out_touched: (B,) set to 0.
-    """
-    num_labels, width = table.shape
-    batch_size, num_positives = positive_ids.shape
-    _gather_positives[(triton.cdiv(batch_size, ROWS),)](
-        table, vectors, label_ids, positive_ids, key, out_units, out_scores,
-        out_slots, out_num_slots, out_label_slots, out_ids, out_touched, scale, num_labels,
-        num_sampled, batch_size, num_positives, width, BITS=num_bits(num_labels),
-        IS_COSINE=is_cosine, ROWS=ROWS, BLOCK=triton.next_power_of_2(width), CHUNK=1024,
-        POSITIVES=triton.next_power_of_2(num_positives), num_warps=1,
-    )  # fmt: skip
+def product(queries: Tensor, units: Tensor, *, out: Tensor) -> None:
+    """(B, D), (M, D) -> (B, M) in float32, whatever the vectors are in."""
+    if queries.dtype == torch.float32:
+        torch.mm(queries, units.T, out=out)
+    else:
+        torch.mm(queries, units.T, out_dtype=torch.float32, out=out)
 
 
 @triton.jit
@@ -89,12 +78,12 @@ def _gather_sample(
 
 
 @triton.jit
-def _unit_queries(
-    vectors, out, scale, batch_size, width, IS_COSINE: tl.constexpr, ROWS: tl.constexpr,
+def _unit_vectors(
+    vectors, out, scale, num_rows, width, IS_COSINE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    is_row = rows < batch_size
+    is_row = rows < num_rows
     columns = tl.arange(0, BLOCK)
     places = rows.to(tl.int64)[:, None] * width + columns[None, :]
     is_inside = is_row[:, None] & (columns < width)[None, :]

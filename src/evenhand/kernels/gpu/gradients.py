@@ -17,18 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evenhand.kernels.gpu.losses import KernelLoss, coefficient
+from evenhand.kernels.gpu.buffers import Buffers
+from evenhand.kernels.gpu.losses import coefficient
 from evenhand.kernels.gpu.rows import row_block, through_unit
-from evenhand.kernels.gpu.selection import Kept, is_selected
+from evenhand.kernels.gpu.selection import is_selected
 
 COEFFICIENTS = 2048  # of a survivor that one program writes
 QUERY_TILE = {"ROWS": 64, "CHUNK": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
 LABEL_TILE = {"COLUMNS": 64, "CHUNK": 128, "DEPTH": 64, "num_warps": 4, "num_stages": 3}
-
-
-def num_splits(num_sampled: int) -> int:
-    """Parts of the sample that the queries' gradient is summed over apart: fills the device."""
-    return max(1, min(8, num_sampled // 512))
 
 
 def shared_memory(precision: torch.dtype) -> int:
@@ -38,79 +34,51 @@ def shared_memory(precision: torch.dtype) -> int:
     return size * depth * (rows + chunk) * QUERY_TILE["num_stages"]  # the labels' take no more
 
 
-def write_coefficients(
-    scores: Tensor, queries: Tensor, label_slots: Tensor, *, kept: Kept, loss: KernelLoss,
-    out: Tensor, out_queries: Tensor, out_touched: Tensor,
-) -> None:  # fmt: skip
-    """The survivors' coefficients by column and their queries, one after another.
-
-    Args:
-        queries: (B, D) with the scale.
-        label_slots: (B,) int32, the column of each example's own label.
-        out: (B, M + B) of which the rows of survivors are written.
-        out_queries: (B, D) likewise.
-        out_touched: (M + B,) int32, 0 before; 1 where a survivor has a coefficient.
-    """
-    batch_size, num_sampled = scores.shape
-    width = queries.shape[1]
-    _write_coefficients[(batch_size, triton.cdiv(out.shape[1], COEFFICIENTS))](
-        scores, queries, label_slots, kept.thresholds, kept.last_ties, kept.row_values,
-        kept.positive_slopes, kept.weights, kept.survivors, kept.num_survivors, out,
-        out_queries, out_touched, num_sampled, out.shape[1], width, KIND=loss.kind,
-        MARGIN=loss.margin, POWER=loss.power, BLOCK=COEFFICIENTS, WIDTH=row_block(width),
-        num_warps=4,
+def write_coefficients(step: Buffers) -> None:
+    """The survivors' coefficients by column and their queries, one after another."""
+    kept, loss, num_columns = step.kept, step.loss, step.coefficients.shape[1]
+    _write_coefficients[(step.batch_size, triton.cdiv(num_columns, COEFFICIENTS))](
+        step.scores, step.queries, step.label_slots, kept.thresholds, kept.last_ties,
+        kept.row_values, kept.positive_slopes, kept.weights, kept.survivors, kept.num_survivors,
+        step.coefficients, step.survivor_queries, step.touched, step.num_sampled, num_columns,
+        step.width, KIND=loss.kind, MARGIN=loss.margin, POWER=loss.power, BLOCK=COEFFICIENTS,
+        WIDTH=row_block(step.width), num_warps=4,
     )  # fmt: skip
 
 
-def query_gradients(
-    coefficients: Tensor, units: Tensor, positive_units: Tensor, vectors: Tensor,
-    label_slots: Tensor, *, kept: Kept, scale: float, is_cosine: bool, partials: Tensor,
-    out: Tensor,
-) -> None:  # fmt: skip
-    """Gradients by the encoder's vectors of the survivors: row i of `out` is the i-th survivor's.
-
-    Args:
-        units, positive_units: (M, D), (B, D) of the sampled labels and of the examples' own.
-        vectors: (B, D) as the encoder gave them.
-        partials: (num_splits, B, D) float32.
-    """
-    num_sampled, width = units.shape
-    batch_size = len(vectors)
-    most = 64 if units.dtype == torch.float32 else QUERY_TILE["CHUNK"]
+def query_gradients(step: Buffers) -> None:
+    """Gradients by the encoder's vectors of the survivors: row i is the i-th survivor's."""
+    kept, width, num_parts = step.kept, step.width, len(step.partials)
+    most = 64 if step.units.dtype == torch.float32 else QUERY_TILE["CHUNK"]
     rows, chunk = QUERY_TILE["ROWS"], min(most, row_block(width))
-    grid = triton.cdiv(batch_size, rows), triton.cdiv(width, chunk), len(partials)
+    grid = triton.cdiv(step.batch_size, rows), triton.cdiv(width, chunk), num_parts
     _query_products[grid](
-        coefficients, units, kept.num_survivors, partials, batch_size, num_sampled,
-        coefficients.shape[1], width, PRECISION=precision_of(units),
-        PART=triton.cdiv(num_sampled, len(partials)), **QUERY_TILE | {"CHUNK": chunk},
+        step.coefficients, step.units, kept.num_survivors, step.partials, step.batch_size,
+        step.num_sampled, step.coefficients.shape[1], width, PRECISION=_precision_of(step.units),
+        PART=triton.cdiv(step.num_sampled, num_parts), **QUERY_TILE | {"CHUNK": chunk},
     )  # fmt: skip
-    _query_gradients[(batch_size,)](
-        partials, positive_units, vectors, label_slots, kept.positive_slopes, kept.weights,
-        kept.survivors, kept.num_survivors, out, scale, batch_size, num_sampled, width,
-        IS_COSINE=is_cosine, SPLITS=len(partials), WIDTH=row_block(width),
-        num_warps=max(1, row_block(width) // 128),
+    _query_gradients[(step.batch_size,)](
+        step.partials, step.positive_units, step.vectors, step.label_slots, kept.positive_slopes,
+        kept.weights, kept.survivors, kept.num_survivors, step.query_gradients, step.scale,
+        step.batch_size, step.num_sampled, width, IS_COSINE=step.is_cosine, SPLITS=num_parts,
+        WIDTH=row_block(width), num_warps=max(1, row_block(width) // 128),
     )  # fmt: skip
 
 
-def label_gradients(coefficients: Tensor, queries: Tensor, *, kept: Kept, out: Tensor) -> None:
-    """Gradients by the units of the M sampled labels and of the B labels of the batch.
-
-    Args:
-        queries: (B, D) of the survivors, one after another.
-        out: (M + B, D) float32.
-    """
-    width = queries.shape[1]
+def label_gradients(step: Buffers) -> None:
+    """Gradients by the units of the M sampled labels and of the B labels of the batch."""
+    queries, width, out = step.survivor_queries, step.width, step.label_gradients
     tile = LABEL_TILE | {"CHUNK": min(LABEL_TILE["CHUNK"], row_block(width))}
     if queries.dtype == torch.float32:  # twice the bytes, and each product in three parts
         tile |= {"CHUNK": min(64, row_block(width)), "num_stages": 2}
     grid = triton.cdiv(len(out), tile["COLUMNS"]), triton.cdiv(width, tile["CHUNK"])
     _label_products[grid](
-        coefficients, queries, kept.num_survivors, out, len(out), width,
-        PRECISION=precision_of(queries), **tile,
+        step.coefficients, queries, step.kept.num_survivors, out, len(out), width,
+        PRECISION=_precision_of(queries), **tile,
     )  # fmt: skip
 
 
-def precision_of(vectors: Tensor) -> str:
+def _precision_of(vectors: Tensor) -> str:
     """How a product of float32 numbers is made; of others there is one way."""
     return "tf32x3" if vectors.dtype == torch.float32 else "tf32"
 

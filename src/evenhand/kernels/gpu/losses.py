@@ -60,14 +60,9 @@ def kernel_loss(loss_fn: LossFn) -> KernelLoss | None:
 
 @triton.jit
 def row_loss(
-    positive_score,
-    scores,
-    highest,
-    num_kept,
-    KIND: tl.constexpr,
-    MARGIN: tl.constexpr,
+    positive_score, scores, highest, num_kept, KIND: tl.constexpr, MARGIN: tl.constexpr,
     POWER: tl.constexpr,
-):
+):  # fmt: skip
     """A row's loss, its row value, and the slope of the loss by the positive score.
 
     Args:

@@ -8,82 +8,53 @@ that are read where they are needed.
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from evenhand.kernels.gpu.gather import ROWS, unit_rows
-from evenhand.kernels.gpu.losses import KernelLoss, coefficient
+from evenhand.kernels.gpu.buffers import Buffers
+from evenhand.kernels.gpu.gather import product, unit_rows, unit_vectors
+from evenhand.kernels.gpu.losses import coefficient
 from evenhand.kernels.gpu.permutation import permute, row_key
 from evenhand.kernels.gpu.rows import through_unit
-from evenhand.kernels.gpu.selection import Kept, is_selected
-from evenhand.kernels.permutation import num_bits
+from evenhand.kernels.gpu.selection import is_selected
+from evenhand.kernels.random import num_bits
 
 TILE = 32  # label rows read at once
 
 
-def is_product_cheaper(num_labels: int, num_sampled: int) -> bool:
-    """Whether to score every label: a product runs many times faster than a gather."""
-    return num_labels <= 8 * num_sampled
-
-
-def unit_table(table: Tensor, *, out: Tensor) -> None:
-    """Every row of the table as a unit."""
-    num_labels, width = table.shape
-    _unit_table[(triton.cdiv(num_labels, ROWS),)](
-        table, out, num_labels, width, ROWS=ROWS, BLOCK=triton.next_power_of_2(width)
-    )
-
-
-def pick_scores(all_scores: Tensor, positive_ids: Tensor, *, key: Tensor, out: Tensor) -> None:
-    """(B, K) scores of all labels -> (B, M) of those drawn for each example."""
-    batch_size, num_sampled = out.shape
-    _pick_scores[(batch_size, triton.cdiv(num_sampled, 1024))](
-        all_scores, positive_ids, key, out, all_scores.shape[1], num_sampled,
-        positive_ids.shape[1], BITS=num_bits(all_scores.shape[1]), BLOCK=1024,
+def score_each(step: Buffers) -> None:
+    """(B, M) scores of the labels drawn for each example: picked from all, or read row by row."""
+    table, num_positives = step.rows.table, step.num_positives
+    if not step.scores_all:
+        _score_rows[(step.batch_size, triton.cdiv(step.num_sampled, TILE))](
+            table, step.queries, step.positive_ids, step.clock.key, step.scores, len(table),
+            step.num_sampled, num_positives, step.width, BITS=num_bits(len(table)),
+            IS_COSINE=step.is_cosine, TILE=TILE, WIDTH=triton.next_power_of_2(step.width),
+        )  # fmt: skip
+        return
+    unit_vectors(table, scale=1.0, is_cosine=step.is_cosine, out=step.all_units)
+    product(step.queries, step.all_units, out=step.all_scores)
+    _pick_scores[(step.batch_size, triton.cdiv(step.num_sampled, 1024))](
+        step.all_scores, step.positive_ids, step.clock.key, step.scores, len(table),
+        step.num_sampled, num_positives, BITS=num_bits(len(table)), BLOCK=1024,
     )  # fmt: skip
 
 
-def score_rows(
-    table: Tensor, queries: Tensor, positive_ids: Tensor, *, key: Tensor, is_cosine: bool,
-    out: Tensor,
-) -> None:  # fmt: skip
-    """(B, M) scores of the labels drawn for each example, read row by row."""
-    num_labels, width = table.shape
-    batch_size, num_sampled = out.shape
-    _score_rows[(batch_size, triton.cdiv(num_sampled, TILE))](
-        table, queries, positive_ids, key, out, num_labels, num_sampled, positive_ids.shape[1],
-        width, BITS=num_bits(num_labels), IS_COSINE=is_cosine, TILE=TILE,
-        WIDTH=triton.next_power_of_2(width),
-    )  # fmt: skip
-
-
-def each_gradients(
-    table: Tensor, scores: Tensor, vectors: Tensor, label_ids: Tensor, positive_ids: Tensor, *,
-    key: Tensor, kept: Kept, num_hard_labels: int, loss: KernelLoss, scale: float,
-    is_cosine: bool, scratch: Tensor, out: Tensor, out_row_ids: Tensor, out_sources: Tensor,
-    out_values: Tensor,
-) -> None:  # fmt: skip
-    """Gradients by the survivors' vectors, and the entries of those by the labels.
-
-    Args:
-        out: (B, D), row i of the i-th survivor.
-        out_row_ids, out_sources, out_values: (B * (1 + k),) label, example and coefficient of
-            every kept label and positive; label -1: none.
-    """
-    num_labels, width = table.shape
-    batch_size, num_sampled = scores.shape
-    block = triton.next_power_of_2(num_sampled)
-    _list_entries[(batch_size,)](
-        scores, label_ids, positive_ids, key, kept.thresholds, kept.last_ties, kept.row_values,
-        kept.positive_slopes, kept.weights, kept.survivors, kept.num_survivors, scratch,
-        out_row_ids, out_sources, out_values, num_labels, num_sampled, num_hard_labels,
-        positive_ids.shape[1], BITS=num_bits(num_labels), KIND=loss.kind, MARGIN=loss.margin,
-        POWER=loss.power, BLOCK=block, KEPT=triton.next_power_of_2(num_hard_labels + 1),
+def each_gradients(step: Buffers) -> None:
+    """Gradients by the survivors' vectors, and the entries of those by the labels."""
+    table, kept, loss, num_kept = step.rows.table, step.kept, step.loss, step.num_hard_labels
+    block = triton.next_power_of_2(step.num_sampled)
+    _list_entries[(step.batch_size,)](
+        step.scores, step.label_ids, step.positive_ids, step.clock.key, kept.thresholds,
+        kept.last_ties, kept.row_values, kept.positive_slopes, kept.weights, kept.survivors,
+        kept.num_survivors, step.kept_slots, step.entry_ids, step.entry_sources,
+        step.entry_values, len(table), step.num_sampled, num_kept, step.num_positives,
+        BITS=num_bits(len(table)), KIND=loss.kind, MARGIN=loss.margin, POWER=loss.power,
+        BLOCK=block, KEPT=triton.next_power_of_2(num_kept + 1),
         num_warps=4 if block <= 8192 else 8,
     )  # fmt: skip
-    _sum_entries[(batch_size,)](
-        table, vectors, kept.survivors, kept.num_survivors, out_row_ids, out_values, out, scale,
-        num_hard_labels + 1, width, IS_COSINE=is_cosine, WIDTH=triton.next_power_of_2(width),
-        TILE=16, num_warps=4,
+    _sum_entries[(step.batch_size,)](
+        table, step.vectors, kept.survivors, kept.num_survivors, step.entry_ids,
+        step.entry_values, step.query_gradients, step.scale, num_kept + 1, step.width,
+        IS_COSINE=step.is_cosine, WIDTH=triton.next_power_of_2(step.width), TILE=16, num_warps=4,
     )  # fmt: skip
 
 
@@ -108,17 +79,6 @@ def labels_at(places, positive_ids, row, step_key, num_labels, num_positives, BI
         is_moving = tl.max((counted + num_passed != labels).to(tl.int32)) > 0
         labels = counted + num_passed
     return labels
-
-
-@triton.jit
-def _unit_table(table, out, num_labels, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    is_row = rows < num_labels
-    units = unit_rows(table, rows, is_row, width, True, BLOCK)
-    columns = tl.arange(0, BLOCK)
-    places = rows[:, None] * width + columns[None, :]
-    is_inside = is_row[:, None] & (columns < width)[None, :]
-    tl.store(out + places, units.to(out.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit

@@ -1,22 +1,21 @@
-"""The keyed permutation of `kernels.permutation`, inside a kernel: bit for bit the same."""
+"""The keyed permutation of `kernels.random`, inside a kernel: bit for bit the same."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from evenhand.kernels import mix as mixers
-from evenhand.kernels import permutation
+from evenhand.kernels import random
 
-NUM_ROUNDS = tl.constexpr(permutation.NUM_ROUNDS)
-GOLDEN = tl.constexpr(mixers.GOLDEN32)
-WORD = tl.constexpr(mixers.WORD)
-FIRST = tl.constexpr(mixers.FIRST32)
-SECOND = tl.constexpr(mixers.SECOND32)
+NUM_ROUNDS = tl.constexpr(random.NUM_ROUNDS)
+GOLDEN = tl.constexpr(random.GOLDEN32)
+WORD = tl.constexpr(random.WORD)
+FIRST = tl.constexpr(random.FIRST32)
+SECOND = tl.constexpr(random.SECOND32)
 
 
 def apply(numbers: Tensor, keys: Tensor, sizes: Tensor, bits: int, *, is_inverse: bool) -> Tensor:
-    """`permutation.permute`, or its inverse: (R, M), (R, 1), (R, 1) -> (R, M)."""
+    """`random.permute`, or its inverse: (R, M), (R, 1), (R, 1) -> (R, M)."""
     num_rows, width = numbers.shape
     out = torch.empty_like(numbers, memory_format=torch.contiguous_format)
     _apply[(num_rows, triton.cdiv(width, 1024))](
@@ -79,27 +78,16 @@ def network(numbers, key, BITS: tl.constexpr, IS_INVERSE: tl.constexpr):
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
     for turn in tl.static_range(NUM_ROUNDS):
         left, right = one_round(
-            left,
-            right,
-            low,
-            high,
-            NUM_ROUNDS - 1 - turn if IS_INVERSE else turn,
-            LEFT_MASK,
+            left, right, low, high, NUM_ROUNDS - 1 - turn if IS_INVERSE else turn, LEFT_MASK,
             RIGHT_MASK,
-        )
+        )  # fmt: skip
     return (left.to(tl.int64) << RIGHT_BITS) | right.to(tl.int64)
 
 
 @triton.jit
 def one_round(
-    left,
-    right,
-    low,
-    high,
-    NUMBER: tl.constexpr,
-    LEFT_MASK: tl.constexpr,
-    RIGHT_MASK: tl.constexpr,
-):
+    left, right, low, high, NUMBER: tl.constexpr, LEFT_MASK: tl.constexpr, RIGHT_MASK: tl.constexpr
+):  # fmt: skip
     ADDED: tl.constexpr = (GOLDEN * NUMBER) & WORD
     round_key = mix(mix((low + ADDED).to(tl.uint32)) ^ high)
     if NUMBER % 2 == 1:
@@ -111,7 +99,7 @@ def one_round(
 
 @triton.jit
 def mix(words):
-    """`kernels.mix.mix32`, of uint32."""
+    """`kernels.random.mix32`, of uint32."""
     words = words ^ (words >> 16)
     words = (words * FIRST).to(tl.uint32)
     words = words ^ (words >> 15)

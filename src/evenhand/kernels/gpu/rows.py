@@ -32,13 +32,6 @@ class RowTable:
     betas: tuple[float, float] = (0.9, 0.999)
     seed: int | None = None  # of the rounding of a bfloat16 table by chance; None: to nearest
 
-    def __post_init__(self) -> None:
-        if self.table.shape[1] > LARGEST_WIDTH:
-            raise ValueError(
-                f"rows of {self.table.shape[1]} weights do not fit a kernel's registers: "
-                f"use at most {LARGEST_WIDTH}"
-            )
-
     @property
     def num_warps(self) -> int:
         """Four weights a thread."""

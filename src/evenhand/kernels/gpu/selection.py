@@ -7,15 +7,12 @@ row is its loss and three numbers that say what was kept (see `gradients`), no l
 """
 
 import os
-from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from evenhand.kernels.gpu.batches import Clock
-from evenhand.kernels.gpu.losses import KernelLoss, row_loss
+from evenhand.kernels.gpu.buffers import Buffers
+from evenhand.kernels.gpu.losses import row_loss
 
 LABELS_OF_WARP, EXAMPLES_OF_WARP = 1024, 512  # compared by one warp
 LARGEST_ROW = 32768  # columns that the registers of one program hold
@@ -23,71 +20,37 @@ SHARPNESS = tl.constexpr(2.0**100)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
-class Kept(NamedTuple):
-    """What mining leaves of a batch, example by example."""
-
-    losses: Tensor  # (B,)
-    thresholds: Tensor  # (B,) a label is kept if its score is above,
-    last_ties: Tensor  # (B,) int32: or equal, in a column no further right than this
-    row_values: Tensor  # (B,) see `losses`
-    positive_slopes: Tensor  # (B,) of the loss by the positive score
-    weights: Tensor  # (B,) of the risk
-    survivors: Tensor  # (B,) int32: the examples with a weight, ascending,
-    num_survivors: Tensor  # (1,) int32: and how many there are
-
-    @staticmethod
-    def empty(batch_size: int, device: torch.device) -> "Kept":
-        numbers = [torch.zeros(batch_size, device=device) for _ in range(5)]
-        last_ties, survivors, num_survivors = (
-            torch.zeros(size, dtype=torch.int32, device=device)
-            for size in (batch_size, batch_size, 1)
-        )
-        losses, thresholds, row_values, slopes, weights = numbers
-        return Kept(
-            losses, thresholds, last_ties, row_values, slopes, weights, survivors, num_survivors
-        )
-
-
-def select_labels(
-    scores: Tensor, positive_slots: Tensor, num_slots: Tensor, positive_scores: Tensor, *,
-    num_hard_labels: int, loss: KernelLoss, out: Kept,
-) -> None:  # fmt: skip
+def select_labels(step: Buffers) -> None:
     """Keeps each row's hardest labels: its loss, and what is needed to find the kept ones again.
 
-    Args:
-        scores: (B, M); the slots of positives are overwritten with -inf.
-        positive_slots: (B, P) int32, of which the first `num_slots` (B,) count.
+    In `step.scores` the slots of positives are overwritten with -inf.
     """
-    batch_size, num_sampled = scores.shape
-    block = triton.next_power_of_2(num_sampled)
-    _select_labels[(batch_size,)](
-        scores, positive_slots, num_slots, positive_scores, out.losses, out.thresholds,
-        out.last_ties, out.row_values, out.positive_slopes, num_sampled,
-        positive_slots.shape[1], num_hard_labels, KIND=loss.kind, MARGIN=loss.margin,
+    kept, loss, block = step.kept, step.loss, triton.next_power_of_2(step.num_sampled)
+    num_slots = step.no_slots if step.draws_for_each else step.num_slots
+    _select_labels[(step.batch_size,)](
+        step.scores, step.positive_slots, num_slots, step.positive_scores, kept.losses,
+        kept.thresholds, kept.last_ties, kept.row_values, kept.positive_slopes, step.num_sampled,
+        step.num_positives, step.num_hard_labels, KIND=loss.kind, MARGIN=loss.margin,
         POWER=loss.power, BLOCK=block, num_warps=min(16, max(1, block // LABELS_OF_WARP)),
     )  # fmt: skip
 
 
-def select_examples(*, clock: Clock, out: Kept, out_stats: Tensor) -> None:
-    """Weighs the k' largest losses 1/k' each, and lists those examples.
-
-    Args:
-        out_stats: (S, 2) the objective, and the share of examples without any loss.
-    """
-    block = triton.next_power_of_2(len(out.losses))
+def select_examples(step: Buffers) -> None:
+    """Weighs the k' largest losses 1/k' each, lists those examples and writes the statistics."""
+    kept, block = step.kept, triton.next_power_of_2(step.batch_size)
     _select_examples[(1,)](
-        out.losses, clock.step, clock.num_hard_examples, out.weights, out.survivors,
-        out.num_survivors, out_stats, len(out.losses), BLOCK=block,
+        kept.losses, step.clock.step, step.clock.num_hard_examples, kept.weights, kept.survivors,
+        kept.num_survivors, step.stats, step.batch_size, BLOCK=block,
         num_warps=min(16, max(1, block // EXAMPLES_OF_WARP)),
     )  # fmt: skip
 
 
-def list_examples(*, clock: Clock, out: Kept, out_stats: Tensor) -> None:
+def list_examples(step: Buffers) -> None:
     """As `select_examples`, for `weights` that another risk has given."""
-    block = triton.next_power_of_2(len(out.losses))
+    kept, block = step.kept, triton.next_power_of_2(step.batch_size)
     _list_examples[(1,)](
-        out.losses, out.weights, clock.step, out.survivors, out.num_survivors, out_stats,
-        len(out.losses), BLOCK=block, num_warps=min(16, max(1, block // EXAMPLES_OF_WARP)),
+        kept.losses, kept.weights, step.clock.step, kept.survivors, kept.num_survivors, step.stats,
+        step.batch_size, BLOCK=block, num_warps=min(16, max(1, block // EXAMPLES_OF_WARP)),
     )  # fmt: skip
 
 

@@ -214,13 +214,11 @@ def _plot(
         if not math.isnan(trial.low) and not math.isnan(trial.high):
             intervals.append((x, y_axis.place(trial.low), y_axis.place(trial.high)))
         anchor, side = ("start", 1) if x < (LARGE.left + LARGE.right) / 2 else ("end", -1)
+        text, below = trial.role, 18 if trial is shown[0] else 4
         if trial is chosen:
-            role = f" ({trial.role})" if trial.role else ""
-            text = f"chosen: trial {trial.number}{role}"
-            labels.append(Label(x + 11 * side, y - 10, text, anchor, is_strong=True))
-        elif trial.role:
-            below = 18 if trial is shown[0] else 4
-            labels.append(Label(x + 11 * side, y + below, trial.role, anchor, is_strong=False))
+            text, below = f"chosen: trial {trial.number}" + f" ({text})" * bool(text), -10
+        if text:
+            labels.append(Label(x + 11 * side, y + below, text, anchor, trial is chosen))
     (left, top), *others = [place(trial) for trial in results.front if trial in shown]
     steps = "".join(f"V{y:.1f}H{x:.1f}" for x, y in others)
     return Plot(

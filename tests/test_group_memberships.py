@@ -35,7 +35,7 @@ from evenhand.report.bounds import known_groups
 from evenhand.report.run_set import make_run_set
 from evenhand.run_folder import RunResult
 from evenhand.tuning.search import default_criterion
-from evenhand.tuning.smallest_group import count_members
+from evenhand.tuning.space import count_members
 from small import run_main
 from test_evaluation import evaluated, row
 

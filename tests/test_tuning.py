@@ -1,9 +1,6 @@
-"""Choosing settings: the rule, what is searched, which trials are run, k' of the smallest group,
-and the page about a search.
-"""
+"""Choosing settings: the rule, what is searched, k' of the smallest group, and the page."""
 
 import dataclasses
-import itertools
 import math
 import re
 from fractions import Fraction
@@ -16,28 +13,17 @@ from scipy.stats import qmc
 
 import small
 from evenhand.errors import UserError
-from evenhand.evaluation import Score
-from evenhand.tuning.results import (
-    Rule,
-    choose_trial,
-    describe_choice,
-    feasible_trials,
-    name_rivals,
-    nearby_trials,
-    pareto_front,
-    size_levels,
-    sort_by_criterion,
-    write_search_page,
-)
-from evenhand.tuning.search import default_criterion, plan_search, with_figures, without_test
-from evenhand.tuning.smallest_group import count_members, num_hard_examples_for
+from evenhand.tuning.results import Results, Rule, describe_choice, write_search_page
+from evenhand.tuning.search import default_criterion, plan_search, without_test
 from evenhand.tuning.space import (
     Choices,
     Span,
     Trial,
     _even_points,
+    count_members,
     default_space,
     format_settings,
+    num_hard_examples_for,
     parse_space,
     plan_trials,
     with_settings,
@@ -49,21 +35,19 @@ RULE = Rule("recall@10 on worst 3 of script", "recall@10", 0.02)
 
 
 def trial_of(number, average, criterion, *, k_prime=8, role="", **changes):
-    settings = {
-        "mining.method": "snm" if role == "SNM" else "s2m",
-        K_PRIME: k_prime,
-        "training.learning_rate": number / 100,
-    }
+    method = "snm" if role == "SNM" else "s2m"
     values = {
+        "settings": {
+            "mining.method": method,
+            K_PRIME: k_prime,
+            "training.learning_rate": number / 100,
+        },
         "low": criterion - 0.02,
         "high": criterion + 0.03,
         "figures": {"all": average, "tail": average / 2},
         "seconds": 12.3,
     }
-    return Trial(
-        number=number, role=role, settings=settings, average=average, criterion=criterion,
-        **{**values, **changes},
-    )  # fmt: skip
+    return Trial(number=number, role=role, average=average, criterion=criterion, **values | changes)
 
 
 # --- the rule -------------------------------------------------------------------------------------
@@ -72,24 +56,11 @@ hundredths = st.one_of(st.none(), st.integers(0, 9))  # None: the trial did not 
 tables = st.lists(st.tuples(hundredths, hundredths), min_size=1, max_size=9)
 
 
-def trials_of(table):
-    return [
-        trial_of(n, NAN if a is None else a / 100, NAN if c is None else c / 100)
-        for n, (a, c) in enumerate(table, start=1)
-    ]
-
-
-def whole(table):
-    """Number, average and criterion of the trials that have both, in hundredths."""
-    rows = [(n, a, c) for n, (a, c) in enumerate(table, start=1)]
-    return [(n, a, c) for n, a, c in rows if a is not None and c is not None]
-
-
 @given(tables, st.integers(0, 9))
 @example([(5, 3), (6, 3), (6, 3)], 9)
 @example([(6, 4), (6, 3)], 0)
-def test_the_choice_is_that_of_a_slow_reading_of_the_rule(table, max_drop):
-    rows = whole(table)
+def test_choice_and_front_are_those_of_a_slow_reading_of_the_rule(table, max_drop):
+    rows = [(n, a, c) for n, (a, c) in enumerate(table, start=1) if None not in (a, c)]
     order = []  # the next is one that no other is better than
     while len(order) < len(rows):
         rest = [row for row in rows if row not in order]
@@ -98,52 +69,45 @@ def test_the_choice_is_that_of_a_slow_reading_of_the_rule(table, max_drop):
             if not any(is_better):
                 order.append((n, a, c))
                 break
-    feasible = [n for n, a, _ in order if all(other[1] - a <= max_drop for other in rows)]
-    trials = trials_of(table)
-    found = feasible_trials(trials, max_drop=max_drop / 100)
-    assert [trial.number for trial in found] == feasible
-    assert choose_trial(trials, max_drop=max_drop / 100) == (found[0] if found else None)
-    numbers = [trial.number for trial in sort_by_criterion(trials)]
-    assert numbers[: len(rows)] == [n for n, _, _ in order]
-    assert sorted(numbers) == [trial.number for trial in trials]  # none is lost
+    trials = [
+        trial_of(n, *(NAN if figure is None else figure / 100 for figure in row))
+        for n, row in enumerate(table, start=1)
+    ]
+    results = Results(trials, Rule("c", "a", max_drop / 100))
+    near = [n for n, a, _ in order if all(other[1] - a <= max_drop for other in rows)]
+    assert [trial.number for trial in results.feasible] == near
+    assert results.chosen is (results.feasible[0] if near else None)
+    ranked = [trial.number for trial in results.ranked]
+    assert ranked[: len(rows)] == [n for n, _, _ in order]
+    assert sorted(ranked) == [trial.number for trial in trials]  # none is lost
+    unbeaten = [
+        n
+        for n, a, c in rows
+        if not any(b >= a and d >= c and ((b, d) != (a, c) or m < n) for m, b, d in rows)
+    ]
+    assert sorted(trial.number for trial in results.front) == unbeaten
+    averages = [trial.average for trial in results.front]
+    assert averages == sorted(averages)
 
 
 @pytest.mark.parametrize("best", [0.30, 0.41, 0.57])
 @pytest.mark.parametrize("drop", [0.005, 0.01])
 def test_a_trial_that_is_below_by_just_the_drop_is_near_enough_however_it_rounds(best, drop):
-    for low in (best - drop, round(best - drop, 3), best - drop - 1e-12):
-        trials = [trial_of(1, best, 0.1), trial_of(2, low, 0.2)]
-        assert choose_trial(trials, max_drop=drop).number == 2
-    trials = [trial_of(1, best, 0.1), trial_of(2, best - drop - 1e-6, 0.2)]
-    assert choose_trial(trials, max_drop=drop).number == 1
-
-
-@given(tables)
-def test_the_front_is_what_no_other_trial_beats(table):
-    rows = whole(table)
-    expected = [
-        n
-        for n, a, c in rows
-        if not any(
-            (b >= a and d >= c and (b, d) != (a, c)) or ((b, d) == (a, c) and m < n)
-            for m, b, d in rows
-        )
+    lows = [best - drop, round(best - drop, 3), best - drop - 1e-12, best - drop - 1e-6]
+    chosen = [
+        Results([trial_of(1, best, 0.1), trial_of(2, low, 0.2)], Rule("c", "a", drop)).chosen
+        for low in lows
     ]
-    front = pareto_front(trials_of(table))
-    assert sorted(trial.number for trial in front) == expected
-    averages = [trial.average for trial in front]
-    assert averages == sorted(averages)
+    assert [trial.number for trial in chosen] == [2, 2, 2, 1]
 
 
 def test_rivals_are_near_the_best_average_and_within_the_interval():
     chosen = trial_of(1, 0.50, 0.40, low=0.35, high=0.45)
     within, outside = trial_of(2, 0.50, 0.35), trial_of(3, 0.50, 0.34)
-    too_low = trial_of(4, 0.40, 0.39)
-    more = trial_of(5, 0.50, 0.36)
-    trials = feasible_trials([within, outside, too_low, more, chosen], max_drop=0.01)
-    assert name_rivals(trials) == "trials 2, 5"
+    too_low, more = trial_of(4, 0.40, 0.39), trial_of(5, 0.50, 0.36)
+    assert Results([chosen, within, outside, too_low, more], RULE).rivals == "trials 2, 5"
     without = dataclasses.replace(chosen, low=NAN, high=NAN)
-    assert name_rivals([without, within]) == ""
+    assert Results([without, within], RULE).rivals == ""
 
 
 @pytest.mark.parametrize(
@@ -155,7 +119,7 @@ def test_rivals_are_near_the_best_average_and_within_the_interval():
 )
 def test_how_far_a_choice_is_to_be_trusted_is_said(criteria, said):
     trials = [trial_of(n, 0.5, criterion) for n, criterion in enumerate(criteria, start=1)]
-    first, *others = describe_choice(trials, RULE)
+    first, *others = describe_choice(Results(trials, RULE))
     assert first.startswith(f"chosen: trial 1, the highest {RULE.criterion} of the trials near")
     assert "(2 of 2: recall@10 at most 0.02 below 0.5000)" in first
     assert [said in line for line in others] == [True]
@@ -170,17 +134,6 @@ def config(**changes):
 
 def settings_of(trials):
     return [trial.settings for trial in trials]
-
-
-def test_the_same_seed_gives_the_same_trials_and_more_begin_with_fewer():
-    space = default_space(config())
-    few, many = (plan_trials(config(), space, num_trials=n, seed=3) for n in (7, 20))
-    assert few == plan_trials(config(), space, num_trials=7, seed=3)
-    assert many[:7] == few
-    assert len(many) == 20
-    others = plan_trials(config(), space, num_trials=7, seed=4)
-    assert others[:2] == few[:2]
-    assert others != few
 
 
 def test_the_first_trials_are_the_baseline_and_the_config_as_given():
@@ -200,13 +153,16 @@ def test_the_first_trials_are_the_baseline_and_the_config_as_given():
 
 
 @given(st.integers(2, 24), st.integers(0, 1000), st.sampled_from(["s2m", "s2m-annealed", "snm"]))
-def test_no_two_trials_are_alike_and_each_can_be_built(num_trials, seed, method):
+def test_trials_follow_from_the_seed_none_is_twice_and_more_begin_with_fewer(count, seed, method):
     base = config(mining__method=method)
-    trials = plan_trials(base, default_space(base), num_trials=num_trials, seed=seed)
-    assert len(trials) == num_trials
-    for one, other in itertools.combinations(settings_of(trials), 2):
-        assert one != other
+    trials = plan_trials(base, default_space(base), num_trials=count, seed=seed)
+    assert len(trials) == count
+    assert plan_trials(base, default_space(base), num_trials=24, seed=seed)[:count] == trials
+    others = plan_trials(base, default_space(base), num_trials=count, seed=seed + 1)
+    assert others[:1] == trials[:1]
+    assert (others != trials) == any(not trial.role for trial in trials)
     for settings in settings_of(trials):
+        assert settings_of(trials).count(settings) == 1
         mining = with_settings(base, settings).mining
         assert (mining.method == "snm") == (settings[K_PRIME] == mining.batch_size)
 
@@ -326,20 +282,6 @@ def test_the_default_criterion_is_of_the_column_with_the_most_judged_groups(chan
     assert default_criterion(config(), without_test(small.dense_dataset())) == "recall@10 on tail"
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.125, 0.375), (NAN, NAN)])
-def test_the_figures_of_a_trial_are_its_scores_and_the_interval_that_of_its_criterion(low, high):
-    scores = [
-        Score("recall@10", "all", "all", 0.5, 0.4, 0.6, 100, is_judged=True),
-        Score("recall@10", "frequency", "tail", 0.25, low, high, 30, is_judged=True),
-        Score("recall@10", "frequency", "head", NAN, NAN, NAN, 0, is_judged=False),
-    ]
-    rule = Rule("recall@10 on tail", "recall@10", 0.01)
-    trial = with_figures(trial_of(1, NAN, NAN), scores, rule)
-    assert (trial.average, trial.criterion) == (0.5, 0.25)
-    np.testing.assert_equal([trial.low, trial.high], [low, high])
-    assert trial.figures == {"all": 0.5, "tail": 0.25}  # a group without a pair has no figure
-
-
 # --- the smallest group ---------------------------------------------------------------------------
 
 
@@ -383,9 +325,9 @@ TRIALS = [
 
 @pytest.fixture
 def page_of(tmp_path):
-    def page_of(trials=TRIALS, *, title="What it found", rule=RULE, next_command="evenhand train"):
-        path = tmp_path / "tradeoff.html"
-        write_search_page(trials, path, title=title, rule=rule, next_command=next_command)
+    def page_of(trials=TRIALS, *, title="What it found", rule=RULE, command="evenhand train"):
+        path, results = tmp_path / "tradeoff.html", Results(trials, rule)
+        write_search_page(results, path, title=title, command=command)
         return path.read_text("utf-8")
 
     return page_of
@@ -475,10 +417,9 @@ def test_a_trial_far_below_the_others_does_not_press_them_together(page_of):
     page = page_of(trials)
     assert "Not in this picture: 1 trial with much lower averages." in page
     assert [figure.count("<title>trial") for figure in page.split("<figure")[1:]] == [3, 4]
-    assert nearby_trials(trials, TRIALS[2], 0.02) == TRIALS[:3]
     # The anchors are always there.
-    given_ = [dataclasses.replace(TRIALS[0], average=0.01), *TRIALS[1:3]]
-    assert nearby_trials(given_, TRIALS[2], 0.02) == given_
+    snm = dataclasses.replace(TRIALS[0], average=0.01)
+    assert "<details>" not in page_of([snm, *TRIALS[1:3]])
 
 
 @pytest.mark.parametrize(
@@ -496,24 +437,22 @@ def test_odd_searches_have_a_page_too(page_of, trials):
     page = page_of(trials)
     assert "nan" not in page.partition("<script>")[0].lower()
     assert all(0 <= x <= 640 and 0 <= y <= 400 for x, y, _ in marks_of(page))
-    with pytest.raises(ValueError, match="at least one"):
-        page_of([TRIALS[4]])
 
 
 def test_names_cannot_become_markup(page_of):
     evil = '<script>alert("x")</script>'
     rule = Rule(f"recall@10 on {evil}=1", evil, 0.02)
-    page = page_of(title=evil, rule=rule, next_command=evil)
+    page = page_of(title=evil, rule=rule, command=evil)
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
 
 
-def test_each_size_has_a_shape_of_its_own_while_there_are_shapes():
-    def levels(*sizes):
-        return size_levels([trial_of(n, 0.5, 0.5, k_prime=size) for n, size in enumerate(sizes)])
+def test_each_size_has_a_shape_of_its_own_while_there_are_shapes(page_of):
+    def legend(*sizes):
+        page = page_of([trial_of(n, 0.5, 0.5, k_prime=k) for n, k in enumerate(sizes, start=1)])
+        items = re.search(r'<ul class="legend".*?</ul>', page, re.DOTALL)[0]
+        return [words_of(item) for item in re.findall("<li>.*?</li>", items, re.DOTALL)]
 
-    assert levels(8, 2, 8, 4) == [(2, 2), (4, 4), (8, 8)]
-    assert levels(*range(1, 7)) == [(n, n) for n in range(1, 7)]
-    many = levels(*range(1, 20))
-    assert len(many) <= 6
-    assert [size for low, high in many for size in range(low, high + 1)] == list(range(1, 20))
+    assert legend(8, 2, 8, 4) == ["k' = 2", "k' = 4", "k' = 8"]
+    assert legend(*range(1, 7)) == [f"k' = {n}" for n in range(1, 7)]
+    assert legend(*range(1, 20)) == [f"k' = {n} to {min(n + 3, 19)}" for n in range(1, 20, 4)]

@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import signal
-import tomllib
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ import pytest
 import small
 from evenhand.config import build_config, read_settings
 from evenhand.data import Rows, save_dataset
-from evenhand.tuning.smallest_group import count_members
-from evenhand.tuning.space import with_settings
+from evenhand.tuning.space import count_members, with_settings
 from small import bytes_of, fruits_of, run, run_main, settings_file, start, wait_for
 
 K_PRIME = "mining.num_hard_examples"
@@ -37,7 +35,6 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuning")
     texts = small.text_dataset()
     save_dataset(texts, folder / "data")
-    save_dataset(small.with_parts(texts, test=None), folder / "untested")
     save_dataset(small.with_parts(texts, validation=None), folder / "unjudged")
     settings_file(folder / "a.toml", "data", **QUICK)
     answer = run(folder, *TUNE, "--run", "whole")
@@ -98,10 +95,6 @@ def test_the_folder_holds_all_that_was_promised_and_the_figures_are_those_of_eva
         ]
         assert trial["figures"]["tail"] == rows["frequency", "tail"]["value"]
         assert {"all", "head", "torso", "tail", "worst 3 regions"} <= set(trial["figures"])
-        settings = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        for name, value in trial["settings"].items():
-            section, _, key = name.partition(".")
-            assert settings[section][key] == value
 
 
 def test_what_is_printed_says_what_was_chosen_by_which_rule_and_what_to_do_next(home):
@@ -109,41 +102,23 @@ def test_what_is_printed_says_what_was_chosen_by_which_rule_and_what_to_do_next(
     chosen = tuning_of(home / "whole")["chosen"]
     assert out.startswith("4 trials, judged on the validation part: the highest recall@10 on worst")
     assert f"searched: {K_PRIME}=2,4,8,16,32 mining.num_hard_labels=1,5,20" in out
-    assert "trial 1 of 4 (SNM): recall@10 0." in out
-    assert "trial 2 of 4 (as given)" in out
+    assert "trial 2 of 4 (as given): recall@10 0." in out
     assert "step 1" not in out  # a line a trial is enough where the output is a file
     assert re.search(rf"│ +{chosen} │.*│ yes +│ chosen", out)
     assert f"chosen: trial {chosen}, the highest recall@10 on worst tenth of region" in out
     assert "flatter" in out
-    assert "evenhand train whole/best.toml --run whole-best" in out
-    for name in ("best.toml", "tuning.json", "tradeoff.html"):
-        assert f"whole/{name}" in out
+    for word in ("train whole/best.toml --run whole-best", "whole/tuning.json", "tradeoff.html"):
+        assert word in out
 
 
 def test_the_best_settings_train_as_their_first_line_says(home, user):
     first, second, *_ = (home / "whole/best.toml").read_text("utf-8").splitlines()
     assert first == "# evenhand train whole/best.toml --run whole-best"
     assert "on the validation part" in second
-    out = user(*first.removeprefix("# evenhand ").split())
-    assert "pair recall on the test part" in out
-    chosen = home / f"whole/trials/{tuning_of(home / 'whole')['chosen']:03d}"
-    metrics = (home / "whole-best/metrics.jsonl").read_bytes()
-    assert metrics == (chosen / "metrics.jsonl").read_bytes()
-    settings = [
-        tomllib.loads((f / "config.toml").read_text("utf-8")) for f in (home / "whole-best", chosen)
-    ]
-    assert settings[0] == settings[1]
-
-
-def test_the_test_part_is_never_read(home, user):
-    user("tune", "a.toml", "--trials", 4, "--data", "untested", "--run", "without")
-    tuning, expected = tuning_of(home / "without"), tuning_of(home / "whole")
-    for trial, other in zip(tuning["trials"], expected["trials"], strict=True):
-        del trial["seconds"], other["seconds"]
-    assert tuning["trials"] == expected["trials"]
-    about = json.loads((home / "whole/trials/001/run.json").read_text("utf-8"))
-    assert set(about["dataset"]["num_queries"]) == {"train", "validation"}
-    assert not list(home.glob("w*/trials/*/evaluation/test"))
+    assert "pair recall on the test part" in user(*first.removeprefix("# evenhand ").split())
+    chosen, best = home / f"whole/trials/{tuning_of(home / 'whole')['chosen']:03d}", "whole-best"
+    assert (home / best / "metrics.jsonl").read_bytes() == (chosen / "metrics.jsonl").read_bytes()
+    assert read_settings(home / best / "config.toml") == read_settings(chosen / "config.toml")
 
 
 def test_a_test_part_that_training_would_refuse_is_not_even_looked_at(user, home, capsys):
@@ -155,18 +130,26 @@ def test_a_test_part_that_training_would_refuse_is_not_even_looked_at(user, home
     save_dataset(small.with_parts(dataset, test=part), home / "poisoned")
     flags = ("a.toml", "--data", "poisoned", "--run", "poison")
     assert "NaN" in run_main(capsys, "train", *flags).sentence
-    user("tune", *flags, "--trials", 2, "--set", "evaluation.num_resamples=0")
-    assert tuning_of(home / "poison")["trials"][0]["low"] is None  # asked for no intervals
+    user("tune", *flags, "--trials", 4)
+    tuning, expected = tuning_of(home / "poison"), tuning_of(home / "whole")
+    for trial in tuning["trials"] + expected["trials"]:
+        del trial["seconds"]
+    assert tuning["trials"] == expected["trials"]
+    about = json.loads((home / "poison/trials/001/run.json").read_text("utf-8"))
+    assert set(about["dataset"]["num_queries"]) == {"train", "validation"}
+    assert not list(home.glob("*/trials/*/evaluation/test"))
 
 
 def test_a_few_settings_can_be_searched_and_the_rest_stays(user, home):
     out = user(
         "tune", "a.toml", "--run", "few", "--trials", 9, "--search", f"{K_PRIME}=4,32",
         "--criterion", "recall@1 on style=rare", "--average", "mrr", "--max-drop", 1,
+        "--set", "evaluation.num_resamples=0",
     )  # fmt: skip
     assert "there are only 3 different trials in what is searched" in out
     tuning = tuning_of(home / "few")
     assert [trial["settings"][K_PRIME] for trial in tuning["trials"]] == [32, 8, 4]
+    assert {trial["low"] for trial in tuning["trials"]} == {None}  # asked for no intervals
     base = build_config(read_settings(home / "few/base.toml"))
     for number, planned in enumerate(tuning["planned"], start=1):
         run_settings = read_settings(home / f"few/trials/{number:03d}/config.toml")
@@ -210,8 +193,8 @@ def test_a_trial_that_diverges_is_out_and_the_others_go_on(user, home):
 def test_where_every_trial_diverges_none_is_chosen(home, monkeypatch, capsys):
     monkeypatch.chdir(home)
     flags = ("--run", "hopeless", "--learning-rate", "1e38", "--search", f"{K_PRIME}=4")
-    sentence = run_main(capsys, "tune", "a.toml", *flags).sentence
-    assert "no trial of hopeless came to an end" in sentence
+    answer = run_main(capsys, "tune", "a.toml", *flags)
+    assert "no trial of hopeless came to an end" in answer.sentence
     assert not (home / "hopeless/best.toml").exists()
 
 
@@ -283,7 +266,6 @@ def test_a_search_can_be_given_more_trials_and_ends_as_one_that_had_them_at_once
 
 REFUSED = [  # flags, what the sentence must hold
     (["--trials", 1], ["--trials", "2", "got 1"]),
-    (["--max-drop", -0.1], ["--max-drop", "-0.1"]),
     (["--max-drop", "nan"], ["--max-drop", "nan"]),
     (["--seed", -1], ["--seed", "-1"]),
     (["--criterion", "recall@10 on worst 3 of regio"], ["regio", "did you mean 'region'"]),
@@ -291,7 +273,6 @@ REFUSED = [  # flags, what the sentence must hold
      ["worst 3 of style", "no value"]),
     (["--average", "recall@11"], ["recall@11", "did you mean 'recall@1'"]),
     (["--search", "mining.num_hard_label=3"], ["num_hard_label", "did you mean 'num_hard_labels'"]),
-    (["--search", "mining.num_hard_labels=41"], ["num_hard_labels", "40", "41"]),
     (["--search", "mining.num_hard_labels=2..41"], ["num_hard_labels", "40", "41"]),
     (["--search", f"{K_PRIME}=33"], ["num_hard_examples", "32", "33"]),
     (["--search", f"{K_PRIME}=4.5"], ["num_hard_examples", "int", "4.5"]),
@@ -309,8 +290,8 @@ REFUSED = [  # flags, what the sentence must hold
     (["--search", "mining.anneal_fraction=0,1", "--method", "s2m"], ["anneal", "changes nothing"]),
     (["--smallest-share", 0], ["above 0", "0.0"]),
     (["--smallest-share", 1.5], ["at most 1", "1.5"]),
-    (["--smallest-share", 0.1, "--hard-examples", 3], ["--hard-examples", "give one"]),
     (["--smallest-share", 0.1, "--set", f"{K_PRIME}=3"], ["give one"]),
+    (["--smallest-share", 0.1, "--hard-examples", 3], ["--hard-examples", "give one"]),
     (["--smallest-share", 0.1, "--smallest-group", "style=odd"], ["give one"]),
     (["--smallest-share", 0.1, "--method", "snm"], ["snm", "--method s2m-annealed"]),
     (["--smallest-group", "style"], ["column=group", "'style'"]),

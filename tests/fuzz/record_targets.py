@@ -20,7 +20,7 @@ from evenhand.saved_models import check_shapes, fill_model, open_weights
 from evenhand.store import MANIFEST, Table, open_store, save_tensors, sign
 from evenhand.tables import results_table, row_title
 from evenhand.training.metrics_file import rewind_metrics
-from evenhand.tuning.results import choose_trial, pareto_front
+from evenhand.tuning.results import Results
 from evenhand.tuning.search import open_search
 from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
 from experiments.simulated_ranks import run_ranks
@@ -135,8 +135,8 @@ def read_search(data: bytes) -> Exception | None:
     for trial in search.planned:
         with_settings(search.config, trial.settings)
     require(len(trials) <= len(search.planned), "more trials than were planned")
-    choose_trial(trials, max_drop=search.rule.max_drop)
-    pareto_front(trials)
+    results = Results(trials, search.rule)
+    require(len(results.feasible) + len(results.front) <= 2 * len(trials), "more than there are")
     if trials:
         format_settings([trial.settings for trial in trials])
         require(all(isinstance(t.num_hard_examples, int) for t in trials), "k'")

@@ -13,8 +13,14 @@ from evenhand.config import build_config, read_settings, to_toml, with_assignmen
 from evenhand.data import Dataset, Groups, Part, Rows
 from evenhand.errors import UserError
 from evenhand.evaluation import Score, selected_score
-from evenhand.tuning.smallest_group import count_members, num_hard_examples_for
-from evenhand.tuning.space import default_space, get_setting, parse_space, with_settings
+from evenhand.tuning.space import (
+    count_members,
+    default_space,
+    get_setting,
+    num_hard_examples_for,
+    parse_space,
+    with_settings,
+)
 from tests.small import parse_words
 
 from .target import answer, require, target, write

@@ -135,7 +135,7 @@ def read_config(flags: SettingsFlags, *, default: Path | None = None) -> "Config
     """The config of the TOML file or preset, or else of the default file, with the flags on top."""
     import evenhand.config as config
     from evenhand.cli.console import console
-    from evenhand.tuning.smallest_group import build_guarding_config
+    from evenhand.tuning.space import build_guarding_config
 
     path = flags.config or default
     settings = {}

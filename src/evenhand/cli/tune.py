@@ -50,8 +50,13 @@ def tune(
     from evenhand.files import locked
     from evenhand.progress import stop_requested
     from evenhand.runs import open_data
-    from evenhand.tuning import search as searching
-    from evenhand.tuning.results import trials_table
+    from evenhand.tuning.search import (
+        begin_search,
+        open_search_data,
+        plan_search,
+        run_search,
+        without_test,
+    )
 
     wishes: dict[str, Any] = {
         "num_trials": trials,
@@ -65,10 +70,9 @@ def tune(
     if not resume:
         config = read_config(flags)
         advised = None if flags.smallest is None else config.mining.num_hard_examples
-        dataset = searching.without_test(open_data(config.data, console))
+        dataset = without_test(open_data(config.data, console))
         folder = run or Path(f"runs/{dataset.name}-tune")
-        plan = searching.plan_search(config, dataset, advised=advised, **given)
-        searching.begin_search(folder, plan)
+        begin_search(folder, plan_search(config, dataset, advised=advised, **given))
     elif run is None:
         raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
     else:
@@ -80,24 +84,18 @@ def tune(
                     f"{names.get(name, name).replace('_', '-')}; leave it out, or begin another "
                     f"search in another --run folder"
                 )
-        folder, (plan, _) = run, searching.open_search(run)
-        place = None if flags.data is None else Path(flags.data)
-        dataset = searching.open_search_data(run, plan, console, place=place)
+        folder, place = run, None if flags.data is None else Path(flags.data)
+        dataset = open_search_data(run, console, place=place)
     with locked(folder), stop_requested() as should_stop_fn:
-        if resume and trials is not None:
-            plan = searching.extend_search(folder, trials)
-        for line in searching.describe_search(plan, num_asked=trials):
-            console.print(line)
-        own_device = choose_device(device)
-        results = searching.run_trials(
-            folder, dataset, device=own_device, console=console, should_stop_fn=should_stop_fn
+        is_complete = run_search(
+            folder,
+            dataset,
+            num_trials=trials,
+            device=choose_device(device),
+            console=console,
+            should_stop_fn=should_stop_fn,
         )
-    if results is None:
+    if not is_complete:
         again = shlex.quote(str(folder))
         console.print(f"stopped; continue with: evenhand tune --resume --run {again}")
-        return 130
-    lines = searching.conclude(folder, plan, results)
-    console.print(trials_table(results, plan.rule))
-    for line in lines:
-        console.print(line)
-    return 0
+    return 0 if is_complete else 130

@@ -28,7 +28,7 @@ from evenhand.build import check_against_data
 from evenhand.config import Config, build_config, read_settings, to_toml, to_type
 from evenhand.data import Dataset, memberships
 from evenhand.errors import UserError
-from evenhand.evaluation import Score, check_selector, group_columns, selected_score
+from evenhand.evaluation import check_selector, group_columns, selected_score
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.evaluation.scores import MIN_PAIRS
 from evenhand.faults import explain_out_of_memory
@@ -38,13 +38,7 @@ from evenhand.run_folder import load_result
 from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
 from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
-from evenhand.tuning.results import (
-    Rule,
-    choose_trial,
-    describe_choice,
-    pareto_front,
-    write_search_page,
-)
+from evenhand.tuning.results import Results, Rule, describe_choice, trials_table, write_search_page
 from evenhand.tuning.space import (
     Space,
     Trial,
@@ -55,7 +49,6 @@ from evenhand.tuning.space import (
 )
 
 PART = "validation"
-NUM_TRIALS, MAX_DROP = 16, 0.005  # unless told otherwise
 SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}  # in tuning.json
 
 
@@ -63,7 +56,7 @@ SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}  #
 class Search:
     config: Config
     space: Space
-    planned: tuple[Trial, ...]
+    planned: Sequence[Trial]
     rule: Rule
     command: str
     seed: int
@@ -71,49 +64,17 @@ class Search:
     data_folder: str  # where the data lay when the search began
 
 
-def open_search_data(
-    folder: Path, search: Search, console: Console, *, place: Path | None = None
-) -> Dataset:
-    """The data that a search was begun on, without its test part.
-
-    Args:
-        place: where it lies, if not where the settings say, nor where it lay then.
-    """
-    data = search.config.data
-    if place is None and search.data_folder and not data.folder.exists():
-        place = Path(search.data_folder)  # the settings may name it from another working folder
-    dataset = without_test(open_data(data, console, folder=place))
-    if dataset.fingerprint != search.fingerprint:
-        raise UserError(
-            f"{folder} was begun on another data set (fingerprint {search.fingerprint[:12]}, "
-            f"{dataset.name} now has {dataset.fingerprint[:12]}); restore that data, or begin anew "
-            f"in another --run folder"
-        )
-    return dataset
-
-
 # --- the plan -------------------------------------------------------------------------------------
-
-
-def without_test(dataset: Dataset) -> Dataset:
-    """The data set as a search sees it, so that nothing in it can look at the test part."""
-    if PART not in dataset.parts:
-        raise UserError(
-            f"tuning needs a validation part, and {dataset.name} has only "
-            f"{', '.join(dataset.parts)}; make the data set with one"
-        )
-    parts = {name: dataset.parts[name] for name in ("train", PART)}
-    return dataclasses.replace(dataset, parts=parts)
 
 
 def plan_search(
     config: Config,
     dataset: Dataset,
     *,
-    num_trials: int = NUM_TRIALS,
+    num_trials: int = 16,
     criterion: str | None = None,
     average: str | None = None,
-    max_drop: float = MAX_DROP,
+    max_drop: float = 0.005,
     words: Sequence[str] = (),
     advised: int | None = None,
     seed: int = 0,
@@ -126,13 +87,10 @@ def plan_search(
         words: what is varied, as `parse_space` reads it; if none, `default_space`.
         advised: the k' of a smallest group, which the default space then holds.
     """
-    for flag, value, least in (
-        ("trials", num_trials, 2),
-        ("max-drop", max_drop, 0),
-        ("seed", seed, 0),
-    ):
-        if not least <= value < math.inf:
-            raise UserError(f"--{flag} must be at least {least}, got {value}")
+    least = {"trials": (2, num_trials), "max-drop": (0, max_drop), "seed": (0, seed)}
+    for flag, (low, value) in least.items():
+        if not low <= value < math.inf:
+            raise UserError(f"--{flag} must be at least {low}, got {value}")
     space = parse_space(words, config) if words else default_space(config, advised=advised)
     planned = plan_trials(config, space, num_trials=num_trials, seed=seed)
     for trial in planned:
@@ -145,26 +103,13 @@ def plan_search(
     return Search(
         config=config,
         space=space,
-        planned=tuple(planned),
+        planned=planned,
         rule=Rule(criterion, average, max_drop),
         command=shlex.join(["evenhand", *sys.argv[1:]]),
         seed=seed,
         fingerprint=dataset.fingerprint,
         data_folder=str(config.data.folder.absolute()),
     )
-
-
-def describe_search(search: Search, *, num_asked: int | None = None) -> list[str]:
-    """What is searched, and by which rule a trial will be chosen."""
-    num_trials, rule = len(search.planned), search.rule
-    lines = [
-        f"{num_trials} trials, judged on the {PART} part: the highest {rule.criterion} of those "
-        f"whose {rule.average} is at most {rule.max_drop:g} below the best",
-        "searched: " + " ".join(f"{name}={axis}" for name, axis in search.space.items()),
-    ]
-    if num_asked is not None and num_trials < num_asked:
-        lines.append(f"note: there are only {num_trials} different trials in what is searched")
-    return lines
 
 
 def default_criterion(config: Config, dataset: Dataset) -> str:
@@ -185,6 +130,17 @@ def _main_metric(config: Config) -> str:
     return f"recall@{10 if 10 in cutoffs else max(cutoffs)}"
 
 
+def without_test(dataset: Dataset) -> Dataset:
+    """The data set as a search sees it, so that nothing in it can look at the test part."""
+    if PART not in dataset.parts:
+        raise UserError(
+            f"tuning needs a validation part, and {dataset.name} has only "
+            f"{', '.join(dataset.parts)}; make the data set with one"
+        )
+    parts = {name: dataset.parts[name] for name in ("train", PART)}
+    return dataclasses.replace(dataset, parts=parts)
+
+
 # --- its folder -----------------------------------------------------------------------------------
 
 
@@ -202,15 +158,14 @@ def begin_search(folder: Path, search: Search) -> None:
 
 def record(folder: Path, search: Search, trials: Sequence[Trial]) -> None:
     """Writes down the search and the trials that are finished, which are its first ones."""
-    chosen = choose_trial(trials, max_drop=search.rule.max_drop)
-    is_complete = len(trials) == len(search.planned)
+    results, is_complete = Results(trials, search.rule), len(trials) == len(search.planned)
     values = {name: getattr(search, name) for name in SAVED} | search.rule._asdict()
     values |= {
         "space": {name: str(axis) for name, axis in search.space.items()},
         "planned": [{"role": trial.role, "settings": trial.settings} for trial in search.planned],
         "is_complete": is_complete,
-        "chosen": chosen.number if chosen and is_complete else None,
-        "front": [trial.number for trial in pareto_front(trials)],
+        "chosen": results.chosen.number if results.chosen and is_complete else None,
+        "front": [trial.number for trial in results.front],
         "trials": [dataclasses.asdict(trial) for trial in trials],
     }
     write_json(folder / "tuning.json", values)
@@ -240,71 +195,95 @@ def open_search(folder: Path) -> tuple[Search, list[Trial]]:
             trials.append(dataclasses.replace(trial, **figures))
     except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-    search = Search(config=config, space=space, planned=tuple(planned), rule=Rule(*rule), **known)
-    return search, trials
+    return Search(config=config, space=space, planned=planned, rule=Rule(*rule), **known), trials
 
 
-def extend_search(folder: Path, num_trials: int) -> Search:
-    """Plans more trials for a search; those it has stay as they are."""
-    search, trials = open_search(folder)
-    if num_trials < len(search.planned):
+def open_search_data(folder: Path, console: Console, *, place: Path | None = None) -> Dataset:
+    """The data that a search was begun on, without its test part.
+
+    Args:
+        place: where it lies, if not where the settings say, nor where it lay then.
+    """
+    search, _ = open_search(folder)
+    data = search.config.data
+    if place is None and search.data_folder and not data.folder.exists():
+        place = Path(search.data_folder)  # the settings may name it from another working folder
+    dataset = without_test(open_data(data, console, folder=place))
+    if dataset.fingerprint != search.fingerprint:
         raise UserError(
-            f"--trials must be at least {len(search.planned)}, as many as {folder} has, got "
-            f"{num_trials}"
+            f"{folder} was begun on another data set (fingerprint {search.fingerprint[:12]}, "
+            f"{dataset.name} now has {dataset.fingerprint[:12]}); restore that data, or begin anew "
+            f"in another --run folder"
         )
-    planned = plan_trials(search.config, search.space, num_trials=num_trials, seed=search.seed)
-    search = dataclasses.replace(search, planned=tuple(planned))
-    record(folder, search, trials)
-    return search
+    return dataset
 
 
 # --- its trials -----------------------------------------------------------------------------------
 
 
-def run_trials(
+def run_search(
     folder: Path,
     dataset: Dataset,
     *,
+    num_trials: int | None = None,
     device: torch.device,
     console: Console,
     should_stop_fn: Callable[[], bool] = lambda: False,
-) -> list[Trial] | None:
-    """Runs the trials of a search that are not finished yet.
+) -> bool:
+    """Runs the trials of a search that are not finished yet, and says what was found.
+
+    Args:
+        num_trials: at least as many as were planned; those that are planned stay as they are.
 
     Returns:
-        All trials, or None: it was asked to stop, and can be resumed.
+        Whether all are finished; if not, it was asked to stop and can be resumed.
     """
     search, trials = open_search(folder)
-    num_trials, num_finished, rule = len(search.planned), len(trials), search.rule
+    num_planned, num_finished, rule = len(search.planned), len(trials), search.rule
+    num_asked = num_planned if num_trials is None else num_trials
+    if num_asked < num_planned:
+        raise UserError(
+            f"--trials must be at least {num_planned}, as many as {folder} has, got {num_asked}"
+        )
+    if num_asked > num_planned:
+        planned = plan_trials(search.config, search.space, num_trials=num_asked, seed=search.seed)
+        search, num_planned = dataclasses.replace(search, planned=planned), len(planned)
+        record(folder, search, trials)
+    console.print(
+        f"{num_planned} trials, judged on the {PART} part: the highest {rule.criterion} of those "
+        f"whose {rule.average} is at most {rule.max_drop:g} below the best"
+    )
+    console.print("searched: " + " ".join(f"{name}={axis}" for name, axis in search.space.items()))
+    if num_planned < num_asked:
+        console.print(f"note: there are only {num_planned} different trials in what is searched")
     if trials:
-        console.print(f"{len(trials)} of {num_trials} trials finished already")
+        console.print(f"{num_finished} of {num_planned} trials finished already")
     # A line a trial is enough for a file.
     of_trial = console if console.is_terminal else Console(quiet=True)
     began = time.monotonic()
-    for planned in search.planned[num_finished:]:
-        run = folder / "trials" / f"{planned.number:03d}"
-        trial = None
-        if not should_stop_fn():
-            trial = _run_trial(run, search, planned, dataset, device, of_trial, should_stop_fn)
+    for planned_trial in search.planned[num_finished:]:
+        run = folder / "trials" / f"{planned_trial.number:03d}"
+        if should_stop_fn():
+            return False
+        trial = _run_trial(run, search, planned_trial, dataset, device, of_trial, should_stop_fn)
         if trial is None:
-            return None
+            return False
         for name in ("checkpoints", "model"):
             shutil.rmtree(run / name, ignore_errors=True)
         trials.append(trial)
         record(folder, search, trials)
         seconds = (time.monotonic() - began) / (len(trials) - num_finished)
-        left = format_duration(seconds * (num_trials - len(trials)))
-        figures = (
-            f"{trial.failure}, so it is out"
-            if trial.failure
-            else f"{rule.average} {trial.average:.4f}, {rule.criterion} {trial.criterion:.4f}"
-        )
+        left = format_duration(seconds * (num_planned - len(trials)))
+        figures = f"{rule.average} {trial.average:.4f}, {rule.criterion} {trial.criterion:.4f}"
+        if trial.failure:
+            figures = f"{trial.failure}, so it is out"
         role = f" ({trial.role})" if trial.role else ""
         console.print(
-            f"trial {trial.number} of {num_trials}{role}: {figures}; "
+            f"trial {trial.number} of {num_planned}{role}: {figures}; "
             f"{format_duration(trial.seconds)}, about {left} left"
         )
-    return trials
+    _conclude(folder, search, Results(trials, rule), console)
+    return True
 
 
 def _run_trial(
@@ -343,54 +322,46 @@ def _run_trial(
         evaluate_run(run, dataset, PART, device=device, console=console, title=title)
     result = load_result(run, PART)
     seconds = sum(result.about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
-    seconds = round(seconds + time.monotonic() - began, 1)
-    return dataclasses.replace(with_figures(trial, result.scores, search.rule), seconds=seconds)
-
-
-def with_figures(trial: Trial, scores: Sequence[Score], rule: Rule) -> Trial:
-    """The trial with what its evaluation found."""
-    criterion = selected_score(scores, rule.criterion)
+    criterion = selected_score(result.scores, search.rule.criterion)
     return dataclasses.replace(
         trial,
-        average=selected_score(scores, rule.average).value,
+        average=selected_score(result.scores, search.rule.average).value,
         criterion=criterion.value,
         low=criterion.low,  # NaN where nothing is resampled
         high=criterion.high,
         figures={
             row_title(score): score.value
-            for score in main_rows(scores)
+            for score in main_rows(result.scores)
             if score.metric == criterion.metric and not math.isnan(score.value)
         },
+        seconds=round(seconds + time.monotonic() - began, 1),
     )
 
 
-def conclude(folder: Path, search: Search, trials: Sequence[Trial]) -> list[str]:
-    """Writes best.toml and the picture.
-
-    Returns:
-        What was chosen and why, how far to trust it, and what to do next.
-    """
-    chosen = choose_trial(trials, max_drop=search.rule.max_drop)
+def _conclude(folder: Path, search: Search, results: Results, console: Console) -> None:
+    """Writes best.toml and the picture; prints what was chosen and why, and what to do next."""
+    chosen = results.chosen
     if chosen is None:
         raise UserError(
-            f"no trial of {folder} came to an end, so none can be chosen ({trials[0].failure}); "
-            f"search lower values of training.learning_rate"
+            f"no trial of {folder} came to an end, so none can be chosen "
+            f"({results.trials[0].failure}); search lower values of training.learning_rate"
         )
-    run = folder.with_name(f"{folder.name}-best")
-    command = shlex.join(["evenhand", "train", str(folder / "best.toml"), "--run", str(run)])
+    best, page, run = folder / "best.toml", folder / "tradeoff.html", f"{folder.name}-best"
+    command = shlex.join(["evenhand", "train", str(best), "--run", str(folder.with_name(run))])
     write_text(
-        folder / "best.toml",
+        best,
         f"# {command}\n"
         f"# trial {chosen.number} of {folder.name}: the highest {search.rule.criterion} on the "
         f"{PART} part\n{to_toml(with_settings(search.config, chosen.settings))}",
     )
-    path, title = folder / "tradeoff.html", f"What {folder.resolve().name} found"
-    write_search_page(trials, path, title=title, rule=search.rule, next_command=command)
-    return [
-        *describe_choice(trials, search.rule),
+    write_search_page(results, page, title=f"What {folder.resolve().name} found", command=command)
+    console.print(trials_table(results))
+    for line in (
+        *describe_choice(results),
         f"its figures flatter it, because it was chosen by them; honest ones, on the test part: "
         f"{command}",
-        f"settings: {folder / 'best.toml'}",
+        f"settings: {best}",
         f"figures:  {folder / 'tuning.json'}",
-        f"picture:  {path}",
-    ]
+        f"picture:  {page}",
+    ):
+        console.print(line)

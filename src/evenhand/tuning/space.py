@@ -1,16 +1,20 @@
-"""What is searched, and which trials a seed gives."""
+"""What is searched, which trials a seed gives, and the paper's advice for k', which needs none."""
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
 
-from evenhand.config import Config, build_config, parse_toml, toml_value
+from evenhand.config import Config, build_config, parse_toml, toml_value, with_assignments
+from evenhand.data import Dataset
 from evenhand.errors import UserError
+from evenhand.evaluation import group_columns
+from evenhand.evaluation.scores import check_known
 from evenhand.methods import METHODS
+from evenhand.runs import open_data
 
 METHOD, NUM_STEPS = "mining.method", "training.num_steps"
 NUM_HARD_EXAMPLES, NUM_HARD_LABELS = "mining.num_hard_examples", "mining.num_hard_labels"
@@ -22,7 +26,6 @@ SHORT_NAMES = {
     METHOD: "method", NUM_HARD_EXAMPLES: "k'", NUM_HARD_LABELS: "k", LEARNING_RATE: "rate",
     NUM_STEPS: "steps", ANNEAL_FRACTION: "anneal",
 }  # fmt: skip
-PLAIN_WORD = re.compile("(?!(true|false|inf|nan)$)[A-Za-z][A-Za-z0-9_-]*")  # needs no quotes
 NAN = float("nan")
 MOST_DRAWS = 1000  # of a trial that is not there yet, before the space is said to hold no more
 
@@ -39,11 +42,8 @@ class Choices(NamedTuple):
         return self.values[int(share * len(self.values))]
 
     def __str__(self) -> str:
-        """As `parse_space` reads it: a word without quotes where it is no number or truth value."""
-        return ",".join(
-            value if isinstance(value, str) and PLAIN_WORD.fullmatch(value) else toml_value(value)
-            for value in self.values
-        )
+        """As `parse_space` reads it."""
+        return ",".join(map(toml_value, self.values))
 
 
 class Span(NamedTuple):
@@ -143,8 +143,18 @@ def parse_space(words: Sequence[str], config: Config) -> Space:
         if name == TAIL_FRACTION:
             raise UserError(f"k' is searched as a number: {NUM_HARD_EXAMPLES}, not {name}")
         low, is_span, high = text.partition("..")
-        items = (low, high) if is_span else text.split(",")
-        values = [_parse_value(name, item.strip(), config) for item in items]
+        values: list[Value] = []
+        for item in map(str.strip, (low, high) if is_span else text.split(",")):
+            try:
+                value = parse_toml(f"value = {item}")["value"]
+            except ValueError:  # a bare word
+                value = item
+            if isinstance(value, str) and ("," in value or ".." in value):  # written as an escape
+                raise UserError(f"--search {name} takes words without ',' and '..', got {item!r}")
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                raise UserError(f"--search {name} takes numbers or words, got {item!r}")
+            # As its setting has it; one that the setting cannot have is refused.
+            values.append(get_setting(with_settings(config, {name: value}), name))
         numbers = [value for value in values if not isinstance(value, str)]
         if is_span and (len(numbers) != 2 or numbers[0] >= numbers[1]):
             raise UserError(f"--search {name} needs two numbers, the lower one first, got {text!r}")
@@ -159,20 +169,6 @@ def parse_space(words: Sequence[str], config: Config) -> Space:
                 f"method, such as --method s2m-annealed, or do not search it"
             )
     return space
-
-
-def _parse_value(name: str, text: str, config: Config) -> Value:
-    """A value as its setting has it; one that the setting cannot have is refused."""
-    try:
-        value = parse_toml(f"value = {text}")["value"]
-    except ValueError:  # a bare word
-        value = text
-    if isinstance(value, str) and ("," in value or ".." in value):  # written as an escape
-        raise UserError(f"--search {name} takes words without ',' and '..', got {text!r}")
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise UserError(f"--search {name} takes numbers or words, got {text!r}")
-    typed: Value = get_setting(with_settings(config, {name: value}), name)
-    return typed
 
 
 # --- settings of a trial --------------------------------------------------------------------------
@@ -199,13 +195,12 @@ def get_setting(config: Config, name: str) -> Any:
 
 def format_settings(trials: Sequence[Settings]) -> list[dict[str, str]]:
     """For each trial, k' and what else differs between them, under short names, for people."""
-    names = [name for name in trials[0] if len({trial[name] for trial in trials}) > 1]
-    names = [name for name in names if name not in (METHOD, NUM_HARD_EXAMPLES)]
-    if len({trial[METHOD] for trial in trials}.difference(BASELINES)) > 1:
-        names.insert(0, METHOD)
+    num_values = {name: len({trial[name] for trial in trials}) for name in trials[0]}
+    num_values[METHOD] = len({trial[METHOD] for trial in trials}.difference(BASELINES))
+    names = [name for name, number in num_values.items() if number > 1]
     shown = []
     for trial in trials:
-        row = {name: str(trial[name]) for name in (NUM_HARD_EXAMPLES, *names)}
+        row = {name: str(trial[name]) for name in dict.fromkeys((NUM_HARD_EXAMPLES, *names))}
         if trial[METHOD] in BASELINES:  # which look at neither
             row |= {NUM_HARD_EXAMPLES: "all"}
             row |= {ANNEAL_FRACTION: "–"} if ANNEAL_FRACTION in names else {}
@@ -269,3 +264,57 @@ def _even_points(num_dimensions: int, *, seed: int, num_points: int) -> Iterator
     start = np.random.default_rng(seed).random(num_dimensions)
     for number in range(1, num_points + 1):
         yield ((start + number * steps) % 1).tolist()
+
+
+# --- the smallest group ---------------------------------------------------------------------------
+
+
+def num_hard_examples_for(share: float, *, batch_size: int) -> int:
+    """How many examples of a batch a group with this share of the data is expected to fill.
+
+    Example:
+        >>> num_hard_examples_for(0.02, batch_size=2048)
+        41
+    """
+    if not 0 < share <= 1:
+        raise UserError(f"the smallest share must be above 0 and at most 1, got {share}")
+    return math.ceil(share * batch_size * (1 - 1e-12))  # 0.07 * 100 is a little more than 7
+
+
+def count_members(dataset: Dataset, name: str) -> tuple[int, int]:
+    """Training pairs of a group, such as 'script=THAI', of queries or labels; and of all."""
+    column_name, equals, group = (piece.strip() for piece in name.partition("="))
+    if not equals:
+        raise UserError(f"a group is named column=group, such as script=THAI, got {name!r}")
+    columns = {column.name: column for column in group_columns(dataset, "train")}
+    check_known(column_name, list(columns), f"column of {name!r}")
+    column = columns[column_name]
+    check_known(group, column.group_names, f"group of {name!r}")
+    num_members = len(column.pairs_of(group))
+    if not num_members:
+        raise UserError(f"{name!r} has no training pair in {dataset.name}, so it has no share")
+    return num_members, len(column.groups.ids)
+
+
+def build_guarding_config(
+    settings: Mapping[str, Mapping[str, Any]], smallest: float | str, console: Console
+) -> Config:
+    """The config of these settings, with the k' of the smallest group: its share, or its name."""
+    # Whatever k' the settings have, it may not fit the batch, and it does not count.
+    config = build_config(with_assignments(settings, [f"{NUM_HARD_EXAMPLES}=1"]))
+    mining = config.mining
+    if isinstance(smallest, str):
+        num_members, num_pairs = count_members(open_data(config.data, console), smallest)
+        console.print(f"{smallest}: {num_members:,} of {num_pairs:,} training pairs")
+        smallest = num_members / num_pairs
+    if not mining.mines_examples:
+        raise UserError(
+            f"a smallest group sets k', which mining.method = {mining.method!r} has no use for; "
+            f"choose another method, such as --method s2m-annealed"
+        )
+    num_hard_examples = num_hard_examples_for(smallest, batch_size=mining.batch_size)
+    console.print(
+        f"k' = {num_hard_examples:,}, what a share of {smallest:.2%} is expected to fill of a "
+        f"batch of {mining.batch_size:,}"
+    )
+    return with_settings(config, {NUM_HARD_EXAMPLES: num_hard_examples})

@@ -36,8 +36,8 @@ from evenhand.evaluation import (
     worst_groups,
 )
 from evenhand.files import write_json
+from evenhand.result_tables import differences_table
 from evenhand.runs import evaluate_model, open_data
-from evenhand.tables import differences_table
 from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import train
 

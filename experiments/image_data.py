@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data.download import RemoteFile, fetch
+from evenhand.error_handling import guard
 from evenhand.errors import UserError
-from evenhand.faults import guard
 from evenhand.files import check_is_file
 from evenhand.progress import PipedConsole, download_bar
 

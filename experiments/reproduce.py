@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from evenhand.error_handling import STOPPED, guard
 from evenhand.errors import StoppedError, UserError
-from evenhand.faults import STOPPED, guard
 from evenhand.files import locked, read_json, write_json
 from evenhand.progress import PipedConsole, stop_requested
 from experiments.imbalanced_images import fixture, load_images

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from evenhand.averaging import average_models
 from evenhand.cli import main
 from evenhand.data import save_dataset
+from evenhand.ensemble import average_models
 from evenhand.files import write_json
 from evenhand.models.encoders import BagEncoder, Bags
 from evenhand.models.retriever import Retriever

@@ -331,10 +331,10 @@ def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, monkeypatch):
 
 
 FULL = [  # function, its n-th call, what the sentence names
-    ("evenhand.store.write_file", 1, "model/weights"),
-    ("evenhand.store.write_file", 2, "checkpoints/step-00000015"),
-    ("evenhand.store.write_file", 3, "model/weights"),
-    ("evenhand.store.sync", 6, "checkpoints/step-00000015"),
+    ("evenhand.tensor_store.write_file", 1, "model/weights"),
+    ("evenhand.tensor_store.write_file", 2, "checkpoints/step-00000015"),
+    ("evenhand.tensor_store.write_file", 3, "model/weights"),
+    ("evenhand.tensor_store.sync", 6, "checkpoints/step-00000015"),
     ("numpy.savez", 1, "evaluation/test/outcome.npz"),
     ("os.rename", 1, ""),
     ("evenhand.files.sync", 1, "config.toml"),

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from checkpoint_ranks import exit_codes
-from evenhand import store
+from evenhand import tensor_store
 from evenhand.errors import UserError
-from evenhand.store import Table
+from evenhand.tensor_store import Table
 from evenhand.training import checkpoint as module
 from evenhand.training.checkpoint import Checkpoint, CheckpointManager, load_latest_checkpoint
 from small import bytes_of
@@ -162,7 +162,7 @@ def held_back(monkeypatch):
 
     def slow(*arguments, **options):
         assert event.wait(20)
-        return store.save_tensors(*arguments, **options)
+        return tensor_store.save_tensors(*arguments, **options)
 
     monkeypatch.setattr(module, "save_tensors", slow)
     return event
@@ -218,7 +218,7 @@ def test_an_error_of_the_background_is_raised_by_the_next_call_once(tmp_path, mo
         lambda: manager.__exit__(None, None, None),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(store, "write_file", full)
+            patch.setattr(tensor_store, "write_file", full)
             manager.save(made(2), step=2)
             manager.thread.join()
         with pytest.raises(UserError, match=r"step-00000002 could not be written .*No space left"):
@@ -267,7 +267,7 @@ def checkpoint_of(ranks, seed):
 
 def save_twice(ranks, folder, is_async):
     """Changes everything at once after a save; training's ranks talk in the meantime."""
-    store.FILE_BYTES = 40  # so that a rank writes many files
+    tensor_store.FILE_BYTES = 40  # so that a rank writes many files
     manager = CheckpointManager(folder, keep_last=2, is_async=is_async, ranks=ranks)
     for seed in (1, 2):
         live = checkpoint_of(ranks, seed)
@@ -296,7 +296,7 @@ def load(ranks, folder, seed, num_warnings):
 def fail_on_rank_1(ranks, folder):
     """The disk of rank 1 is full: every rank says so."""
     if ranks.rank == 1:
-        store.write_file = full
+        tensor_store.write_file = full
     manager = CheckpointManager(folder, is_async=True, ranks=ranks)
     manager.save(checkpoint_of(ranks, 3), step=3)
     with pytest.raises(UserError, match=r"step-00000003 could not .*rank 1: No space left"):
@@ -306,7 +306,7 @@ def fail_on_rank_1(ranks, folder):
 def die(ranks, folder, victim):
     """A rank is killed while it writes; the others are told."""
     if ranks.rank == victim:
-        store.write_file = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        tensor_store.write_file = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
     manager = CheckpointManager(folder, is_async=True, ranks=ranks)
     manager.save(checkpoint_of(ranks, 3), step=3)
     with pytest.raises(UserError, match=r"step-00000003 could not .*a rank was lost"):

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from evenhand import exporting
+from evenhand import export_vectors
 from evenhand.build import build_model
 from evenhand.data import Strings, save_dataset
-from evenhand.data.vector_files import Block, write_blocks
+from evenhand.data.vector_writer import Block, write_blocks
 from evenhand.errors import UserError
-from evenhand.exporting import export_run
+from evenhand.export_vectors import export_run
 from evenhand.runs import begin_run, evaluate_model, query_data_of, query_data_path
 from evenhand.saved_models import load_model, run_config, save_model
-from evenhand.search.query_data import save_query_data
+from evenhand.search.serving_data import save_query_data
 from small import config, dense_dataset, run_main, text_dataset
 from test_saved_models import begun_run, save_by
 
@@ -77,7 +77,7 @@ def read_back(folder, of):
 def test_brute_force_over_the_files_finds_what_the_index_finds(
     tmp_path, monkeypatch, case, file_format, num_ranks
 ):
-    monkeypatch.setattr(exporting, "BLOCK_BYTES", 7 * 8 * 4)  # 7 rows
+    monkeypatch.setattr(export_vectors, "BLOCK_BYTES", 7 * 8 * 4)  # 7 rows
     run, dataset, make = begun_run(tmp_path, text_dataset(), **CASES[case])
     settings = config("none", **CASES[case])
     save_by(num_ranks, run, make(1))
@@ -118,8 +118,8 @@ def test_brute_force_over_the_files_finds_what_the_index_finds(
 def test_shards_are_cut_by_size_and_memory_is_bounded(tmp_path, monkeypatch):
     run, dataset, make = begun_run(tmp_path, dense_dataset())
     save_by(0, run, make(1))
-    monkeypatch.setattr(exporting, "FILE_BYTES", 20 * 8 * 4)
-    monkeypatch.setattr(exporting, "BLOCK_BYTES", 6 * 8 * 4)
+    monkeypatch.setattr(export_vectors, "FILE_BYTES", 20 * 8 * 4)
+    monkeypatch.setattr(export_vectors, "BLOCK_BYTES", 6 * 8 * 4)
     told = []
     manifest = export_run(
         run, tmp_path / "out", dataset, device=CPU, progress_fn=lambda done, _: told.append(done)
@@ -205,7 +205,7 @@ def test_without_a_model_the_part_pyarrow_or_room_nothing_is_written(tmp_path, m
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evenhand.data.vector_files.file_digest", full)
+    monkeypatch.setattr("evenhand.data.vector_writer.file_digest", full)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="No space left"):
         export_run(run, out, dataset, device=CPU)

@@ -23,7 +23,7 @@ from evenhand.data import (
 from evenhand.data.csr import concatenate_rows
 from evenhand.data.extreme import load_extreme_split
 from evenhand.data.extreme_parser import Block, Header, parse_line, parse_lines, parse_quickly
-from evenhand.data.text_files import read_blocks
+from evenhand.data.text_io import read_blocks
 from evenhand.errors import UserError
 
 REPOSITORY = Path(__file__).parents[1]
@@ -367,7 +367,7 @@ def test_what_is_no_file_of_this_format_is_refused(tmp_path):
 
 
 def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("evenhand.data.text_files.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("evenhand.data.text_io.MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(read_blocks, "__kwdefaults__", {"block_bytes": 100})
     assert_refused(written(tmp_path / "a.txt", "1 5 4\n" + "1" * 5000), "line 2", "longer than")
 

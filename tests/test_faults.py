@@ -19,8 +19,7 @@ from rich.text import Text
 
 import small
 from evenhand.data import save_dataset
-from evenhand.errors import StoppedError, UserError
-from evenhand.faults import (
+from evenhand.error_handling import (
     explain_out_of_memory,
     format_out_of_memory,
     gibibytes,
@@ -29,6 +28,7 @@ from evenhand.faults import (
     large_parts,
     say,
 )
+from evenhand.errors import StoppedError, UserError
 from evenhand.progress import PipedConsole, stop_requested
 
 

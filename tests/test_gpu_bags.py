@@ -19,7 +19,7 @@ from gpu_tables import (
 )
 
 bags = pytest.importorskip("evenhand.kernels.gpu.bags", reason=NO_TRITON)
-entries = pytest.importorskip("evenhand.kernels.gpu.entries", reason=NO_TRITON)
+entries = pytest.importorskip("evenhand.kernels.gpu.segment_update", reason=NO_TRITON)
 
 
 @pytest.fixture(params=DEVICES)

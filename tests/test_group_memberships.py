@@ -34,8 +34,8 @@ from evenhand.report import write_report
 from evenhand.report.bounds import known_groups
 from evenhand.report.run_set import make_run_set
 from evenhand.run_folder import RunResult
-from evenhand.tuning.search import default_criterion
 from evenhand.tuning.space import count_members
+from evenhand.tuning.study import default_criterion
 from small import run_main
 from test_evaluation import evaluated, row
 

@@ -15,7 +15,7 @@ import pytest
 import small
 from evenhand.config import build_config
 from evenhand.data import Groups, save_dataset
-from evenhand.store import open_store, save_tensors
+from evenhand.tensor_store import open_store, save_tensors
 from small import bytes_of, run_main, settings_file
 
 SOURCE = Path(__file__).parent.parent / "src"

@@ -17,12 +17,12 @@ LAYERS = {
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "cli", "doctor",
     ],
-    "reports": ["report", "tables", "tuning"],
+    "reports": ["report", "result_tables", "tuning"],
     "runs": [
-        "averaging", "build", "exporting", "run_folder", "runs", "saved_models",
+        "build", "ensemble", "export_vectors", "run_folder", "runs", "saved_models",
     ],
-    "settings": ["config", "faults", "progress"],
-    "system": ["distributed", "evaluation", "search", "store", "training"],
+    "settings": ["config", "error_handling", "progress"],
+    "system": ["distributed", "evaluation", "search", "tensor_store", "training"],
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "version"],  # for anything above the core
     "core": ["kernels", "losses", "methods", "metrics", "mining", "objective", "risk", "sampling"],

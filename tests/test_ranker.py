@@ -6,9 +6,9 @@ import scipy.optimize
 import torch
 
 from evenhand.data import Rows
-from evenhand.search import ExactIndex, LinearRanker, classifiers
-from evenhand.search import ranker as ranker_module
-from evenhand.search.ranker import fit_ranker, hardest_labels
+from evenhand.search import ExactIndex, LinearRanker, linear_svm
+from evenhand.search import reranker as ranker_module
+from evenhand.search.reranker import fit_ranker, hardest_labels
 
 COSTS = {"positive_cost": 0.5, "negative_cost": 0.2}
 EXACT = {"tolerance": 1e-6, "max_passes": 20_000, "smallest_weight": 0.0}
@@ -108,7 +108,7 @@ def test_rows_that_rest_are_looked_at_again(seed):
 def test_squared_lengths_are_those_of_summed_values():
     offsets, ids = np.array([0, 3, 3]), np.array([1, 0, 1], np.uint32)
     values = np.array([0.5, 2, 1.5], np.float32)
-    squares = classifiers.squared_lengths((offsets, ids, values), 2)
+    squares = linear_svm.squared_lengths((offsets, ids, values), 2)
     assert squares.tolist() == [1 + 2**2 + 2**2, 1]
 
 

@@ -19,12 +19,12 @@ from evenhand.report.curves import recall_curve
 from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.facts import format_fact
 from evenhand.report.groups import main_table, mark_best, name_members
-from evenhand.report.maps import change_classes, dot_path, draw_dots, recall_classes
 from evenhand.report.rendering import interval, join_words, percent, shorten
 from evenhand.report.run_set import make_run_set
 from evenhand.report.verdict import compare, reach_verdict
+from evenhand.report.world_map import change_classes, dot_path, draw_dots, recall_classes
+from evenhand.result_tables import main_rows, row_title
 from evenhand.run_folder import RunResult
-from evenhand.tables import main_rows, row_title
 
 NUM_LABELS = 60
 EVIL = '<script>alert("x")</script>'

@@ -120,7 +120,13 @@ APPEND = "evenhand.training.loop.append_line"
 SAVE = "evenhand.training.checkpoint.save_tensors"
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
     ("sparse", APPEND, 6, "kill after", [15]),
-    ("sparse", "evenhand.store._replace", 5, "kill", [-30, 15]),  # all is written but its name
+    (
+        "sparse",
+        "evenhand.tensor_store._replace",
+        5,
+        "kill",
+        [-30, 15],
+    ),  # all is written but its name
     ("background", APPEND, 7, "kill", None),
     ("dense", APPEND, 7, "kill", [15]),
     ("biased", APPEND, 8, "kill", [15]),

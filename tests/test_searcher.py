@@ -32,9 +32,9 @@ from evenhand.runs import (
 )
 from evenhand.saved_models import load_model
 from evenhand.search import LinearRanker
-from evenhand.search import query_data as query_data_module
-from evenhand.search.query_data import QueryData, load_query_data, save_query_data
-from evenhand.search.ranker import load_ranker, save_ranker
+from evenhand.search import serving_data as query_data_module
+from evenhand.search.reranker import load_ranker, save_ranker
+from evenhand.search.serving_data import QueryData, load_query_data, save_query_data
 from experiments.table3 import fixture
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
@@ -296,7 +296,7 @@ def test_a_kill_or_a_wish_to_stop_costs_no_more_than_the_ranker(tmp_path, monkey
     weights = small.weights_file(folder).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(runs, "train", killed)  # the model must not be trained again
-        patch.setattr("evenhand.search.ranker.PAIRS_OF_TASK", 64)
+        patch.setattr("evenhand.search.reranker.PAIRS_OF_TASK", 64)
         assert not train_run(*run, device=CPU, console=QUIET, should_stop_fn=lambda: True)
         assert not ranker_path(folder).exists()
         assert train_run(*run, device=CPU, console=QUIET)

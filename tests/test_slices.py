@@ -25,7 +25,7 @@ from evenhand.evaluation.slice_search import (
     strata_of,
 )
 from evenhand.evaluation.slices import loss_interval, metric_losses
-from evenhand.tables import slice_notes
+from evenhand.result_tables import slice_notes
 from small import run_main
 
 # --- oracles: loops over rows ---------------------------------------------------------------------

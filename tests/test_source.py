@@ -32,7 +32,7 @@ ALLOWED = {
     ("files.py", "mkdir"): (3, "of a file, of a lock, and atomic_folder's temporary one"),
     ("files.py", "os.open"): (1, "for fsync, to read"),
     ("files.py", "write_text"): (1, "who holds a lock; half of that is nobody's loss"),
-    ("faults.py", "os.open"): (1, "/dev/null"),
+    ("error_handling.py", "os.open"): (1, "/dev/null"),
     ("data/dataset.py", "open"): (2, "called within atomic_folder, which syncs all"),
     ("data/dataset.py", "np.save"): (1, "the same"),
     ("data/dataset.py", "json.dump"): (1, "the same"),
@@ -43,11 +43,11 @@ ALLOWED = {
     ("data/stream.py", "mkdir"): (1, "the same"),
     ("data/stream.py", "open"): (1, "the same"),
     ("data/stream.py", "np.save"): (1, "the same"),
-    ("data/vector_files.py", "open"): (1, "called within atomic_folder, which syncs all"),
-    ("store.py", "mkdir"): (1, "a folder that is synced and renamed when whole"),
-    ("store.py", "open"): (1, "the same"),
-    ("store.py", "write_text"): (1, "the same"),
-    ("store.py", "os.replace"): (3, "the same, and out of its way"),
+    ("data/vector_writer.py", "open"): (1, "called within atomic_folder, which syncs all"),
+    ("tensor_store.py", "mkdir"): (1, "a folder that is synced and renamed when whole"),
+    ("tensor_store.py", "open"): (1, "the same"),
+    ("tensor_store.py", "write_text"): (1, "the same"),
+    ("tensor_store.py", "os.replace"): (3, "the same, and out of its way"),
     ("training/metrics_file.py", "open"): (1, "an append; readers leave out a line cut short"),
 }  # fmt: skip
 
@@ -131,12 +131,12 @@ MAY_READ = {
     "evaluation/outcome.py": "from what open_input opened",
     "config.py": "files of the package",
     "data/npy.py": "after open_input of the same file",
-    "data/text_files.py": "after check_is_file",
+    "data/text_io.py": "after check_is_file",
     "data/download.py": "the network",
     "data/stream.py": "from what open_input opened",
     "search/arrays.py": "after check_is_file",
     "saved_models.py": "after check_is_file",
-    "store.py": "files that agree with the manifest",
+    "tensor_store.py": "files that agree with the manifest",
 }
 
 

@@ -11,10 +11,18 @@ import pytest
 import safetensors.torch
 import torch
 
-from evenhand import store
+from evenhand import tensor_store
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
-from evenhand.store import MANIFEST, DamagedError, Table, all_finite, open_store, save_tensors, sign
+from evenhand.tensor_store import (
+    MANIFEST,
+    DamagedError,
+    Table,
+    all_finite,
+    open_store,
+    save_tensors,
+    sign,
+)
 from experiments.simulated_ranks import run_ranks
 from small import bytes_of
 
@@ -77,8 +85,8 @@ def assert_holds(folder, seed=0):
 @pytest.mark.parametrize("block_bytes", [24, 2**20])
 @pytest.mark.parametrize("saved_by", [0, 2, 3, 7])
 def test_tensors_come_back_bit_for_bit(tmp_path, monkeypatch, saved_by, file_bytes, block_bytes):
-    monkeypatch.setattr(store, "FILE_BYTES", file_bytes)
-    monkeypatch.setattr(store, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(tensor_store, "FILE_BYTES", file_bytes)
+    monkeypatch.setattr(tensor_store, "BLOCK_BYTES", block_bytes)
     save_by(saved_by, tmp_path / "a")
     assert_holds(tmp_path / "a")
     assert not [path for path in tmp_path.iterdir() if path.name != "a"]
@@ -146,7 +154,7 @@ def cut_power(patch, *, last):
 
         return call
 
-    patch.setattr(store, "write_file", counted(store.write_file))
+    patch.setattr(tensor_store, "write_file", counted(tensor_store.write_file))
     for name in ("replace", "unlink", "rmdir", "mkdir", "fsync"):
         patch.setattr(os, name, counted(getattr(os, name)))
     return tries
@@ -167,7 +175,7 @@ def test_a_kill_at_any_moment_leaves_the_old_store_or_the_new_one(tmp_path, befo
                 save_by(after, folder, seed=1)
         if len(tries) <= last:  # not killed
             break
-        if before is None and not store.has_store(folder):
+        if before is None and not tensor_store.has_store(folder):
             seen.append("none")
         else:
             seen.append("new" if open_store(folder).load("scalar") == 8 else "old")
@@ -186,7 +194,13 @@ def full(*arguments, **options):
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     save_whole(tmp_path / "a", seed=0)
     before, words = bytes_of(tmp_path), r"a could not be written \(No space left on device\); "
-    points = ((os, "replace"), (os, "fsync"), (os, "mkdir"), (store, "sync"), (store, "write_file"))
+    points = (
+        (os, "replace"),
+        (os, "fsync"),
+        (os, "mkdir"),
+        (tensor_store, "sync"),
+        (tensor_store, "write_file"),
+    )
     for place, name in points:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(place, name, full)
@@ -198,12 +212,12 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_that_cannot_write_is_named_by_all(tmp_path, monkeypatch, victim):
     save_by(2, tmp_path / "a", seed=0)
-    write_file = store.write_file
+    write_file = tensor_store.write_file
 
     def write_or_fail(path, tensors):
         return full() if f"rank-{victim}" in path.name else write_file(path, tensors)
 
-    monkeypatch.setattr(store, "write_file", write_or_fail)
+    monkeypatch.setattr(tensor_store, "write_file", write_or_fail)
 
     def rank_fn(ranks):
         with pytest.raises(UserError, match=rf"a could not be .*\(rank {victim}: No space left"):
@@ -314,7 +328,7 @@ def test_files_that_do_not_hold_what_a_forged_manifest_says_are_refused(tmp_path
 
 def test_one_number_that_is_not_finite_is_found(monkeypatch):
     for block_bytes in (2**26, 24):
-        monkeypatch.setattr(store, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(tensor_store, "BLOCK_BYTES", block_bytes)
         for bad in (float("nan"), float("inf"), float("-inf")):
             table = torch.zeros(50, 3, dtype=torch.bfloat16)
             assert all_finite(table)

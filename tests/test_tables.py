@@ -11,7 +11,7 @@ from rich.console import Console
 import small
 from evenhand.data import Rows
 from evenhand.evaluation import Difference, Score
-from evenhand.tables import (
+from evenhand.result_tables import (
     differences_table,
     main_rows,
     parts_table,

@@ -202,7 +202,7 @@ def test_where_every_trial_diverges_none_is_chosen(home, monkeypatch, capsys):
 
 KILLS = [  # function, its n-th call, when; how many trials have been written down by then
     ("evenhand.training.loop.append_line", 9, "kill", 2),  # in the third trial
-    ("evenhand.tuning.search.write_json", 3, "kill", 1),  # evaluated, but not written down
+    ("evenhand.tuning.study.write_json", 3, "kill", 1),  # evaluated, but not written down
 ]
 
 

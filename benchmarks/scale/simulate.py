@@ -41,8 +41,8 @@ from rich.console import Console
 from torch import Tensor
 
 from evenhand.data import Part
-from evenhand.distributed.exchange import RowExchange, sorted_distinct_ids
 from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.row_exchange import RowExchange, sorted_distinct_ids
 from evenhand.distributed.shards import Shards, share_of
 from evenhand.files import read_json, write_json
 from evenhand.models.encoders import BagEncoder, RowGradients

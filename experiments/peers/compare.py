@@ -27,11 +27,11 @@ import scipy.sparse
 import torch
 from rich.console import Console
 
-from evenhand.averaging import average_models
 from evenhand.build import build_training
 from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weight_features
+from evenhand.ensemble import average_models
 from evenhand.files import read_json, write_json
 from evenhand.models.encoders import features_of
 from evenhand.runs import mine_and_fit_ranker

@@ -7,7 +7,7 @@ import torch
 
 from evenhand.data import Dataset, Part, Rows
 from evenhand.search import ExactIndex, HybridIndex, Neighbours
-from evenhand.search.ranker import fit_ranker
+from evenhand.search.reranker import fit_ranker
 from experiments.peers import compare, score_mixtures
 
 

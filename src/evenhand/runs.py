@@ -1,4 +1,4 @@
-"""Runs: open their data, begin, train, resume, search and evaluate them.
+"""Everything done with a run: open its data, begin, train, resume, search, evaluate.
 
 See `run_folder` for what a run folder holds.
 """
@@ -50,8 +50,8 @@ from evenhand.search import (
     Searcher,
     label_index,
 )
-from evenhand.search.query_data import KINDS, load_query_data, save_query_data
-from evenhand.search.ranker import fit_ranker, hardest_labels, load_ranker, save_ranker
+from evenhand.search.reranker import fit_ranker, hardest_labels, load_ranker, save_ranker
+from evenhand.search.serving_data import KINDS, load_query_data, save_query_data
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.training.loop import train
 from evenhand.training.metrics_file import last_logged_step, rewind_metrics

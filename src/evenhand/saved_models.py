@@ -1,6 +1,6 @@
 """The trained model of a run folder: saved by one process or by many ranks, loaded by either.
 
-The weights are the store model/weights (see `evenhand.store`).
+The weights are the store model/weights (see `evenhand.tensor_store`).
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from evenhand.files import check_is_file
 from evenhand.models.encoders import RowRange, row_encoder
 from evenhand.models.retriever import Retriever
 from evenhand.run_folder import check_trained_on
-from evenhand.store import (
+from evenhand.tensor_store import (
     DTYPES,
     DamagedError,
     Entry,

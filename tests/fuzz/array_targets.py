@@ -29,8 +29,8 @@ from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome
 from evenhand.runs import build_searcher
-from evenhand.search.query_data import load_query_data
-from evenhand.search.ranker import load_ranker
+from evenhand.search.reranker import load_ranker
+from evenhand.search.serving_data import load_query_data
 
 from .record_targets import MODEL, load_model
 from .target import answer, require, scratch, target, write

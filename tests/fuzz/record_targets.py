@@ -15,14 +15,14 @@ from evenhand.data.checksums import check_manifest, write_manifest
 from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
 from evenhand.report import curves, facts
+from evenhand.result_tables import results_table, row_title
 from evenhand.run_folder import check_trained_on, read_about, read_metrics, read_scores
 from evenhand.saved_models import check_shapes, fill_model, open_weights
-from evenhand.store import MANIFEST, Table, open_store, save_tensors, sign
-from evenhand.tables import results_table, row_title
+from evenhand.tensor_store import MANIFEST, Table, open_store, save_tensors, sign
 from evenhand.training.metrics_file import rewind_metrics
 from evenhand.tuning.results import Results
-from evenhand.tuning.search import open_search
 from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
+from evenhand.tuning.study import open_search
 from experiments.simulated_ranks import run_ranks
 
 from .settings_targets import DEFAULT, GROUPED

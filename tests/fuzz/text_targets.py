@@ -16,7 +16,7 @@ import numpy as np
 from evenhand.data import Strings, extreme, table
 from evenhand.data.public_data import _find_in, check_archive
 from evenhand.data.text import NgramFeaturizer, normalize, script_of
-from evenhand.data.text_files import read_blocks, read_lines
+from evenhand.data.text_io import read_blocks, read_lines
 
 from .target import answer, require, target, write
 

@@ -16,8 +16,8 @@ TESTED_BY = {
     "kernels/gpu/gradients.py": "test_cuda_graph.py",
     "kernels/gpu/selection.py": "test_gpu_step.py",
     "training/gpu_step.py": "test_cuda_graph.py",
-    "search/classifiers.py": "test_ranker.py",
-    "search/ranker.py": "test_ranker.py",
+    "search/linear_svm.py": "test_ranker.py",
+    "search/reranker.py": "test_ranker.py",
     "search/hybrid.py": "test_hybrid.py",
     "theory/order_weights.py": "test_theory_order_weights.py",
     "theory/arguments.py": "test_theory_cvar.py",
@@ -41,20 +41,20 @@ TESTED_BY = {
     "training/loop.py": "test_loop.py",
     "training/feed.py": "test_feed.py",
     "training/checkpoint.py": "test_checkpoint.py",
-    "store.py": "test_store.py",
+    "tensor_store.py": "test_store.py",
     "saved_models.py": "test_saved_models.py",
     "distributed/search.py": "test_split_search.py",
-    "distributed/exchange.py": "test_distributed.py",
+    "distributed/row_exchange.py": "test_distributed.py",
     "evaluation/outcome.py": "test_evaluation.py",
     "evaluation/scores.py": "test_evaluation.py",
     "search/exact.py": "test_search.py",
     "search/searcher.py": "test_searcher.py",
-    "search/query_data.py": "test_searcher.py",
+    "search/serving_data.py": "test_searcher.py",
     "search/arrays.py": "test_searcher.py",
     "evaluation/groups.py": "test_evaluation.py",
     "search/neighbours.py": "test_hybrid.py",
-    "report/maps.py": "test_report.py",
-    "tables.py": "test_tables.py",
+    "report/world_map.py": "test_report.py",
+    "result_tables.py": "test_tables.py",
     "report/verdict.py": "test_report.py",
     "report/curves.py": "test_report.py",
     "config.py": "test_config.py",
@@ -62,8 +62,8 @@ TESTED_BY = {
     "run_folder.py": "test_runs.py",
     "runs.py": "test_runs.py",
     "tuning/space.py": "test_tuning.py",
-    "averaging.py": "test_averaging.py",
-    "exporting.py": "test_export.py",
+    "ensemble.py": "test_averaging.py",
+    "export_vectors.py": "test_export.py",
     "cli/evaluate.py": "test_cli.py",
     "cli/options.py": "test_cli.py",
     "doctor.py": "test_doctor.py",
@@ -85,7 +85,7 @@ BOUNDS = "theory/subpopulation_bounds.py"
 WEIGHTS = "theory/order_weights.py"
 SLICES = "evaluation/slice_search.py"
 STEP = "training/step.py"
-CLASSIFIERS = "search/classifiers.py"
+CLASSIFIERS = "search/linear_svm.py"
 NEIGHBOURS = "search/neighbours.py"
 DENSE = "every and softmax"  # every label is kept: the tests of the dense coefficients
 
@@ -214,7 +214,7 @@ MUTANTS = [
     Mutant(CLASSIFIERS, "np.float32(0.5) / cost", "np.float32(1.0) / cost", "minimise"),
     Mutant(CLASSIFIERS, "bias += change", "bias += 2 * change", "bias_alone"),
     Mutant(
-        "search/classifiers.py",
+        "search/linear_svm.py",
         "num_active, last_maximum = count, np.inf  # those",
         "break  # those",
         "rest",
@@ -224,21 +224,21 @@ MUTANTS = [
     Mutant(CLASSIFIERS, "weights[ids[entry]] = 0  # clean", "pass  # clean", "minimise"),
     Mutant(CLASSIFIERS, "abs(value) < smallest_weight", "value < smallest_weight", "small_weights"),
     Mutant(
-        "search/classifiers.py",
+        "search/linear_svm.py",
         "+= dense[ids[entry]] * values[entry]\n        for",
         "+= values[entry] ** 2\n        for",
         "lengths",
     ),
     Mutant(
-        "search/classifiers.py",
+        "search/linear_svm.py",
         "jit_mix64(np.uint64(labels[place]))",
         "jit_mix64(np.uint64(place))",
         "tasks",
     ),
     Mutant(CLASSIFIERS, "if label != current:", "if current < 0:", "products"),
     Mutant(CLASSIFIERS, "mined[place, column] = -1", "pass", "mined"),
-    Mutant("search/ranker.py", "counts[positive_counts == 0] = 0", "pass", "without_positives"),
-    Mutant("search/ranker.py", "np.array([WRONG], ", "np.array([0], ", "without_pos"),
+    Mutant("search/reranker.py", "counts[positive_counts == 0] = 0", "pass", "without_positives"),
+    Mutant("search/reranker.py", "np.array([WRONG], ", "np.array([0], ", "without_pos"),
     Mutant(
         "search/hybrid.py", "max(num_results, self.num_candidates)", "num_results", "of_the_loops"
     ),
@@ -250,7 +250,7 @@ MUTANTS = [
         "its_evaluation_found",
     ),
     Mutant("search/arrays.py", "if dtype is None or array", "if array", "damaged_query"),
-    Mutant("search/query_data.py", "num_rows=len(features)", "num_rows=None", "damaged_query"),
+    Mutant("search/serving_data.py", "num_rows=len(features)", "num_rows=None", "damaged_query"),
     Mutant("evaluation/groups.py", "if name in SUMMARIES else", "if False else", "told_apart"),
     Mutant("search/hybrid.py", "self.ranker_weight * torch", "torch", "of_the_loops"),
     Mutant("search/hybrid.py", "descending=True", "descending=False", "of_the_loops"),
@@ -449,13 +449,13 @@ MUTANTS += [
         "ids_of_geonames",
     ),
     Mutant(
-        "store.py",
+        "tensor_store.py",
         "place = folder if folder.is_dir() else replaced_folder(folder)",
         "place = folder if not replaced_folder(folder).is_dir() else replaced_folder(folder)",
         "any_moment",
     ),
-    Mutant("store.py", "first - piece.first + block", "first + block", "any_rows"),
-    Mutant("store.py", "or piece.first != row", "or piece.first < row", "forged"),
+    Mutant("tensor_store.py", "first - piece.first + block", "first + block", "any_rows"),
+    Mutant("tensor_store.py", "or piece.first != row", "or piece.first < row", "forged"),
     Mutant("evaluation/scores.py", "count >= needed", "count > needed", "very_number"),
     Mutant(
         "sampling.py",
@@ -553,7 +553,7 @@ MUTANTS += [
         "those_of_one",
     ),
     Mutant(
-        "distributed/exchange.py",
+        "distributed/row_exchange.py",
         "gradients.values.index_select(0, order)",
         "gradients.values",
         "whatever_order",
@@ -580,12 +580,12 @@ MUTANTS += [
     ),
     Mutant(NEIGHBOURS, "astype(np.float64) ** power", "astype(np.float64)", "of_the_loops"),
     Mutant(
-        "report/maps.py",
+        "report/world_map.py",
         "is_shown, NORTH - latitudes, 0",
         "is_shown, latitudes - SOUTH, 0",
         "north",
     ),
-    Mutant("tables.py", '"worst tenth": 40', '"worst tenth": 39', "main_rows"),
+    Mutant("result_tables.py", '"worst tenth": 40', '"worst tenth": 39', "main_rows"),
     Mutant("report/verdict.py", "for run in order[1:])", "for run in order[1:2])", "clearly"),
     Mutant("report/curves.py", "+ 1)[1:].cumsum()", "+ 1).cumsum()[1:]", "no_miss"),
     Mutant(
@@ -621,11 +621,9 @@ MUTANTS += [
     Mutant(
         "tuning/space.py", "return min(max(short, self.low), self.high)", "return short", "span"
     ),
+    Mutant("ensemble.py", "round(sum(about.get(", "round(max(about.get(", "evaluated_and_compared"),
     Mutant(
-        "averaging.py", "round(sum(about.get(", "round(max(about.get(", "evaluated_and_compared"
-    ),
-    Mutant(
-        "exporting.py",
+        "export_vectors.py",
         'saved.read("label_bias", column, first_row=first)',
         'saved.read("label_bias", column)',
         "brute_force",

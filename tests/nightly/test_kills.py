@@ -11,7 +11,7 @@ import torch
 
 import small
 from checkpoint_ranks import SERVER, exit_codes
-from evenhand import store
+from evenhand import tensor_store
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from small import bytes_of, last_step, run, wait_for
 from test_checkpoint import assert_holds, die, load, made, save_all, save_twice, steps_in
@@ -26,7 +26,7 @@ from test_resume import (  # noqa: F401 (fixtures)
     undisturbed,
 )
 
-WRITE, REPLACE = "evenhand.store.write_file", "evenhand.store._replace"
+WRITE, REPLACE = "evenhand.tensor_store.write_file", "evenhand.tensor_store._replace"
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
     ("sparse", "evenhand.runs.train", 1, "kill", []),  # nothing is there but the settings
     ("sparse", APPEND, 2, "kill", []),
@@ -88,7 +88,7 @@ def test_a_real_process_killed_from_outside_and_resumed_equals_one_never_stopped
 
 POINTS = [
     (os, "fsync"), (os, "replace"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"),
-    (shutil, "rmtree"), (store, "write_file"),
+    (shutil, "rmtree"), (tensor_store, "write_file"),
 ]  # fmt: skip
 
 

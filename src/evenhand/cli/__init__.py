@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from evenhand.cli import data, demo, doctor, evaluate, export, search, train, tune
+from evenhand.error_handling import guard
 from evenhand.errors import UserError
-from evenhand.faults import guard
 from evenhand.methods import METHODS
 from evenhand.version import __version__
 

@@ -285,7 +285,7 @@ def _stored_files(data: "PublicData", folder: Path) -> list[Path]:
 
 
 def _name_of_folder(path: Path) -> str:
-    from evenhand.faults import without_controls
+    from evenhand.error_handling import without_controls
 
     return without_controls(path.resolve().parent.name)
 
@@ -299,7 +299,7 @@ def _save(dataset: "Dataset", out: Path | None) -> None:
 
 def _show(dataset: "Dataset", written_to: Path | None = None) -> None:
     from evenhand.cli.console import console
-    from evenhand.tables import group_notes, parts_table, unseen_notes
+    from evenhand.result_tables import group_notes, parts_table, unseen_notes
 
     console.print(parts_table(dataset))
     columns = ", ".join(f"{name} ({len(g.names)})" for name, g in dataset.label_groups.items())

@@ -23,13 +23,13 @@ def demo(
     """
     from evenhand.cli.console import console
     from evenhand.config import build_config, read_preset
-    from evenhand.faults import explain_out_of_memory
+    from evenhand.error_handling import explain_out_of_memory
     from evenhand.files import locked, write_json
     from evenhand.progress import stop_requested
     from evenhand.report import write_report
+    from evenhand.result_tables import main_rows, results_table, row_title
     from evenhand.run_folder import load_result
     from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
-    from evenhand.tables import main_rows, results_table, row_title
 
     own_device = choose_device(device)
     with locked(run), stop_requested() as should_stop_fn:

@@ -21,8 +21,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run on a part of its data."""
     from evenhand.cli.console import console
+    from evenhand.result_tables import results_table
     from evenhand.runs import evaluate_run, open_run_data
-    from evenhand.tables import results_table
 
     dataset = open_run_data(run, console, data=data)
     with join_ranks(choose_device(device), timeout=rank_timeout) as (ranks, own_device):
@@ -43,10 +43,10 @@ def compare(
     """Two or more runs, with paired intervals."""
     from evenhand.cli.console import console
     from evenhand.evaluation import compare_outcomes, worst_groups
+    from evenhand.result_tables import differences_table, results_table, telling_titles
     from evenhand.run_folder import load_result
     from evenhand.runs import evaluate_run
     from evenhand.saved_models import run_config
-    from evenhand.tables import differences_table, results_table, telling_titles
 
     dataset, results = _open_results(runs, part, data)
     first = results[0]
@@ -118,9 +118,9 @@ def slices(
     from evenhand.evaluation import checked_slices, findings_json, slices_of
     from evenhand.files import write_json
     from evenhand.progress import count_bar
+    from evenhand.result_tables import slice_notes, slices_table
     from evenhand.run_folder import check_trained_on, load_result
     from evenhand.runs import open_run_data
-    from evenhand.tables import slice_notes, slices_table
 
     if check_on == part:
         raise UserError(

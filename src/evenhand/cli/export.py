@@ -24,11 +24,11 @@ def export(
 ) -> None:
     """Write a run's vectors as files, for any vector store."""
     from evenhand.cli.console import console
-    from evenhand.exporting import export_run
+    from evenhand.export_vectors import export_run
     from evenhand.progress import count_bar
     from evenhand.runs import open_run_data, query_data_path
     from evenhand.saved_models import run_config
-    from evenhand.search.query_data import load_query_data
+    from evenhand.search.serving_data import load_query_data
 
     config, path = run_config(run), query_data_path(run)
     needs_data = queries is not None or data is not None or not path.exists()
@@ -62,10 +62,10 @@ def average(
     device: options.Device = None,
 ) -> None:
     """Several runs as one, by the mean of their scores."""
-    from evenhand.averaging import average_runs
     from evenhand.cli.console import console
+    from evenhand.ensemble import average_runs
+    from evenhand.result_tables import results_table
     from evenhand.runs import evaluate_run, open_run_data
-    from evenhand.tables import results_table
 
     dataset = open_run_data(runs[0], console, data=data)
     average_runs(runs, run, dataset, console=console)

@@ -50,11 +50,11 @@ def train(
     flags = dataclasses.replace(flags, seed=seed)
     from evenhand.cli.console import console
     from evenhand.distributed.ranks import wait_for_all
-    from evenhand.faults import explain_out_of_memory
+    from evenhand.error_handling import explain_out_of_memory
     from evenhand.files import locked
     from evenhand.progress import stop_requested
+    from evenhand.result_tables import results_table, unseen_notes
     from evenhand.runs import evaluate_run, is_trained, train_run
-    from evenhand.tables import results_table, unseen_notes
 
     with join_ranks(choose_device(device), timeout=rank_timeout) as (own_ranks, own_device):
         is_first = own_ranks is None or own_ranks.rank == 0

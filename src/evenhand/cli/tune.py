@@ -1,4 +1,4 @@
-"""`evenhand tune`: from its flags to what it prints."""
+"""`evenhand tune`."""
 
 import shlex
 from pathlib import Path
@@ -50,7 +50,7 @@ def tune(
     from evenhand.files import locked
     from evenhand.progress import stop_requested
     from evenhand.runs import open_data
-    from evenhand.tuning.search import (
+    from evenhand.tuning.study import (
         begin_search,
         open_search_data,
         plan_search,

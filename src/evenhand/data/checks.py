@@ -1,4 +1,4 @@
-"""What must be true of a data set before anything, compiled code too, reads by its arrays.
+"""Bounds checks of a data set's arrays, before compiled code reads by them.
 
 Lengths are compared when a data set is opened, which reads two numbers of an array. Ids, offsets
 and values are read when a model is built, all of them.

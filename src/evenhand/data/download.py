@@ -1,4 +1,4 @@
-"""One file over HTTP: continued where it was cut off, checked, and only then given its name.
+"""Downloads one file over HTTP: resumed if partial, verified, then renamed into place.
 
 What has arrived lies in `name.part`; `name.part.json` says of which address and version it is a
 part, and how long the whole is. Continuing asks for the rest *if the file is still that version*

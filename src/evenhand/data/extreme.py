@@ -21,7 +21,7 @@ from evenhand.data.dataset import Dataset, Part, Strings
 from evenhand.data.extreme_parser import Block, Header, parse_lines
 from evenhand.data.groups import GroupValues, make_shared_groups
 from evenhand.data.splits import check_fractions, choose_validation_rows
-from evenhand.data.text_files import quote_value, read_blocks, read_lines
+from evenhand.data.text_io import quote_value, read_blocks, read_lines
 from evenhand.errors import UserError
 
 ProgressFn = Callable[[Path, int, int], None]  # the file, rows read, rows it has

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data.csr import IntArray, Rows, rows_from_lists
-from evenhand.data.text_files import quote_value
+from evenhand.data.text_io import quote_value
 from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
 

@@ -1,4 +1,4 @@
-"""Arrays in .npy files: opened with care, and written piece by piece.
+"""Arrays in .npy files: headers are checked before mapping, and arrays written in pieces.
 
 Headers are checked before numpy makes an array of them: numpy divides by the size of a type, and a
 type of no bytes ("<(0,)i8") ends the whole process.

@@ -1,4 +1,4 @@
-"""Multilabel turned multiclass: one example for each (query, positive) pair."""
+"""Multilabel data as multiclass: one training example for each (query, positive) pair."""
 
 from typing import Any, NamedTuple
 

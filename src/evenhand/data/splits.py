@@ -1,4 +1,4 @@
-"""Which examples are for training, validation and test.
+"""Assigns queries to the train, validation and test parts.
 
 A split by the md5 of a key is the same on every machine, and a row or a query keeps its side
 when others come or go.

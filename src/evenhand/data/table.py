@@ -1,4 +1,4 @@
-"""A table of one's own: a line a pair, with a query text, a label text and group columns.
+"""Reads a CSV or TSV with one (query, label) pair per line, and optional group columns.
 
     query,label,country
     laptop sleeve 13,Laptop bags,DE
@@ -21,7 +21,7 @@ from evenhand.data.dataset import Dataset, Part, Strings
 from evenhand.data.groups import Groups, group_pairs
 from evenhand.data.splits import PARTS, check_fractions, choose_part
 from evenhand.data.text import NgramFeaturizer, normalize
-from evenhand.data.text_files import OPENERS, plain_suffix, quote_value, read_lines
+from evenhand.data.text_io import OPENERS, plain_suffix, quote_value, read_lines
 from evenhand.errors import UserError
 
 SHOWN_COLUMNS = 20

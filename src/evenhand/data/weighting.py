@@ -1,4 +1,4 @@
-"""Feature values made comparable from row to row: each row of length 1, rare features first.
+"""Feature weighting: rows scaled to length 1, with or without tf-idf.
 
 - `unit`: every row is divided by its Euclidean length, so that long documents do not shout;
 - `tf-idf`: before that, every value is multiplied by 1 + log((1 + N) / (1 + n_f)), where n_f of the

@@ -1,1 +1,1 @@
-"""Training on many processes: who the ranks are, what they say to each other, who holds a row."""
+"""Training on many processes: ranks, the messages between them, and which rank holds which row."""

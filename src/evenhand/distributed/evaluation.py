@@ -1,4 +1,4 @@
-"""Evaluation of a model whose tables ranks hold between them: the outcome of one process.
+"""Evaluates a model whose tables are sharded over ranks; the outcome equals that of one process.
 
 All ranks go through the part together. Each encodes its share of a block of queries and searches
 its own labels for the whole block; what leaves a rank are vectors of queries, the rows of features
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from evenhand.data import Dataset, IntArray
-from evenhand.distributed.exchange import RowExchange, fetch_rows
 from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.row_exchange import RowExchange, fetch_rows
 from evenhand.distributed.search import SplitIndex
 from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate

@@ -1,4 +1,4 @@
-"""Ranks under torchrun: how they join, who is named when one is late, and how they leave.
+"""Joins and leaves the process group that torchrun started, and names a rank that is late.
 
 All ranks make the same calls in the same order, so the rank that has begun the fewest is the one
 the others wait for. Every second each writes how many it has begun into the store by which they

@@ -1,6 +1,6 @@
-"""The few ways in which ranks speak to each other, and how many bytes each took.
+"""The collective operations that training uses, with a count of the bytes sent by each.
 
-`ProcessRanks` speaks through torch.distributed; `simulated.run_ranks` runs the same code with the
+`ProcessRanks` uses torch.distributed; `experiments.simulated_ranks` runs the same code with the
 ranks as threads of one process, for tests and to count what hundreds of ranks would send.
 """
 

@@ -1,4 +1,4 @@
-"""Exact search over labels that ranks hold between them, and the scores of chosen ones.
+"""Exact search over labels that are sharded over ranks, and the scores of given labels.
 
 Every rank searches its own labels for all queries. What they found is merged by shares of the
 queries: each rank is sent the others' best for its share, merges them, and the merged shares are

@@ -1,4 +1,4 @@
-"""Which pairs and queries of a part belong to which group: the columns that figures are told by."""
+"""Group membership of the pairs and queries of a part; scores are broken down by these columns."""
 
 from typing import NamedTuple
 

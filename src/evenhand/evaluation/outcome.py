@@ -1,4 +1,4 @@
-"""What a model finds: every query of a part is searched for, and every pair's rank is kept."""
+"""Searches all labels for every query of a part, and keeps the rank of every positive."""
 
 import dataclasses
 import zipfile

@@ -1,4 +1,4 @@
-"""What a slice may be made of: columns that divide the pairs, and conditions on them.
+"""The attributes that slices are built from: columns over the pairs, and conditions on them.
 
 The groups of the data set come first. To them are added what can be said of any query (how rare
 its features are in training), of a query with a text (its length, words, script, digits, signs)

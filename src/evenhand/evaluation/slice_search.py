@@ -1,4 +1,4 @@
-"""The search behind `slices`: every slice there is to look at, its score, and the test.
+"""Enumerates the candidate slices, scores them, and runs the permutation test.
 
 Shapes: N pairs, S slices, B permutations. Slices over the same columns are unions of the *cells* of
 those columns (each combination of their codes that occurs), so sums over all slices are two sparse

@@ -1,4 +1,4 @@
-"""Who is failed: the slices that explain a model's failures, with a correction for many looks.
+"""Finds the subpopulations that explain a model's failures, corrected for multiple testing.
 
 A slice is a conjunction of conditions on different columns (see `slice_attributes`), such as
 "script = THAI and length 9 or more". `find_slices` looks at all of them that hold enough pairs,

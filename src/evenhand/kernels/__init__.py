@@ -1,1 +1,1 @@
-"""Fast paths behind the functions of the core. Each has a slow twin, its oracle in the tests."""
+"""Compiled fast paths behind the functions of the core; each is tested against a slow reference."""

@@ -1,4 +1,4 @@
-"""numba with our options (no GIL, cached on disk), what its code takes, and its threads."""
+"""numba with our options (no GIL, disk cache), argument checks, and loops on torch's threads."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Random numbers by a key: integer mixers, orders that need no memory, and draws of labels.
+"""Counter-based random numbers: integer mixers, keyed permutations, and draws of labels.
 
 Runs resume, and texts are hashed, by these very bits. The Triton twins of `mix32` and of the order
 are in `kernels.gpu.permutation`.

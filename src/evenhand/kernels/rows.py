@@ -1,4 +1,4 @@
-"""Rows of a table: normalised, the gradient of that, scored, and updated by an optimiser.
+"""Operations on rows of a table: normalisation and its backward, scores, sparse optimiser updates.
 
 Each function is a few operations of torch, for every device and as the oracle of the tests. Its
 twin for the CPU is by hand because one pass over a row in the cache replaces several over memory.
@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evenhand.kernels.cache_prefetch import fetch_later_row
 from evenhand.kernels.jit import are_plain, check_ids, in_parts, jit, jit_sums, num_threads_for
-from evenhand.kernels.prefetch import fetch_later_row
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

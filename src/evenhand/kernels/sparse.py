@@ -1,4 +1,4 @@
-"""Products with a matrix of few entries: as fast as its entries are few, forwards and transposed.
+"""Products of a sparse matrix, and of its transpose, with dense vectors.
 
 A dense product over the survivors' (k', T) coefficients does 1 % useful work: an example keeps 64
 of thousands of labels. Both products here are sums over lists, without a single atomic. Where every

@@ -1,4 +1,4 @@
-"""Query encoders: from a batch's features to its vectors, and back to the encoder's weights.
+"""Query encoders: a batch's features to vectors, and gradients back to the encoder's weights.
 
 An encoder is any `nn.Module` that maps the features of B queries to (B, D). It needs nothing else:
 a step encodes the batch without gradient, mines it, and encodes the survivors again with gradient;

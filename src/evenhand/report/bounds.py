@@ -1,4 +1,4 @@
-"""What is guaranteed: bounds on the loss of subpopulations that nobody named."""
+"""The report's section on guarantees: bounds on the loss of every subpopulation."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Charts as plain data: axes, paths and places. Their SVG is written in `templates/pieces.html`.
+"""Charts as plain data (axes, paths, positions); `templates/pieces.html` turns them into SVG.
 
 Colours are CSS classes (`run-1`, `run-2`, ...), so that one drawing serves light, dark and paper.
 Every run also has a shape and a dash pattern of its own: colour is never the only difference.

@@ -1,4 +1,4 @@
-"""Recall over the cut-off, and what training looked like."""
+"""The report's curves: recall over the cut-off, and the training loss and validations."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from evenhand.report.charts import Plot, Series, line_plot
 from evenhand.report.run_set import RunSet
-from evenhand.tables import summary_title
+from evenhand.result_tables import summary_title
 
 MAX_POINTS = 150  # of a line; more are averaged in stretches
 TRAINING_PLOTS = {

@@ -1,4 +1,4 @@
-"""How the runs were made: the facts of run.json, for people."""
+"""The report's run facts: what run.json says, formatted for people."""
 
 from collections.abc import Mapping
 from typing import Any

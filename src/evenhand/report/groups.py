@@ -8,7 +8,7 @@ from evenhand.evaluation import Score, checked_slices, slices_of
 from evenhand.report.examples import describe_pair
 from evenhand.report.rendering import NOTHING, join_words, number, percent
 from evenhand.report.run_set import FREQUENCY, RunSet
-from evenhand.tables import summary_title
+from evenhand.result_tables import summary_title
 
 NUM_WORST, NUM_BEST = 25, 5  # drawn of a long column
 NUM_NAMED = 3  # members named in the main table

@@ -10,10 +10,10 @@ from evenhand.report.curves import recall_plots, training_plots
 from evenhand.report.examples import changed_pairs, hardest_misses
 from evenhand.report.facts import fact_rows, summarize_run
 from evenhand.report.groups import find_slices, group_charts, main_table
-from evenhand.report.maps import make_maps
 from evenhand.report.rendering import join_words, render
 from evenhand.report.run_set import make_run_set
 from evenhand.report.verdict import reach_verdict
+from evenhand.report.world_map import make_maps
 from evenhand.run_folder import RunResult
 
 

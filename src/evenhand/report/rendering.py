@@ -1,4 +1,4 @@
-"""From templates to HTML, and from figures to the words that templates show.
+"""Renders the templates, and formats numbers for them.
 
 Query strings and names are whatever somebody typed. The templates escape every value
 (`autoescape`) but the style and the script of the package, and fail on one that is missing.

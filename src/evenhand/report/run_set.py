@@ -14,8 +14,8 @@ from evenhand.data import Dataset, IntArray, Part
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, Score, group_columns
 from evenhand.evaluation.groups import check_belongs
+from evenhand.result_tables import main_rows
 from evenhand.run_folder import RunResult
-from evenhand.tables import main_rows
 
 MAIN_CUTOFF = 10
 SHOWN_CUTOFFS = (1, 10, 50)

@@ -1,4 +1,4 @@
-"""The one sentence a reader takes away, computed from the numbers and no stronger than they are.
+"""The report's headline: one sentence, computed from the numbers and no stronger than they are.
 
 A run is ahead of another where its recall is higher by what the table shows; it is *clearly*
 ahead where their 95 % intervals do not overlap. Overlapping intervals prove nothing either way,
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from evenhand.evaluation import Score
 from evenhand.report.rendering import interval, join_words, percent, points
 from evenhand.report.run_set import RunSet
-from evenhand.tables import summary_title
+from evenhand.result_tables import summary_title
 
 VISIBLE = 0.0005  # a smaller difference would read 0.0 points
 

@@ -7,9 +7,9 @@ vectors alone, `HybridIndex` adds votes of similar training queries and a linear
 from evenhand.search.exact import ExactIndex, Index, SearchResult, check_scores
 from evenhand.search.hybrid import HybridIndex, HybridQueries
 from evenhand.search.neighbours import Neighbours
-from evenhand.search.query_data import QueryData
-from evenhand.search.ranker import LinearRanker
+from evenhand.search.reranker import LinearRanker
 from evenhand.search.searcher import Searcher, label_index
+from evenhand.search.serving_data import QueryData
 
 __all__ = [
     "ExactIndex",

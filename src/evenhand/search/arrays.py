@@ -1,4 +1,4 @@
-"""Arrays of a run beside its weights, in one .safetensors file each, and checks of sparse rows."""
+"""Reads and writes the arrays that a run keeps beside its weights, with checks of sparse rows."""
 
 import contextlib
 import json

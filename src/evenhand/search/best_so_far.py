@@ -1,4 +1,4 @@
-"""The best scores of each row, block by block on a CPU: one pass over scores still in the cache.
+"""A running top-k over blocks of scores on a CPU: one pass, while the scores are in the cache.
 
 A row holds its best r so far and the score of the last of them. Of a later block only what is
 above that score matters, which is little, and a vector instruction compares many scores with it.

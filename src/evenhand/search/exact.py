@@ -1,4 +1,4 @@
-"""What every index is asked and answers, and exact search.
+"""The contract of every index, and exact search.
 
 Exact: every label is scored, a block at a time, in memory that does not grow with L.
 

@@ -1,4 +1,4 @@
-"""A model's index, the votes of similar training queries and a linear ranker, added up.
+"""Adds up a model's scores, the votes of similar training queries and a linear re-ranker.
 
     score'(label) = score(label) + vote_weight * votes(label) + ranker_weight * ranker(label)
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from evenhand.data import Rows
 from evenhand.search.exact import ExactIndex, SearchResult
 from evenhand.search.neighbours import Neighbours, Votes
-from evenhand.search.ranker import LinearRanker
+from evenhand.search.reranker import LinearRanker
 
 
 class HybridQueries(NamedTuple):

@@ -15,7 +15,7 @@ from evenhand.models.retriever import Retriever
 from evenhand.search.arrays import check_rows
 from evenhand.search.exact import ExactIndex, SearchResult, check_scores
 from evenhand.search.hybrid import HybridIndex, HybridQueries
-from evenhand.search.query_data import QueryData
+from evenhand.search.serving_data import QueryData
 
 MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
 

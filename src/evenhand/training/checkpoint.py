@@ -1,6 +1,6 @@
-"""Checkpoints of one process or of many ranks, written as training goes on.
+"""Checkpoints of one process or many ranks, written in the background while training goes on.
 
-Each is a store (see `evenhand.store`) named step-00001000, which any number of ranks can load.
+Each is a store (see `evenhand.tensor_store`) called step-00001000; any number of ranks can load it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evenhand.distributed.ranks import ProcessRanks
 from evenhand.errors import UserError
-from evenhand.store import (
+from evenhand.tensor_store import (
     DamagedError,
     SavedTensors,
     Table,

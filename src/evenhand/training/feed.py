@@ -1,4 +1,4 @@
-"""Batches of (query, positive) pairs, shuffled anew every epoch, from a place that can be saved.
+"""Batches of (query, positive) pairs, reshuffled every epoch; the position can be checkpointed.
 
 The next few batches are made by a thread while a step runs, so that a step finds its own ready.
 What a batch holds follows from its place alone: an epoch has a key, the key an order of all pairs,

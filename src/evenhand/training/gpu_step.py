@@ -1,4 +1,4 @@
-"""The step of one GPU: `train_step` recorded as a CUDA graph and replayed, step after step.
+"""Runs the training step on one GPU as a recorded CUDA graph.
 
 Launching some twenty small kernels one by one takes ten times as long as running them. Here the
 data set lies on the device, every step's learning rate, k', sample and batch are planned there,
@@ -21,10 +21,10 @@ from torch import Tensor
 from evenhand.data import Rows, pairs_of
 from evenhand.kernels.gpu.bags import bag_entries, bag_vectors, entry_capacity
 from evenhand.kernels.gpu.batches import Clock, DevicePairs, draw_batch
-from evenhand.kernels.gpu.entries import update_by_entries
 from evenhand.kernels.gpu.gradients import shared_memory
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import LARGEST_WIDTH, RowTable
+from evenhand.kernels.gpu.segment_update import update_by_entries
 from evenhand.kernels.gpu.selection import LARGEST_ROW
 from evenhand.kernels.gpu.step import MiningStep
 from evenhand.kernels.random import random_integers, row_keys

@@ -8,7 +8,7 @@ import torch
 from evenhand.distributed.ranks import Ranks, are_any
 from evenhand.errors import UserError
 from evenhand.files import sync
-from evenhand.store import all_finite
+from evenhand.tensor_store import all_finite
 from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.metrics_file import append_line
 from evenhand.training.state import Plan, Training

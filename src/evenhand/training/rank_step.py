@@ -1,4 +1,4 @@
-"""One step of many ranks on tables that are split between them; the mined batch is the global one.
+"""The training step over many ranks with sharded tables; the mined batch is the global one.
 
 Each rank has a share of the batch's examples and a shard of every table. For a step it fetches the
 rows its share touches, and then the step is the one of `training.step`, on small tables that hold
@@ -13,13 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from evenhand.distributed.exchange import (
+from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.row_exchange import (
     RowExchange,
     fetch_rows,
     places_among,
     sorted_distinct_ids,
 )
-from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.models.encoders import RowGradients, row_encoder
 from evenhand.models.retriever import Retriever

@@ -1,4 +1,4 @@
-"""What a training is given (`Plan`, `Risk`) and what it changes: `Training`, with checkpoints."""
+"""The plan of a training (`Plan`, `Risk`) and its checkpointable state (`Training`)."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from evenhand.losses import LossFn
 from evenhand.models.retriever import Retriever
 from evenhand.risk import Memory
 from evenhand.sampling import LabelSampler
-from evenhand.store import Table
+from evenhand.tensor_store import Table
 from evenhand.training.checkpoint import Checkpoint
 from evenhand.training.feed import Batch, PairFeed
 from evenhand.training.optimizers import Optimizers

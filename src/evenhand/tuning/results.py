@@ -164,7 +164,7 @@ def write_search_page(results: Results, path: Path, *, title: str, command: str)
     reach = max(6 * rule.max_drop, 1.5 * statistics.median(drops), *always)
     near = [trial for trial, drop in zip(scored, drops, strict=True) if drop <= reach]
     page = render(
-        "search.html",
+        "tuning.html",
         title=title,
         verdict=verdict,
         results=results,

@@ -1,4 +1,4 @@
-"""What is searched, which trials a seed gives, and the paper's advice for k', which needs none."""
+"""The search space, the trials that a seed gives, and the paper's heuristic for k'."""
 
 import dataclasses
 import math

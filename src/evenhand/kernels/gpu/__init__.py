@@ -1,4 +1,4 @@
-"""One training step in Triton: fixed shapes, no word to the host, the same bits on every run.
+"""A training step in Triton: static shapes, no host synchronisation, bitwise deterministic.
 
 Buffers have fixed sizes, because a recorded graph has fixed addresses. None can overflow:
 

@@ -1,4 +1,4 @@
-"""Sparse bags of a data set that lives on the device: forwards to vectors, back to entries.
+"""Bags of sparse features of a data set on the device: forward to vectors, backward to entries.
 
 The data set is CSR: offsets (N + 1,) int64, ids (nnz,) int32, values (nnz,) float32 or float16,
 or None where a bag is the plain mean of its features. A batch is a list of document numbers;

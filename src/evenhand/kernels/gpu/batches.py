@@ -1,4 +1,4 @@
-"""What changes from step to step, planned on the device: the schedules, and the batches.
+"""Schedules and batches, computed on the device so that a recorded step needs no host.
 
 A CUDA graph replays the same kernels with the same addresses. Learning rate, k', the key of the
 sample and the place of the batch are therefore planned for all steps at once and lie on the device;

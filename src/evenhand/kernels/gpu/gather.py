@@ -1,4 +1,4 @@
-"""What a step reads of the tables: rows of the sampled labels and of the batch's own, as units.
+"""Gathers the normalised vectors of the sampled labels and of the batch's positives.
 
 Touched rows alone are normalised. The sample needs no list of what was drawn: place m of a keyed
 order of all labels is slot m, and the inverse order tells the slot of any label. So a positive's

@@ -1,4 +1,4 @@
-"""From what mining kept to the gradients of the surviving queries and of the touched labels.
+"""Gradients of the surviving queries and of the touched labels, from what mining kept.
 
 Whether a score was kept follows from its row's threshold, and its coefficient from its row's
 value: so each survivor's coefficients C (k', M + B) are written in one pass over its scores, and

@@ -1,4 +1,4 @@
-"""One step of a row-wise optimiser on rows that were touched, a row in the registers of a program.
+"""One row-wise optimiser step on the touched rows, with one row per program.
 
 The formulas are those of `RowAdam` and `RowAdagrad`. A row is read, changed and written once, in
 float32 whatever the table is stored in. A bfloat16 weight is 2^8 times coarser than a small step:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from evenhand.kernels.gpu.buffers import Buffers
-from evenhand.kernels.gpu.entries import update_by_entries
 from evenhand.kernels.gpu.gather import gather_positives, gather_sample, product, unit_vectors
 from evenhand.kernels.gpu.gradients import label_gradients, query_gradients, write_coefficients
 from evenhand.kernels.gpu.own_samples import each_gradients, score_each
 from evenhand.kernels.gpu.rows import update_rows
+from evenhand.kernels.gpu.segment_update import update_by_entries
 from evenhand.kernels.gpu.selection import list_examples, select_examples, select_labels
 
 

@@ -1,4 +1,4 @@
-"""Sum entries by row, then step: for gradients that arrive as (row, value, vector) in any order.
+"""Segment sum and optimiser step, for gradients that arrive as unordered (row, value, vector).
 
 Some rows have one entry and some have thousands. Sorted by row, the entries are cut at the
 borders between rows and at every `PIECE`-th place, so that no program sums more than a piece. A

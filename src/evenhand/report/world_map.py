@@ -1,4 +1,4 @@
-"""Where on earth the model works: every label with coordinates a dot, coloured by its recall.
+"""A world map with a dot for every label that has coordinates, coloured by its recall.
 
 A dot is a zero-length stroke with round ends (`m3 4h0`), and all dots of a colour are one path:
 34,000 of them cost about 300 kB. Each map is drawn in layers of mixed dots, so that no colour

@@ -1,4 +1,4 @@
-"""Results in the terminal: one table a person can read at a glance."""
+"""Tables of results for the terminal."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A search: its plan, the folder that remembers it, and its trials.
+"""A study: its plan, its folder, and its trials.
 
 base.toml       the settings that every trial starts from
 tuning.json     the search; its trials and their figures; the chosen one
@@ -27,16 +27,16 @@ from rich.console import Console
 from evenhand.build import check_against_data
 from evenhand.config import Config, build_config, read_settings, to_toml, to_type
 from evenhand.data import Dataset, memberships
+from evenhand.error_handling import explain_out_of_memory
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns, selected_score
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.evaluation.scores import MIN_PAIRS
-from evenhand.faults import explain_out_of_memory
 from evenhand.files import atomic_folder, locked, read_json, write_json, write_text
 from evenhand.report.rendering import format_duration
+from evenhand.result_tables import main_rows, row_title
 from evenhand.run_folder import load_result
 from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
-from evenhand.tables import main_rows, row_title
 from evenhand.training.loop import NAN_REMEDY
 from evenhand.tuning.results import Results, Rule, describe_choice, trials_table, write_search_page
 from evenhand.tuning.space import (

@@ -1,4 +1,4 @@
-"""Several trained runs as one: the mean of their scores.
+"""Combines several trained runs into one model whose score is the mean of theirs.
 
 With dot products the mean of n models' scores is the score of one wider model: query vectors side
 by side, label vectors side by side and divided by n, and the mean of the biases. So the average is
@@ -23,8 +23,8 @@ from evenhand.models.retriever import Retriever
 from evenhand.run_folder import about_run, read_about
 from evenhand.runs import mine_and_fit_ranker, query_data_of, query_data_path, ranker_path
 from evenhand.saved_models import load_model, run_config, save_model
-from evenhand.search.query_data import save_query_data
-from evenhand.search.ranker import save_ranker
+from evenhand.search.reranker import save_ranker
+from evenhand.search.serving_data import save_query_data
 
 
 def average_models(models: Sequence[Retriever]) -> Retriever:

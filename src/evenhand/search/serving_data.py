@@ -1,4 +1,4 @@
-"""What answering queries takes from a data set, kept beside the model of a run.
+"""What a run keeps of its data set so that it answers queries without it.
 
 With it a run folder answers without the data set it was trained on. The file holds the names of the
 labels, and where the settings need them, one number a label (training pairs) or a feature (its

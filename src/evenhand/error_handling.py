@@ -1,4 +1,4 @@
-"""What a command prints, and its exit code, when the world around it fails.
+"""Error messages and exit codes for failures outside the program: memory, disk, signals, pipes.
 
 0    success
 1    `evenhand doctor` found something broken; or a bug in Evenhand, with a traceback

@@ -1,4 +1,4 @@
-"""A linear ranker over mined labels: one sparse classifier a label, where the retriever errs.
+"""A linear re-ranker: one sparse classifier per label, fitted on mined negatives.
 
 The retriever finds candidates among all labels; what tells them apart may be a single word, which
 vectors of some hundred dimensions blur. So each label gets weights of the sparse features, fitted
@@ -28,7 +28,7 @@ from evenhand.data import IntArray, Rows, take_rows
 from evenhand.data.checks import check_ids, check_shape
 from evenhand.data.csr import PIECE, iterate_pieces
 from evenhand.kernels.jit import num_threads_for
-from evenhand.search import classifiers
+from evenhand.search import linear_svm
 from evenhand.search.arrays import check_rows, open_arrays, save_arrays
 from evenhand.search.exact import ExactIndex
 
@@ -67,7 +67,7 @@ class LinearRanker(NamedTuple):
         order = places.data[: places.indptr[-2]]
         num_entries = 1 + len(features.ids) // max(1, len(features))
         num_threads = num_threads_for(label_ids.size * num_entries)
-        classifiers.score_labels(
+        linear_svm.score_labels(
             num_threads,
             _arrays(features),
             _arrays(self.weights),
@@ -103,7 +103,7 @@ def hardest_labels(
         found = index.search(encode_fn(row_ids), count)
         block = mined[start : start + batch_size]
         block[:] = found.label_ids.cpu().numpy()
-        classifiers.clear_positives(block, *_lists(positives), start)
+        linear_svm.clear_positives(block, *_lists(positives), start)
         if progress_fn is not None:
             progress_fn(int(row_ids[-1]) + 1, len(positives))
     return mined
@@ -148,7 +148,7 @@ def fit_ranker(
         raise ValueError(f"costs must be above 0, got {positive_cost} and {negative_cost}")
     mined = np.ascontiguousarray(mined, dtype=np.int32)
     arrays = _arrays(features)
-    squares = classifiers.squared_lengths(arrays, num_features)
+    squares = linear_svm.squared_lengths(arrays, num_features)
     limits = (
         float(positive_cost), float(negative_cost), float(tolerance), int(max_passes),
         float(smallest_weight),
@@ -162,7 +162,7 @@ def fit_ranker(
 
     def fit(task: Any, rows: Mined) -> tuple[Any, ...]:
         labels: Any = task[0]
-        return labels, *classifiers.fit_labels(
+        return labels, *linear_svm.fit_labels(
             labels, task[1], counts[labels], positive_counts[labels], rows, arrays, squares,
             num_features, limits, seed,
         )  # fmt: skip
@@ -206,7 +206,7 @@ def _tasks(
         starts = np.cumsum(own) - own
         rows = np.empty(own.sum(), dtype=np.int32)
         places = np.where(own > 0, starts, -1)
-        classifiers.list_rows(*_lists(positives), mined, first, last, places, rows)
+        linear_svm.list_rows(*_lists(positives), mined, first, last, places, rows)
         order = np.argsort(-own, kind="stable")[: np.count_nonzero(own)]
         cuts = np.flatnonzero(np.diff(np.cumsum(own[order]) // PAIRS_OF_TASK)) + 1
         parts = [part for part in np.split(order, cuts) if len(part)]
@@ -236,7 +236,7 @@ def load_ranker(path: Path, *, num_features: int, num_labels: int) -> LinearRank
 # --- arrays for compiled code ---------------------------------------------------------------------
 
 
-def _arrays(rows: Rows) -> classifiers.SparseRows:
+def _arrays(rows: Rows) -> linear_svm.SparseRows:
     """Rows with values, as the kernels take them."""
     offsets, ids = _lists(rows)
     return offsets, ids.view(np.uint32), _plain(rows.values, np.float32)

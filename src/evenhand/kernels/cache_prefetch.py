@@ -1,4 +1,4 @@
-"""Prefetches a table's rows a few places ahead.
+"""Prefetches rows of a table into the CPU cache, a few rows ahead.
 
 The rows of a step lie anywhere in a table, and no processor guesses which comes next. But their
 ids are known: a row that is asked for a few rows ahead has arrived when its turn comes. By hand

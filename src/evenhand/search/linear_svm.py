@@ -1,4 +1,4 @@
-"""Linear classifiers of sparse rows, one a label: fitted by dual coordinate descent, and asked.
+"""One linear classifier per label over sparse rows, fitted by dual coordinate descent.
 
 For a label, rows x with signs y (1: the label is right, -1: it is wrong) and costs C (one for each
 sign) are given. Sought are the weights w, of which the last is for a constant feature of value 1,

@@ -321,7 +321,7 @@ def full(*arguments, **options):
 
 
 def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, monkeypatch):
-    run, place = tmp_path / "run", "evenhand.training.metrics_file.open"
+    run, place = tmp_path / "run", "evenhand.training.loop.open"
     with monkeypatch.context() as patch:
         patch.setattr(place, full, raising=False)
         sentence = refused(capsys, "train", "a.toml", "--run", run)

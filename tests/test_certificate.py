@@ -12,7 +12,8 @@ from scipy.stats import binom
 
 from evenhand.data import Dataset, Part, Rows
 from evenhand.errors import UserError
-from evenhand.evaluation import certify, evaluate, is_certifiable, loss_sample
+from evenhand.evaluation import evaluate
+from evenhand.evaluation.certificate import certify, is_certifiable, loss_sample
 from evenhand.search import ExactIndex
 from evenhand.theory.mean_bounds import mean_bound
 from evenhand.theory.subpopulation_bounds import (

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from evenhand.distributed.processes import Pulse, late_message, num_launched, num_restarts
+from evenhand.distributed.ranks import Pulse, late_message, num_launched, num_restarts
 from evenhand.distributed.row_exchange import RowExchange, places_among, sorted_distinct_ids
 from evenhand.distributed.shards import Shards, share_of, share_sizes
 from evenhand.models.encoders import RowGradients

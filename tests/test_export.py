@@ -19,9 +19,9 @@ from evenhand.data import Strings, save_dataset
 from evenhand.data.vector_writer import Block, write_blocks
 from evenhand.errors import UserError
 from evenhand.export_vectors import export_run
+from evenhand.run_folder import load_model, run_config, save_model
 from evenhand.runs import begin_run, evaluate_model, query_data_of, query_data_path
-from evenhand.saved_models import load_model, run_config, save_model
-from evenhand.search.serving_data import save_query_data
+from evenhand.search.searcher import save_query_data
 from small import config, dense_dataset, run_main, text_dataset
 from test_saved_models import begun_run, save_by
 

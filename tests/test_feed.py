@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evenhand.data import Part, Rows, pairs_of
-from evenhand.data.pairs import PairIndex
+from evenhand.data.csr import PairIndex
 from evenhand.errors import UserError
 from evenhand.kernels.random import permute
 from evenhand.models.encoders import Bags, features_of

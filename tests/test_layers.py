@@ -19,7 +19,7 @@ LAYERS = {
     ],
     "reports": ["report", "result_tables", "tuning"],
     "runs": [
-        "build", "ensemble", "export_vectors", "run_folder", "runs", "saved_models",
+        "build", "ensemble", "export_vectors", "run_folder", "runs",
     ],
     "settings": ["config", "error_handling", "progress"],
     "system": ["distributed", "evaluation", "search", "tensor_store", "training"],

@@ -21,8 +21,7 @@ from evenhand.models.retriever import Retriever
 from evenhand.run_folder import read_metrics
 from evenhand.runs import begin_run, evaluate_run, train_run
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
-from evenhand.training.loop import train
-from evenhand.training.metrics_file import append_line, rewind_metrics
+from evenhand.training.loop import append_line, rewind_metrics, train
 from evenhand.training.step import choose_step, clip
 
 CPU = torch.device("cpu")

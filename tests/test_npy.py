@@ -6,9 +6,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from evenhand.data.npy import NpyWriter, check_npy_header, open_npy
 from evenhand.errors import UserError
 from evenhand.evaluation.outcome import load_outcome
+from evenhand.files import NpyWriter, check_npy_header, open_npy
 
 
 def npy(descr, shape):

@@ -12,9 +12,8 @@ import torch
 
 import small
 from evenhand.data import open_dataset, save_dataset
-from evenhand.distributed.processes import EXIT_LATE
-from evenhand.run_folder import read_about
-from evenhand.saved_models import load_model
+from evenhand.distributed.ranks import EXIT_LATE
+from evenhand.run_folder import load_model, read_about
 from small import last_step, run, settings_file, start_ranks, wait_for
 
 pytestmark = pytest.mark.timeout(180)

@@ -11,7 +11,8 @@ import pytest
 
 from evenhand.data import Dataset, Groups, Part, Rows, Strings, pairs_of
 from evenhand.errors import UserError
-from evenhand.evaluation import Outcome, Score, certify, score_table
+from evenhand.evaluation import Outcome, Score, score_table
+from evenhand.evaluation.certificate import certify
 from evenhand.report import rendering, write_report
 from evenhand.report.bounds import describe_bound, known_groups
 from evenhand.report.charts import line_plot

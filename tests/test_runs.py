@@ -20,9 +20,11 @@ from evenhand.evaluation import Score
 from evenhand.run_folder import (
     about_run,
     check_trained_on,
+    load_model,
     load_result,
     read_about,
     read_metrics,
+    run_config,
     save_result,
 )
 from evenhand.runs import (
@@ -33,7 +35,6 @@ from evenhand.runs import (
     resumable_config,
     train_run,
 )
-from evenhand.saved_models import load_model, run_config
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 

@@ -8,14 +8,14 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
-from evenhand import saved_models
+from evenhand import run_folder
 from evenhand.build import build_model
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.models.encoders import RowRange
+from evenhand.run_folder import load_model, save_model, split_names, weights_folder
 from evenhand.runs import begin_run, evaluate_run, is_trained
-from evenhand.saved_models import load_model, save_model, split_names, weights_folder
 from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, text_dataset
 from split import TABLES, rank_model
@@ -153,14 +153,14 @@ def test_weights_of_other_settings_or_that_are_no_numbers_are_refused(tmp_path):
 def test_a_model_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
     run, dataset, make = begun_run(tmp_path, text_dataset())
     save_model(run, make(1))
-    fill = saved_models.fill_model
+    fill = run_folder.fill_model
 
     def fill_late(*arguments, **options):
         monkeypatch.undo()
         save_model(run, make(2))
         fill(*arguments, **options)
 
-    monkeypatch.setattr(saved_models, "fill_model", fill_late)
+    monkeypatch.setattr(run_folder, "fill_model", fill_late)
     assert_equal(load_model(run, dataset, device=CPU), make(2))
 
 

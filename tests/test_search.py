@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import metric_oracles as oracles
 from evenhand.kernels.rows import unit
 from evenhand.search import ExactIndex, SearchResult, exact
-from evenhand.search.best_so_far import BestSoFar
+from evenhand.search.exact import BestSoFar
 
 # float32 on a CPU is searched in threads with compiled loops, all else by torch in blocks.
 both_forms = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -16,7 +16,7 @@ from evenhand.config import build_config, to_toml
 from evenhand.data import Rows, Strings, open_dataset, save_dataset, take_rows
 from evenhand.data.text import NgramFeaturizer
 from evenhand.errors import UserError
-from evenhand.run_folder import load_result, read_about
+from evenhand.run_folder import load_model, load_result, read_about
 from evenhand.runs import (
     begin_run,
     build_searcher,
@@ -30,11 +30,10 @@ from evenhand.runs import (
     ranker_path,
     train_run,
 )
-from evenhand.saved_models import load_model
 from evenhand.search import LinearRanker
-from evenhand.search import serving_data as query_data_module
+from evenhand.search import searcher as query_data_module
 from evenhand.search.reranker import load_ranker, save_ranker
-from evenhand.search.serving_data import QueryData, load_query_data, save_query_data
+from evenhand.search.searcher import QueryData, load_query_data, save_query_data
 from experiments.table3 import fixture
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)

@@ -14,9 +14,8 @@ import pytest
 import small
 from evenhand.cli import main
 from evenhand.data import load_extreme, open_dataset, stream, take_rows
-from evenhand.data.checksums import check_manifest
 from evenhand.data.splits import choose_part
-from evenhand.data.stream import choose_shards, row_keys, stream_extreme
+from evenhand.data.stream import check_manifest, choose_shards, row_keys, stream_extreme
 from evenhand.data.text_io import read_blocks
 from evenhand.errors import UserError
 from evenhand.files import locked_file

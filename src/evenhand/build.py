@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Groups, Rows, memberships, pad_rows
-from evenhand.data.checks import check_all_ids, check_finite
+from evenhand.data.dataset import check_all_ids, check_finite
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError

@@ -20,11 +20,10 @@ from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.encoders import BagEncoder
 from evenhand.models.retriever import Retriever
-from evenhand.run_folder import about_run, read_about
+from evenhand.run_folder import about_run, load_model, read_about, run_config, save_model
 from evenhand.runs import mine_and_fit_ranker, query_data_of, query_data_path, ranker_path
-from evenhand.saved_models import load_model, run_config, save_model
 from evenhand.search.reranker import save_ranker
-from evenhand.search.serving_data import save_query_data
+from evenhand.search.searcher import save_query_data
 
 
 def average_models(models: Sequence[Retriever]) -> Retriever:

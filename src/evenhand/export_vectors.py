@@ -21,9 +21,8 @@ from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
 from evenhand.models.encoders import RowRange, features_of
 from evenhand.models.retriever import Retriever
-from evenhand.run_folder import read_about
+from evenhand.run_folder import load_model, open_weights, read_about, run_config
 from evenhand.runs import query_data_of
-from evenhand.saved_models import load_model, open_weights, run_config
 from evenhand.search import QueryData
 from evenhand.search.searcher import discount_biases
 from evenhand.version import __version__

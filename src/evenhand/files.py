@@ -1,4 +1,4 @@
-"""Reads regular files only, and writes so that a crash leaves the old file or the new one.
+"""Texts, JSON and arrays in files: reads regular ones only, and writes all of one or nothing.
 
 One process at a time writes into a folder; readers are never locked out. `filelock` takes the
 operating system's own lock, which ends with its process, so a killed run leaves nothing to clean
@@ -7,6 +7,7 @@ up. The lock file names its holder, for the error of a second writer.
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -14,15 +15,22 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import safetensors.numpy
 from filelock import FileLock, Timeout
+from numpy.typing import DTypeLike, NDArray
+from safetensors import SafetensorError, safe_open
 
 from evenhand.errors import UserError
 
+ProgressFn = Callable[[str, int, int | None], None]  # what is read, bytes done, bytes in all
+
+PIECE_BYTES = 2**22  # of a file, read at once
 MAX_DEPTH = 50  # of lists and objects in each other
 MAX_TEXT_BYTES = 2**30  # of a text file, which is read whole; ours are far smaller
 # What file systems without locks answer: some network and user-space ones have none.
@@ -68,6 +76,18 @@ def read_text(path: Path) -> str:
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise UserError(f"{path} has more than {MAX_TEXT_BYTES} bytes; is it another file?")
         return file.read().decode("utf-8")
+
+
+def file_digest(path: Path, kind: str, *, progress_fn: ProgressFn | None = None) -> str:
+    """The checksum of a file, md5 or sha256 by `kind`, in hexadecimal."""
+    digest, done, total = hashlib.new(kind, usedforsecurity=False), 0, path.stat().st_size
+    with open_input(path) as file:
+        while piece := file.read(PIECE_BYTES):
+            digest.update(piece)
+            done += len(piece)
+            if progress_fn is not None:
+                progress_fn(path.name, done, total)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -287,3 +307,104 @@ def _holder(path: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):  # not written yet, or gone by now
         return "another process"
     return f"process {pid} on {host} (since {since})"
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], **about: Any) -> None:
+    """Writes arrays, and a few words as JSON, to a file: all of it or nothing."""
+    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    with atomic_path(path) as staging:
+        staging.write_bytes(safetensors.numpy.save(plain, metadata={"about": json.dumps(about)}))
+
+
+@contextlib.contextmanager
+def open_arrays(
+    path: Path, dtypes: Mapping[str, str]
+) -> Iterator[tuple[dict[str, NDArray[Any]], Any]]:
+    """What `save_arrays` wrote; anything wrong with it, found in the block too, is a `UserError`.
+
+    Args:
+        dtypes: of the last part of an array's name. All arrays have one dimension.
+    """
+    try:
+        check_is_file(path)
+        with safe_open(path, framework="numpy") as file:
+            about = parse_json((file.metadata() or {}).get("about", "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, array in arrays.items():
+            dtype = dtypes.get(name.rpartition(".")[2])
+            # Not converted: that could make one id of another.
+            if dtype is None or array.dtype != dtype or array.ndim != 1:
+                raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, expected {dtype}")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"{name} holds a number that is not finite")
+        yield arrays, about
+    except (  # of types that numpy lacks, the library raises one or the other
+        SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        raise UserError(
+            f"{path} is damaged, or of another run ({type(error).__name__}: {error}); remove it "
+            f"and write it again: evenhand train --resume --run {path.parent.parent}"
+        ) from error
+
+
+def open_npy(path: Path, *, is_empty: bool) -> NDArray[Any]:
+    """The array of a file, memory-mapped unless it is empty: nothing cannot be mapped."""
+    with open_input(path) as file:
+        shape = check_npy_header(file)
+    if is_empty and 0 not in shape:  # it would be read whole, however large
+        raise ValueError(f"it must be empty, and is of shape {shape}")
+    array: NDArray[Any] = np.load(path, mmap_mode=None if is_empty else "r", allow_pickle=False)
+    return array
+
+
+def check_npy_header(file: IO[bytes]) -> tuple[int, ...]:
+    """The shape of an array; what is none of plain numbers is refused by a `ValueError`.
+
+    Before numpy makes an array of it: numpy divides by the size of a type, and a type of no bytes
+    ("<(0,)i8") ends the whole process.
+    """
+    version = np.lib.format.read_magic(file)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"the version of .npy must be 1.0 or 2.0, got {version[0]}.{version[1]}")
+    shape, _, dtype = readers[version](file)
+    if dtype.subdtype is not None or dtype.itemsize == 0 or dtype.hasobject:
+        raise ValueError(f"entries must be plain numbers, got {dtype}")
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"sizes must be whole numbers from 0, got {shape}")
+    return tuple(shape)
+
+
+class NpyWriter:
+    """A .npy file that rows are appended to; their number is filled in when it is closed.
+
+    Args:
+        row_shape: that of one row: () for an array of numbers.
+    """
+
+    def __init__(self, path: Path, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
+        self.file = open(path, "wb")  # noqa: SIM115
+        self.dtype, self.row_shape, self.num_rows = np.dtype(dtype), row_shape, 0
+        self._write_header()
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Appends (n, *row_shape) rows."""
+        self.file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+        self.num_rows += len(rows)
+
+    def close(self) -> None:
+        self.file.seek(0)
+        self._write_header()
+        self.file.close()
+
+    def _write_header(self) -> None:
+        # numpy leaves room for a longer number of rows, so that a header can be written again.
+        shape = (self.num_rows, *self.row_shape)
+        about = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self.file, about)

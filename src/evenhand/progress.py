@@ -39,8 +39,9 @@ def _bars(console: Console, *columns: progress.ProgressColumn) -> progress.Progr
         progress.TextColumn("{task.fields[figures]}"),
     )
     title = progress.TextColumn("{task.description}", markup=False)
-    bar = progress.BarColumn(bar_width=24)
-    return progress.Progress(progress.SpinnerColumn(), title, bar, *columns, console=console)
+    columns = (progress.SpinnerColumn(), title, progress.BarColumn(bar_width=24), *columns)
+    # A file gets the last state of a bar alone: no thread needs to draw the others.
+    return progress.Progress(*columns, console=console, auto_refresh=console.is_terminal)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from evenhand.build import (
 )
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
-from evenhand.data.checks import check_all_ids
+from evenhand.data.dataset import check_all_ids
 from evenhand.data.weighting import feature_weights, weight_features
 from evenhand.distributed.evaluation import evaluate_split
 from evenhand.distributed.ranks import ProcessRanks, Ranks
@@ -39,8 +39,16 @@ from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models.encoders import chosen_features, features_of
 from evenhand.models.retriever import Retriever
 from evenhand.progress import count_bar, step_bar
-from evenhand.run_folder import about_run, check_trained_on, read_about, save_result
-from evenhand.saved_models import has_model, load_model, run_config, save_model
+from evenhand.run_folder import (
+    about_run,
+    check_trained_on,
+    has_model,
+    load_model,
+    read_about,
+    run_config,
+    save_model,
+    save_result,
+)
 from evenhand.search import (
     ExactIndex,
     HybridIndex,
@@ -51,10 +59,9 @@ from evenhand.search import (
     label_index,
 )
 from evenhand.search.reranker import fit_ranker, hardest_labels, load_ranker, save_ranker
-from evenhand.search.serving_data import KINDS, load_query_data, save_query_data
+from evenhand.search.searcher import KINDS, load_query_data, save_query_data
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
-from evenhand.training.loop import train
-from evenhand.training.metrics_file import last_logged_step, rewind_metrics
+from evenhand.training.loop import last_logged_step, rewind_metrics, train
 from evenhand.training.state import Training
 from evenhand.training.step import ChosenStep
 
@@ -74,7 +81,7 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
             save_dataset(load_places(min_population=least, num_buckets=num_buckets), place)
     dataset = open_dataset(place)
     check_all_ids(dataset)
-    return weight_features(dataset, config.weighting)
+    return dataset if config.weighting == "as-is" else weight_features(dataset, config.weighting)
 
 
 def open_run_data(run: Path, console: Console, *, data: str | Path | None = None) -> Dataset:

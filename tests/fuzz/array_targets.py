@@ -24,13 +24,13 @@ from evenhand.data import (
     save_dataset,
     take_rows,
 )
-from evenhand.data.checks import check_all_ids
+from evenhand.data.dataset import check_all_ids
 from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome
 from evenhand.runs import build_searcher
 from evenhand.search.reranker import load_ranker
-from evenhand.search.serving_data import load_query_data
+from evenhand.search.searcher import load_query_data
 
 from .record_targets import MODEL, load_model
 from .target import answer, require, scratch, target, write

@@ -10,16 +10,23 @@ import torch
 
 from evenhand.build import build_model
 from evenhand.config import build_config, to_toml
-from evenhand.data.checksums import MANIFEST as DATA_MANIFEST
-from evenhand.data.checksums import check_manifest, write_manifest
+from evenhand.data.stream import MANIFEST as DATA_MANIFEST
+from evenhand.data.stream import check_manifest, write_manifest
 from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
 from evenhand.report import curves, facts
 from evenhand.result_tables import results_table, row_title
-from evenhand.run_folder import check_trained_on, read_about, read_metrics, read_scores
-from evenhand.saved_models import check_shapes, fill_model, open_weights
+from evenhand.run_folder import (
+    check_shapes,
+    check_trained_on,
+    fill_model,
+    open_weights,
+    read_about,
+    read_metrics,
+    read_scores,
+)
 from evenhand.tensor_store import MANIFEST, Table, open_store, save_tensors, sign
-from evenhand.training.metrics_file import rewind_metrics
+from evenhand.training.loop import rewind_metrics
 from evenhand.tuning.results import Results
 from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
 from evenhand.tuning.study import open_search

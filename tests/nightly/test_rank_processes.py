@@ -8,8 +8,8 @@ from checkpoint_ranks import exit_codes
 from evenhand.build import build_model
 from evenhand.data import open_dataset, save_dataset
 from evenhand.evaluation import load_outcome, save_outcome
+from evenhand.run_folder import load_model, run_config, save_model
 from evenhand.runs import begin_run, evaluate_model
-from evenhand.saved_models import load_model, run_config, save_model
 from small import config, text_dataset
 from split import rank_model
 

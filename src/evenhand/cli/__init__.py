@@ -123,7 +123,7 @@ def _evenhand(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code (see `faults`)."""
+    """Runs a command and returns its exit code (see `error_handling`)."""
     return guard(lambda: _run(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -163,7 +163,7 @@ def table(
 def show(folder: Folder, device: options.Device = None) -> None:
     """What a prepared data set holds."""
     from evenhand.data import open_dataset
-    from evenhand.data.checks import check_all_ids
+    from evenhand.data.dataset import check_all_ids
 
     dataset = open_dataset(folder)
     check_all_ids(dataset)
@@ -173,7 +173,7 @@ def show(folder: Folder, device: options.Device = None) -> None:
 def check(folder: Folder, device: options.Device = None) -> None:
     """Compare the files of a streamed data set with their checksums."""
     from evenhand.cli.console import console
-    from evenhand.data.checksums import check_manifest
+    from evenhand.data.stream import check_manifest
     from evenhand.progress import download_bar
 
     with download_bar(console) as advance:

@@ -44,9 +44,8 @@ def compare(
     from evenhand.cli.console import console
     from evenhand.evaluation import compare_outcomes, worst_groups
     from evenhand.result_tables import differences_table, results_table, telling_titles
-    from evenhand.run_folder import load_result
+    from evenhand.run_folder import load_result, run_config
     from evenhand.runs import evaluate_run
-    from evenhand.saved_models import run_config
 
     dataset, results = _open_results(runs, part, data)
     first = results[0]

@@ -26,9 +26,9 @@ def export(
     from evenhand.cli.console import console
     from evenhand.export_vectors import export_run
     from evenhand.progress import count_bar
+    from evenhand.run_folder import run_config
     from evenhand.runs import open_run_data, query_data_path
-    from evenhand.saved_models import run_config
-    from evenhand.search.serving_data import load_query_data
+    from evenhand.search.searcher import load_query_data
 
     config, path = run_config(run), query_data_path(run)
     needs_data = queries is not None or data is not None or not path.exists()

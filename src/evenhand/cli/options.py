@@ -185,7 +185,7 @@ def join_ranks(
     import torch
 
     from evenhand.cli.console import console
-    from evenhand.distributed.processes import joined_ranks, launched_rank, num_launched
+    from evenhand.distributed.ranks import joined_ranks, launched_rank, num_launched
 
     if num_launched() == 1:
         yield None, device

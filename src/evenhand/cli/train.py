@@ -106,7 +106,7 @@ def _open_run(
 ) -> tuple[Path, "Config", "Dataset"]:
     """The run to train, new or to be continued; only the first rank makes anything."""
     from evenhand.cli.console import console
-    from evenhand.distributed.processes import num_restarts
+    from evenhand.distributed.ranks import num_restarts
     from evenhand.runs import begin_run, open_data, open_run_data, resumable_config
 
     if is_resumed and run is not None:
@@ -129,7 +129,7 @@ def _open_run(
 
 def launch(ranks: int, *, max_restarts: int) -> NoReturn:
     """Becomes torchrun, which starts this command once for each rank, and again if one fails."""
-    from evenhand.distributed.processes import num_launched
+    from evenhand.distributed.ranks import num_launched
 
     if num_launched() > 1:
         raise UserError("--ranks is for a command that torchrun has not started already")

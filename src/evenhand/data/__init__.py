@@ -9,7 +9,7 @@ public data set by name from a folder. All return a `Dataset`: parts (train, val
 queries with features, positives and groups.
 """
 
-from evenhand.data.csr import FloatArray, IntArray, Rows, pad_rows, take_rows
+from evenhand.data.csr import FloatArray, IntArray, Pairs, Rows, pad_rows, pairs_of, take_rows
 from evenhand.data.dataset import (
     Dataset,
     Part,
@@ -26,7 +26,6 @@ from evenhand.data.groups import (
     frequency_groups_by_pairs,
     memberships,
 )
-from evenhand.data.pairs import Pairs, pairs_of
 from evenhand.data.places import load_places
 from evenhand.data.public_data import PUBLIC_DATA, PublicData, load_public_extreme
 from evenhand.data.stream import stream_extreme

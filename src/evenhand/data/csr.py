@@ -1,4 +1,4 @@
-"""Rows of different length as CSR, the one form of sparse data: in memory, on disk, in batches.
+"""Rows of different length as CSR, the one form of sparse data, and the pairs that they stand for.
 
 Arrays may be memory-mapped files larger than memory: whatever reads all of one does so in pieces.
 """
@@ -19,6 +19,9 @@ IntArray = NDArray[np.integer[Any]]
 FloatArray = NDArray[np.float32]
 
 PIECE = 2**22  # entries: some ten megabytes
+MAX_IDS = 2**31 - 1  # ids are 32 bits wide on disk
+MOST_ENTRIES = 2**22  # of the index of pairs: 16 MB
+INDEX_PIECE = 2**17  # of its entries that are found at once
 
 
 class Rows(NamedTuple):
@@ -158,3 +161,137 @@ def count_ids(ids: IntArray, size: int) -> NDArray[np.int64]:
             )
         counts += np.bincount(piece, minlength=size)
     return counts
+
+
+# --- checks, before compiled code reads by the arrays ---------------------------------------------
+
+
+def check_rows(
+    rows: Rows, limit: int, name: str, *, needs_values: bool = False, num_rows: int | None = None
+) -> None:
+    """Refuses, by a `ValueError`, rows with which compiled code would read beyond an array.
+
+    Args:
+        limit: ids must be below it.
+        num_rows: how many there must be.
+    """
+    if needs_values and rows.values is None:
+        raise ValueError(f"{name} must have values")
+    check_row_spans(name, rows, rows.offsets.size - 1 if num_rows is None else num_rows)
+    check_offsets(name, rows.offsets)
+    check_ids(f"ids of {name}", rows.ids, limit)
+
+
+def check_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Refuses an array of another shape."""
+    if array.shape != shape:
+        raise ValueError(f"{name} must be of shape {shape}, got {array.shape}")
+
+
+def check_row_spans(name: str, rows: Rows, num_rows: int) -> None:
+    """Refuses rows whose arrays do not belong together, or that are not so many."""
+    check_spans(name, num_rows, rows.offsets, *(array for array in rows[1:] if array is not None))
+
+
+def check_spans(name: str, num_rows: int, offsets: IntArray, *entries: NDArray[Any]) -> None:
+    """Refuses offsets that are not of all rows, or do not go from 0 to the end of the entries."""
+    length = len(entries[0]) if entries[0].ndim else 0
+    if offsets.ndim != 1 or not len(offsets) or any(e.shape != (length,) for e in entries):
+        raise ValueError(f"the arrays of {name} do not belong together")
+    if offsets[0] != 0 or offsets[-1] != length:
+        raise ValueError(
+            f"{name}.offsets must go from 0 to {length}, and goes from {offsets[0]} to "
+            f"{offsets[-1]}"
+        )
+    if len(offsets) - 1 != num_rows:
+        raise ValueError(f"{name} has {len(offsets) - 1} rows, expected {num_rows}")
+
+
+def check_offsets(name: str, offsets: IntArray) -> None:
+    """Refuses offsets that decrease."""
+    for start, piece in iterate_pieces(offsets[1:]):
+        is_lower = piece < offsets[start : start + len(piece)]
+        if is_lower.any():
+            raise ValueError(f"{name}.offsets decrease after row {start + int(is_lower.argmax())}")
+
+
+def check_ids(name: str, ids: IntArray, limit: int, *, first: int = 0) -> None:
+    """Refuses ids that are not from `first` to `limit` - 1."""
+    if len(ids) and not first <= ids.min() <= ids.max() < limit:
+        raise ValueError(
+            f"{name} must be from {first} to {limit - 1}, got {ids.min()} to {ids.max()}"
+        )
+
+
+# --- pairs: multilabel data as multiclass, one training example for each (query, positive) --------
+
+
+class Pairs(NamedTuple):
+    """Examples: a query and one of its positives each."""
+
+    query_ids: IntArray  # (N_pairs,) int64
+    label_ids: IntArray  # (N_pairs,) int64
+
+
+def pairs_of(positives: Rows) -> Pairs:
+    """Every (query, positive) pair, in the order of the queries."""
+    query_ids = np.repeat(np.arange(len(positives)), positives.lengths())
+    return Pairs(query_ids, positives.ids.astype(np.int64))
+
+
+class PairIndex:
+    """Finds pairs by their number in `pairs_of`, without a number in memory for every pair.
+
+    The pairs of query q are offsets[q] .. offsets[q + 1] - 1, so the query of a pair is found by
+    a search in the offsets, which may stay on disk. An index of bounded size holds the query of
+    every pair if there are few of them, else of every 2nd, 4th, ...: a search is between two of
+    its entries.
+    """
+
+    def __init__(self, positives: Rows, *, most_entries: int = MOST_ENTRIES) -> None:
+        self.positives = positives
+        self.num_pairs = len(positives.ids)
+        self.offsets: NDArray[np.int64] = np.asarray(positives.offsets, dtype=np.int64)
+        self.shift = 0  # an entry every 2 ** shift pairs
+        while self.num_pairs >> self.shift > most_entries:
+            self.shift += 1
+        num_entries = -(-self.num_pairs // (1 << self.shift))
+        dtype = np.int32 if len(positives) < 2**31 else np.int64
+        self.first_rows: NDArray[Any] = np.empty(num_entries + 1, dtype=dtype)
+        for start, piece in iterate_pieces(self.first_rows[:-1], INDEX_PIECE):
+            marks = np.arange(start, start + len(piece)) << self.shift
+            piece[:] = np.searchsorted(self.offsets, marks, side="right") - 1
+        self.first_rows[-1] = max(0, len(positives) - 1)
+
+    def __len__(self) -> int:
+        return self.num_pairs
+
+    def pairs_at(self, pair_ids: NDArray[np.int64]) -> Pairs:
+        """The chosen pairs, as they are in `pairs_of`: (B,) -> (B,) and (B,)."""
+        label_ids = np.asarray(self.positives.ids)[pair_ids].astype(np.int64)
+        if self.shift == 0:
+            return Pairs(self.first_rows[pair_ids].astype(np.int64), label_ids)
+        query_ids = np.empty(len(pair_ids), dtype=np.int64)
+        _find_rows(self.offsets, self.first_rows, self.shift, pair_ids, query_ids)
+        return Pairs(query_ids, label_ids)
+
+
+@jit
+def _find_rows(
+    offsets: NDArray[np.int64],
+    first_rows: NDArray[np.int64],
+    shift: int,
+    pair_ids: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> None:
+    """The last row that begins at or before a pair: between those of two entries of the index."""
+    for place in range(len(pair_ids)):
+        pair = pair_ids[place]
+        low, high = first_rows[pair >> shift], first_rows[(pair >> shift) + 1]
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if offsets[middle] <= pair:
+                low = middle
+            else:
+                high = middle - 1
+        rows[place] = low

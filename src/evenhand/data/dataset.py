@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,12 +17,22 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.checks import check_lengths
-from evenhand.data.csr import FloatArray, IntArray, Rows, count_ids, iterate_pieces
+from evenhand.data.csr import (
+    MAX_IDS,
+    FloatArray,
+    IntArray,
+    Rows,
+    check_ids,
+    check_offsets,
+    check_row_spans,
+    check_shape,
+    check_spans,
+    count_ids,
+    iterate_pieces,
+)
 from evenhand.data.groups import Groups
-from evenhand.data.npy import open_npy
 from evenhand.errors import UserError
-from evenhand.files import atomic_folder, parse_json, read_text
+from evenhand.files import atomic_folder, open_npy, parse_json, read_text
 
 FORMAT_VERSION = 1
 STREAMED_VERSION = 2  # it has `streamed` as well
@@ -325,3 +335,126 @@ def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
             f"of shape {shape}; make the data set again"
         )
     return array
+
+
+# --- checks ---------------------------------------------------------------------------------------
+# Lengths are compared when a data set is opened, which reads two numbers of an array. Ids, offsets
+# and values are read when a model is built, all of them.
+
+MOST_UNSEEN = 2**24  # labels or features that may be promised whatever the rows name
+LABELS_PER_ENTRY = 16  # of more labels than this for every pair, nearly none could be learnt
+
+
+def check_lengths(dataset: Dataset) -> None:
+    """Refuses, by a `ValueError`, arrays that are not of the same queries, labels and features."""
+    num_labels, num_features = dataset.num_labels, dataset.num_features
+    for name, count in (("num_labels", num_labels), ("num_features", num_features)):
+        if type(count) is not int or not 1 <= count <= MAX_IDS:
+            raise ValueError(f"{name} must be between 1 and {MAX_IDS}, got {count!r}")
+    if "train" not in dataset.parts:
+        raise ValueError(f"there is no train part, only {str(list(dataset.parts))[:100]}")
+    num_pairs = num_values = 0
+    for name, part in dataset.parts.items():
+        num_rows, features = len(part), part.features
+        check_row_spans(f"{name}.positives", part.positives, num_rows)
+        num_pairs += len(part.positives.ids)
+        if isinstance(features, Rows):
+            check_row_spans(f"{name}.features", features, num_rows)
+            num_values += len(features.ids)
+        else:
+            check_shape(f"{name}.features.dense", features, (num_rows, num_features))
+        if part.texts is not None:
+            check_spans(f"{name}.texts", num_rows, part.texts.offsets, part.texts.utf8)
+        _check_groups(name, part.groups, num_rows, num_with_sets=len(part.positives.ids))
+    promises = {"num_labels": (num_labels, num_pairs), "num_features": (num_features, num_values)}
+    if dataset.train_counts is not None:
+        check_shape("labels.train_counts", dataset.train_counts, (num_labels,))
+        del promises["num_labels"]
+    if not isinstance(dataset.parts["train"].features, Rows):
+        del promises["num_features"]
+    for name, (count, num_entries) in promises.items():
+        if not is_borne_out(count, num_entries):
+            raise ValueError(
+                f"{name} is {count}, and all rows together name at most {num_entries} different "
+                f"ones"
+            )
+    if dataset.label_names is not None:
+        names = dataset.label_names
+        check_spans("labels.names", num_labels, names.offsets, names.utf8)
+    if dataset.label_coordinates is not None:
+        check_shape("labels.coordinates", dataset.label_coordinates, (num_labels, 2))
+    _check_groups("labels", dataset.label_groups, num_labels, num_with_sets=num_labels)
+
+
+def is_borne_out(count: int, num_entries: int) -> bool:
+    """Whether a promised number of labels or features is plausible for so many entries of rows.
+
+    Tables of so many rows are made of it, and it may be a slip of the pen, or malice.
+    """
+    return count <= max(MOST_UNSEEN, LABELS_PER_ENTRY * num_entries)
+
+
+def _check_groups(
+    holder: str, groups: Mapping[str, Groups], num_rows: int, *, num_with_sets: int
+) -> None:
+    """A column holds an id for each of `num_rows`, or, if it has sets, of `num_with_sets`."""
+    for column, (ids, names, sets) in groups.items():
+        name, set_name = f"{holder}.groups.{column}", f"{holder}.group_sets.{column}"
+        check_shape(name, ids, (num_rows if sets is None else num_with_sets,))
+        if sets is not None:
+            check_row_spans(set_name, sets, len(sets))
+            check_ids(name, ids, len(sets), first=-1)
+            check_ids(f"{set_name}.ids", sets.ids, len(names))
+            offsets, is_rising = np.asarray(sets.offsets), np.diff(sets.ids) > 0
+            if (np.diff(offsets) < 1).any() or np.delete(~is_rising, offsets[1:-1] - 1).any():
+                raise ValueError(f"rows of {set_name} must hold groups, each once and in order")
+
+
+def check_all_ids(dataset: Dataset) -> None:
+    """Refuses ids that name no label, feature or group, and offsets that decrease.
+
+    Whoever reads rows, compiled code too, relies on both.
+    """
+    # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
+    are_rows_read = not dataset.is_read_in_blocks
+    groups = {"labels": dataset.label_groups, **{n: p.groups for n, p in dataset.parts.items()}}
+    try:
+        if dataset.label_names is not None:
+            check_offsets("labels.names", dataset.label_names.offsets)
+        for name, part in dataset.parts.items():
+            if are_rows_read:
+                check_offsets(f"{name}.positives", part.positives.offsets)
+                check_ids(f"labels of the {name} part", part.positives.ids, dataset.num_labels)
+            if are_rows_read and isinstance(part.features, Rows):
+                check_offsets(f"{name}.features", part.features.offsets)
+                check_ids(f"features of the {name} part", part.features.ids, dataset.num_features)
+            if part.texts is not None:
+                check_offsets(f"{name}.texts", part.texts.offsets)
+        for holder, columns in groups.items():
+            for column, group in columns.items():
+                num_ids = len(group.names if group.sets is None else group.sets)
+                check_ids(f"{column} of {holder}", group.ids, num_ids, first=-1)
+    except ValueError as error:
+        raise UserError(f"{dataset.name} is damaged ({error}); make it again") from error
+
+
+def check_finite(dataset: Dataset) -> None:
+    """Refuses feature values that are NaN or infinite."""
+    if dataset.is_finite:
+        return
+    for name, part in dataset.parts.items():
+        rows = part.features
+        values = rows.values if isinstance(rows, Rows) else rows
+        if values is None:
+            continue
+        width = max(1, int(np.prod(values.shape[1:])))
+        for start, piece in iterate_pieces(values, max(1, 2**22 // width)):
+            is_finite = np.isfinite(piece)
+            if not is_finite.all():
+                place = start + int(np.argwhere(~is_finite)[0][0])
+                if isinstance(rows, Rows):
+                    place = int(np.searchsorted(rows.offsets, place, side="right")) - 1
+                raise UserError(
+                    f"query {place} of the {name} part of {dataset.name} has a feature value that "
+                    f"is NaN or infinite; leave the query out or mend it"
+                )

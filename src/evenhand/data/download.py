@@ -23,9 +23,16 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from evenhand.data.checksums import ProgressFn, file_digest
 from evenhand.errors import UserError
-from evenhand.files import check_is_file, locked_file, read_json, sync, write_json
+from evenhand.files import (
+    ProgressFn,
+    check_is_file,
+    file_digest,
+    locked_file,
+    read_json,
+    sync,
+    write_json,
+)
 from evenhand.version import __version__
 
 BLOCK_BYTES = 2**18

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.data.csr import IntArray, Rows, rows_from_lists, take_rows
-from evenhand.data.pairs import pairs_of
+from evenhand.data.csr import IntArray, Rows, pairs_of, rows_from_lists, take_rows
 
 # Of a list of queries: the value each has in every group column. None: belongs to no group.
 GroupValues = Mapping[str, Sequence[str | None]]

@@ -49,28 +49,34 @@ class PublicData(NamedTuple):
         return RemoteFile(f"{self.name}.zip", DRIVE + self.drive_id if self.drive_id else "")
 
 
-_SETS = (
-    PublicData("AmazonCat-13K", (1_186_239, 306_782, 203_882, 13_330),
-               ("AmazonCat", "AmazonCat-13K.bow"), ("amazonCat_train.txt", "amazonCat_test.txt"),
-               "1WvBWF9hH5ZlFcpCRhp8wLVGwdeGZXKD2"),
-    PublicData("EURLex-4K", (15_539, 3_809, 5_000, 3_993),
-               ("Eurlex", "EURLex-4K.bow"), ("eurlex_train.txt", "eurlex_test.txt"),
-               "1xWW1UykQBTD2IorVn7V8XubJatQDScol"),
-    PublicData("Wiki10-31K", (14_146, 6_616, 101_938, 30_938),
-               ("Wiki10", "Wiki10.bow", "Wiki10-31K.bow"), ("wiki10_train.txt", "wiki10_test.txt"),
-               "1uV-p682ggXQQTiKZyK5M6B0xJJk8_lJx"),
-    PublicData("Delicious", (12_920, 3_185, 500, 983), ("Delicious",),
-               ("Delicious_data.txt", "delicious_trSplit.txt", "delicious_tstSplit.txt")),
-    PublicData("Bibtex", (4_880, 2_515, 1_836, 159), ("Bibtex",),
-               ("Bibtex_data.txt", "bibtex_trSplit.txt", "bibtex_tstSplit.txt")),
-    PublicData("Amazon-670K", (490_449, 153_025, 135_909, 670_091),
-               ("Amazon", "Amazon-670K.bow", "Amazon670K.bow"),
-               ("amazon_train.txt", "amazon_test.txt"), "1PV-wbKVv6Ng1K1XM1USqNxFhaQo2qfk6"),
-    PublicData("WikiLSHTC-325K", (1_778_351, 587_084, 1_617_899, 325_056),
-               ("WikiLSHTC", "WikiLSHTC-325K.bow"), ("wikiLSHTC_train.txt", "wikiLSHTC_test.txt"),
-               "1Y5xEJu-j3M7voyFV5Ouq9Wl3vyd9fus2"),
-)  # fmt: skip
-PUBLIC_DATA = {data.name: data for data in _SETS}
+PUBLIC_DATA = {
+    "amazoncat-13k": PublicData(
+        "AmazonCat-13K", (1_186_239, 306_782, 203_882, 13_330),
+        ("AmazonCat", "AmazonCat-13K.bow"), ("amazonCat_train.txt", "amazonCat_test.txt"),
+        "1WvBWF9hH5ZlFcpCRhp8wLVGwdeGZXKD2"),
+    "eurlex-4k": PublicData(
+        "EURLex-4K", (15_539, 3_809, 5_000, 3_993),
+        ("Eurlex", "EURLex-4K.bow"), ("eurlex_train.txt", "eurlex_test.txt"),
+        "1xWW1UykQBTD2IorVn7V8XubJatQDScol"),
+    "wiki10-31k": PublicData(
+        "Wiki10-31K", (14_146, 6_616, 101_938, 30_938),
+        ("Wiki10", "Wiki10.bow", "Wiki10-31K.bow"), ("wiki10_train.txt", "wiki10_test.txt"),
+        "1uV-p682ggXQQTiKZyK5M6B0xJJk8_lJx"),
+    "delicious": PublicData(
+        "Delicious", (12_920, 3_185, 500, 983), ("Delicious",),
+        ("Delicious_data.txt", "delicious_trSplit.txt", "delicious_tstSplit.txt")),
+    "bibtex": PublicData(
+        "Bibtex", (4_880, 2_515, 1_836, 159), ("Bibtex",),
+        ("Bibtex_data.txt", "bibtex_trSplit.txt", "bibtex_tstSplit.txt")),
+    "amazon-670k": PublicData(
+        "Amazon-670K", (490_449, 153_025, 135_909, 670_091),
+        ("Amazon", "Amazon-670K.bow", "Amazon670K.bow"),
+        ("amazon_train.txt", "amazon_test.txt"), "1PV-wbKVv6Ng1K1XM1USqNxFhaQo2qfk6"),
+    "wikilshtc-325k": PublicData(
+        "WikiLSHTC-325K", (1_778_351, 587_084, 1_617_899, 325_056),
+        ("WikiLSHTC", "WikiLSHTC-325K.bow"), ("wikiLSHTC_train.txt", "wikiLSHTC_test.txt"),
+        "1Y5xEJu-j3M7voyFV5Ouq9Wl3vyd9fus2"),
+}  # fmt: skip
 
 
 def find_public_data(name: str) -> PublicData:

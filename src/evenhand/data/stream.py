@@ -13,14 +13,13 @@ The folder gets its name when it is complete. A conversion that was killed begin
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.checksums import ProgressFn, write_manifest
 from evenhand.data.csr import Rows, concatenate_rows, count_ids, take_rows
 from evenhand.data.dataset import Dataset, Part, array_path, open_dataset, write_dataset
 from evenhand.data.extreme import (
@@ -31,12 +30,21 @@ from evenhand.data.extreme import (
     read_label_names,
 )
 from evenhand.data.extreme_parser import Block, Header
-from evenhand.data.npy import NpyWriter, open_npy
 from evenhand.data.splits import PARTS, check_fractions, choose_validation_rows
 from evenhand.errors import UserError
-from evenhand.files import atomic_folder, open_input
+from evenhand.files import (
+    NpyWriter,
+    ProgressFn,
+    atomic_folder,
+    file_digest,
+    open_input,
+    open_npy,
+    read_json,
+    write_json,
+)
 from evenhand.kernels.random import GOLDEN64, mix64
 
+MANIFEST = "manifest.json"  # by which a copy of a data set is checked
 DEFAULT_MEMORY = 2**29
 LEAST_MEMORY = 2**20
 SHARE = 1 / 8  # of the memory: rows that wait, and a shard; either is copied while it is sorted
@@ -280,3 +288,37 @@ class _PartWriter:
             for name, path in self.paths.items()
         ]
         return Block(Rows(*arrays[:2]), Rows(*arrays[2:]))
+
+
+# --- the manifest ---------------------------------------------------------------------------------
+
+
+def write_manifest(folder: Path, files: Sequence[Path], *, progress_fn: ProgressFn) -> None:
+    """Writes the lengths and checksums of files of a folder."""
+    about = {
+        path.name: {
+            "bytes": path.stat().st_size,
+            "sha256": file_digest(path, "sha256", progress_fn=progress_fn),
+        }
+        for path in files
+    }
+    write_json(folder / MANIFEST, {"format": "evenhand manifest", "version": 1, "files": about})
+
+
+def check_manifest(folder: Path, *, progress_fn: ProgressFn | None = None) -> int:
+    """Compares every file with the manifest of its folder; returns how many there are."""
+    known, remedy = read_json(folder / MANIFEST), "copy it again, or make the data set again"
+    try:
+        for name, about in known["files"].items():
+            path, expected = folder / name, f"{int(about['bytes'])} bytes, sha256 {about['sha256']}"
+            if path.parent != folder or not path.is_file():
+                raise UserError(f"{path} is missing; {remedy}")
+            digest = file_digest(path, "sha256", progress_fn=progress_fn)
+            found = f"{path.stat().st_size} bytes, sha256 {digest}"
+            if found != expected:
+                raise UserError(f"{path} is damaged ({found}; expected {expected}); {remedy}")
+        return len(known["files"])
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
+        raise UserError(
+            f"{folder / MANIFEST} is damaged ({error}); make the data set again"
+        ) from error

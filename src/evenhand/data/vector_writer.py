@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.checksums import file_digest
 from evenhand.data.csr import FloatArray
-from evenhand.data.npy import NpyWriter
 from evenhand.errors import UserError
+from evenhand.files import NpyWriter, file_digest
 
 
 class Block(NamedTuple):

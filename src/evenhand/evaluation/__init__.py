@@ -15,7 +15,6 @@ Intervals are 95 % percentile intervals of the bootstrap over whole queries: the
 stand or fall together, so resampling single pairs would make intervals too narrow.
 """
 
-from evenhand.evaluation.certificate import certify, is_certifiable, loss_sample
 from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes, worst_groups
 from evenhand.evaluation.groups import SUMMARIES, GroupColumn, group_columns
 from evenhand.evaluation.outcome import (
@@ -52,7 +51,6 @@ __all__ = [
     "Outcome",
     "Score",
     "Slice",
-    "certify",
     "check_selector",
     "checked_slices",
     "compare_outcomes",
@@ -60,9 +58,7 @@ __all__ = [
     "find_slices",
     "findings_json",
     "group_columns",
-    "is_certifiable",
     "load_outcome",
-    "loss_sample",
     "save_outcome",
     "score_table",
     "selected_score",

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data import FloatArray, IntArray, Part, pad_rows, pairs_of
-from evenhand.data.checks import MAX_IDS, check_ids
-from evenhand.data.npy import check_npy_header
+from evenhand.data.csr import MAX_IDS, check_ids
 from evenhand.errors import UserError
-from evenhand.files import atomic_path, open_input
+from evenhand.files import atomic_path, check_npy_header, open_input
 from evenhand.metrics import label_propensities, pair_ranks, query_metrics
 from evenhand.search.exact import Index, check_scores
 

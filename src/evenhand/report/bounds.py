@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenhand.data import memberships
-from evenhand.evaluation import certify, is_certifiable, loss_sample
+from evenhand.evaluation.certificate import certify, is_certifiable, loss_sample
 from evenhand.report.charts import MEDIUM, Mark, Plot, linear_axis, log_axis, run_line
 from evenhand.report.run_set import RunSet
 from evenhand.theory.subpopulation_bounds import Certificate

@@ -8,8 +8,7 @@ from evenhand.search.exact import ExactIndex, Index, SearchResult, check_scores
 from evenhand.search.hybrid import HybridIndex, HybridQueries
 from evenhand.search.neighbours import Neighbours
 from evenhand.search.reranker import LinearRanker
-from evenhand.search.searcher import Searcher, label_index
-from evenhand.search.serving_data import QueryData
+from evenhand.search.searcher import QueryData, Searcher, label_index
 
 __all__ = [
     "ExactIndex",

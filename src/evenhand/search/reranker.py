@@ -5,7 +5,7 @@ vectors of some hundred dimensions blur. So each label gets weights of the spars
 on its positive training queries and on those for which the trained retriever ranks it high although
 it is wrong. These are the hardest labels of each query, the idea of S2M once more.
 
-The objective and how it is minimised are in `classifiers`. A label without a positive
+The objective and how it is minimised are in `linear_svm`. A label without a positive
 query has nothing to be told from: no weights, and the score of a wrong label, -1, for all queries.
 
 Memory: the mined labels, 4 N M bytes (N queries, M mined each: 1.4 GB for 1.2 million and 300),
@@ -25,11 +25,10 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from evenhand.data import IntArray, Rows, take_rows
-from evenhand.data.checks import check_ids, check_shape
-from evenhand.data.csr import PIECE, iterate_pieces
+from evenhand.data.csr import PIECE, check_ids, check_rows, check_shape, iterate_pieces
+from evenhand.files import open_arrays, save_arrays
 from evenhand.kernels.jit import num_threads_for
 from evenhand.search import linear_svm
-from evenhand.search.arrays import check_rows, open_arrays, save_arrays
 from evenhand.search.exact import ExactIndex
 
 Mined = NDArray[np.int32]

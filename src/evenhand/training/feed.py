@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data import IntArray, Part, pad_rows
-from evenhand.data.pairs import PairIndex
+from evenhand.data.csr import PairIndex
 from evenhand.kernels.random import keys_for, permute
 from evenhand.models.encoders import Bags, Features, features_of
 

@@ -1,16 +1,17 @@
 """The training loop: a step, then what is due after it: a log line, a validation, a checkpoint."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from evenhand.distributed.ranks import Ranks, are_any
 from evenhand.errors import UserError
-from evenhand.files import sync
+from evenhand.files import open_input, parse_json, read_text, sync, write_text
 from evenhand.tensor_store import all_finite
 from evenhand.training.checkpoint import CheckpointManager
-from evenhand.training.metrics_file import append_line
 from evenhand.training.state import Plan, Training
 from evenhand.training.step import Step
 
@@ -127,3 +128,46 @@ def _is_out_of_patience(training: Training, plan: Plan) -> bool:
     if not plan.patience or not plan.evaluate_every:
         return False
     return training.step - training.best_step >= plan.patience * plan.evaluate_every
+
+
+# --- metrics.jsonl: a line for every logged step and validation, in the order they happened -------
+
+
+def append_line(path: Path, row: dict[str, Any]) -> None:
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written ({error.strerror or error}); any checkpoint is "
+            f"untouched: free some space, then continue with --resume"
+        ) from error
+
+
+def rewind_metrics(path: Path, *, step: int) -> None:
+    """Forgets the lines after a step, which a resumed run will write again."""
+    if not path.exists():
+        return
+    try:
+        *lines, _ = read_text(path).split("\n")
+        kept = [f"{line}\n" for line in lines if parse_json(line)["step"] <= step]
+    except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
+        raise UserError(
+            f"{path} is damaged ({error}); restore it, or remove it: --resume then writes the "
+            f"lines after step {step} alone"
+        ) from error
+    write_text(path, "".join(kept))
+
+
+def last_logged_step(path: Path) -> int:
+    """The last step that the file tells of, 0 where it tells of none; a torn line is none."""
+    last = 0
+    if not path.exists():
+        return last
+    with open_input(path) as file:
+        for line in file:
+            try:
+                last = max(last, int(parse_json(line.decode())["step"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+    return last

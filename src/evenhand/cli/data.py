@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from evenhand.cli import options
 from evenhand.cli.options import argument, flag
 from evenhand.errors import UserError
 
@@ -28,7 +27,6 @@ def places(
     min_population: Annotated[int, flag("Smallest population of a city.")] = 15000,
     num_buckets: Annotated[int, flag("Number of hash buckets for n-grams.")] = 2**18,
     out: Out = None,
-    device: options.Device = None,
 ) -> None:
     """Cities by their names, from GeoNames (CC BY 4.0)."""
     from evenhand.cli.console import console
@@ -57,7 +55,6 @@ def extreme(
     validation_block: ValidationBlock = 1,
     validation_fraction: ValidationFraction = 0.1,
     out: Out = None,
-    device: options.Device = None,
 ) -> None:
     """The Extreme Classification text format."""
     from evenhand.cli.console import console
@@ -105,7 +102,6 @@ def stream(
     validation_block: ValidationBlock = 1,
     validation_fraction: ValidationFraction = 0.1,
     out: Out = None,
-    device: options.Device = None,
 ) -> None:
     """The same format, of any size, in bounded memory, shuffled."""
     from evenhand.cli.console import console
@@ -138,7 +134,6 @@ def table(
     test_fraction: Annotated[float, flag("Share of the queries.")] = 0.2,
     validation_fraction: ValidationFraction = 0.1,
     out: Out = None,
-    device: options.Device = None,
 ) -> None:
     """A CSV or TSV of queries and labels."""
     from evenhand.cli.console import console
@@ -160,7 +155,7 @@ def table(
 # --- look -----------------------------------------------------------------------------------------
 
 
-def show(folder: Folder, device: options.Device = None) -> None:
+def show(folder: Folder) -> None:
     """What a prepared data set holds."""
     from evenhand.data import open_dataset
     from evenhand.data.dataset import check_all_ids
@@ -170,7 +165,7 @@ def show(folder: Folder, device: options.Device = None) -> None:
     _show(dataset)
 
 
-def check(folder: Folder, device: options.Device = None) -> None:
+def check(folder: Folder) -> None:
     """Compare the files of a streamed data set with their checksums."""
     from evenhand.cli.console import console
     from evenhand.data.stream import check_manifest
@@ -184,7 +179,7 @@ def check(folder: Folder, device: options.Device = None) -> None:
 # --- public data sets -----------------------------------------------------------------------------
 
 
-def list_(folder: Downloads = Path("downloads"), device: options.Device = None) -> None:
+def list_(folder: Downloads = Path("downloads")) -> None:
     """The public data sets that are known, and which are here."""
     from rich.table import Table
     from rich.text import Text
@@ -211,7 +206,6 @@ def list_(folder: Downloads = Path("downloads"), device: options.Device = None) 
 def fetch(
     names: Annotated[list[str], argument("Such as EURLex-4K, Wiki10-31K.", "NAME...")],
     folder: Downloads = Path("downloads"),
-    device: options.Device = None,
 ) -> None:
     """Public data sets over the network, continued and checked."""
     from evenhand.cli.console import console
@@ -247,7 +241,6 @@ def fetch(
 def verify(
     name: Annotated[str | None, argument("All that are there, if not given.", "[NAME]")] = None,
     folder: Downloads = Path("downloads"),
-    device: options.Device = None,
 ) -> None:
     """Check the files of public data sets in a folder."""
     from evenhand.cli.console import console

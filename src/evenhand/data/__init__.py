@@ -9,11 +9,19 @@ public data set by name from a folder. All return a `Dataset`: parts (train, val
 queries with features, positives and groups.
 """
 
-from evenhand.data.csr import FloatArray, IntArray, Pairs, Rows, pad_rows, pairs_of, take_rows
+from evenhand.data.csr import (
+    FloatArray,
+    IntArray,
+    Pairs,
+    Rows,
+    Strings,
+    pad_rows,
+    pairs_of,
+    take_rows,
+)
 from evenhand.data.dataset import (
     Dataset,
     Part,
-    Strings,
     count_unseen_labels,
     group_holders,
     open_dataset,

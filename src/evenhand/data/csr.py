@@ -1,9 +1,10 @@
-"""Rows of different length as CSR, the one form of sparse data, and the pairs that they stand for.
+"""Rows of ids, and texts, of different length as CSR; and the pairs that rows stand for.
 
 Arrays may be memory-mapped files larger than memory: whatever reads all of one does so in pieces.
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,31 @@ class Rows(NamedTuple):
         )
         values = None if self.values is None else torch.from_numpy(self.values).to(device)
         return offsets, ids, values
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Strings:
+    """Many strings in two arrays, so that millions of names open without being read."""
+
+    offsets: IntArray  # (N + 1,) int64, into `utf8`
+    utf8: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> str:
+        position = range(len(self))[index]  # counts from the end below 0; IndexError beyond
+        start, stop = self.offsets[position], self.offsets[position + 1]
+        return self.utf8[start:stop].tobytes().decode("utf-8", "replace")  # of a damaged file
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+    @classmethod
+    def pack(cls, strings: Iterable[str]) -> "Strings":
+        encoded = [string.encode("utf-8") for string in strings]
+        offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        return cls(offsets, np.frombuffer(b"".join(encoded), dtype=np.uint8))
 
 
 def rows_from_lists(lists: Sequence[Sequence[int]]) -> Rows:

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +22,7 @@ from evenhand.data.csr import (
     FloatArray,
     IntArray,
     Rows,
+    Strings,
     check_ids,
     check_offsets,
     check_row_spans,
@@ -49,31 +50,6 @@ ABOUT: dict[str, Any] = {  # what dataset.json holds
     "arrays": dict,
 }
 DTYPES = {"offsets": "<i8", "ids": "<i4", "utf8": "|u1", "train_counts": "<i8"}  # others: floats
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Strings:
-    """Many strings in two arrays, so that millions of names open without being read."""
-
-    offsets: IntArray  # (N + 1,) int64, into `utf8`
-    utf8: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: Any) -> str:
-        position = range(len(self))[index]  # counts from the end below 0; IndexError beyond
-        start, stop = self.offsets[position], self.offsets[position + 1]
-        return self.utf8[start:stop].tobytes().decode("utf-8", "replace")  # of a damaged file
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
-
-    @classmethod
-    def pack(cls, strings: Iterable[str]) -> "Strings":
-        encoded = [string.encode("utf-8") for string in strings]
-        offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        return cls(offsets, np.frombuffer(b"".join(encoded), dtype=np.uint8))
 
 
 @dataclasses.dataclass(frozen=True)

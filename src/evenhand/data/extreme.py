@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.data.csr import MAX_IDS, IntArray, Rows, take_rows
-from evenhand.data.dataset import Dataset, Part, Strings, is_borne_out
+from evenhand.data.csr import MAX_IDS, IntArray, Rows, Strings, take_rows
+from evenhand.data.dataset import Dataset, Part, is_borne_out
 from evenhand.data.extreme_parser import Block, Header, parse_lines
 from evenhand.data.groups import GroupValues, make_shared_groups
 from evenhand.data.splits import check_fractions, choose_validation_rows

@@ -7,7 +7,8 @@ the query, but a string that is some city's main name always trains.
 
 import numpy as np
 
-from evenhand.data.dataset import Dataset, Strings
+from evenhand.data.csr import Strings
+from evenhand.data.dataset import Dataset
 from evenhand.data.groups import make_groups
 from evenhand.data.splits import hash_key
 from evenhand.data.table import make_parts

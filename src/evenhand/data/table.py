@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from evenhand.data.csr import rows_from_lists
-from evenhand.data.dataset import Dataset, Part, Strings
+from evenhand.data.csr import Strings, rows_from_lists
+from evenhand.data.dataset import Dataset, Part
 from evenhand.data.groups import Groups, group_pairs
 from evenhand.data.splits import PARTS, check_fractions, choose_part
 from evenhand.data.text import NgramFeaturizer, normalize

@@ -1,4 +1,4 @@
-"""Exact search over labels that are sharded over ranks, and the scores of given labels.
+"""Search, and evaluation, of a model whose tables are split over ranks.
 
 Every rank searches its own labels for all queries. What they found is merged by shares of the
 queries: each rank is sent the others' best for its share, merges them, and the merged shares are
@@ -6,12 +6,18 @@ gathered. So a rank receives about twice what an answer holds, however many rank
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from evenhand.data import Dataset, IntArray
 from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import Shards, share_sizes
+from evenhand.distributed.row_exchange import RowExchange, fetch_rows
+from evenhand.distributed.shards import Shards, share_of, share_sizes
+from evenhand.evaluation.outcome import Outcome, evaluate
+from evenhand.models.encoders import features_of, row_encoder
+from evenhand.models.retriever import Retriever
 from evenhand.search.exact import ExactIndex, SearchResult
 
 
@@ -96,3 +102,49 @@ def merge(
     ordered, order = all_scores.sort(dim=1, descending=True, stable=True)
     kept = order[:, :num_results]  # (q, R)
     return SearchResult(all_ids.gather(1, kept), ordered[:, :num_results].contiguous())
+
+
+@torch.no_grad()
+def evaluate_split(
+    model: Retriever,
+    own_index: ExactIndex,
+    dataset: Dataset,
+    part_name: str,
+    *,
+    ranks: Ranks,
+    **settings: Any,
+) -> Outcome:
+    """Searches all labels for every query of a part; the outcome equals that of one process.
+
+    All ranks go through the part together. Each encodes its share of a block of queries and
+    searches its own labels for the whole block; what leaves a rank are vectors of queries, the rows
+    of features that they need, and the best labels: nothing of the size of a table.
+
+    Args:
+        model: this rank's rows of the tables.
+        own_index: the labels of this rank.
+        settings: of `evaluate`.
+    """
+    part, device = dataset.parts[part_name], model.label_table.device
+    exchange = RowExchange("features", dataset.num_features, ranks)
+
+    def encode(row_ids: IntArray) -> Tensor:
+        """(Q, D), scale included: each rank encodes its share, and all have all of them."""
+        counts = share_sizes(len(row_ids), ranks.num_ranks)
+        share = slice(*share_of(len(row_ids), ranks.rank, ranks.num_ranks))
+        features, encoder = features_of(part, row_ids[share], device=device), model.encoder
+        by_rows = row_encoder(encoder)
+        if by_rows is not None:
+            _, rows, features = fetch_rows(exchange, by_rows, features)
+            encoder = by_rows.with_rows(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+        vectors = model.as_queries(encoder(features))  # (q, D)
+        return ranks.gather(vectors, counts=counts, what="query vectors")
+
+    return evaluate(
+        encode,
+        SplitIndex(own_index, dataset.num_labels, ranks),
+        part,
+        dataset.label_counts(),
+        num_train_queries=len(dataset.parts["train"]),
+        **settings,
+    )

@@ -42,8 +42,7 @@ from evenhand.kernels.gpu.gather import product
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep
-from evenhand.models.encoders import BagEncoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, Retriever
 from evenhand.training.feed import PairFeed
 from evenhand.training.gpu_step import GpuStep
 from evenhand.training.optimizers import Optimizers, RowAdagrad

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evenhand import UniformSampler, mean_weights, softmax_loss, top_weights
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever
 from evenhand.risk import RiskFn
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from evenhand.build import build_training
 from evenhand.config import build_config
 from evenhand.data import Dataset, Part, Rows
-from evenhand.models.encoders import Bags
+from evenhand.models import Bags
 from evenhand.runs import evaluate_model
 from evenhand.training.loop import train
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from evenhand.kernels.random import num_bits
-from evenhand.models.encoders import BagEncoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, Retriever
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 
 NO_TRITON = "triton is not installed: the kernels for CUDA need it"

@@ -9,8 +9,7 @@ from evenhand.cli import main
 from evenhand.data import save_dataset
 from evenhand.ensemble import average_models
 from evenhand.files import write_json
-from evenhand.models.encoders import BagEncoder, Bags
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, Bags, Retriever
 from evenhand.run_folder import read_about
 from experiments.table3 import fixture
 

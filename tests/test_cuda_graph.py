@@ -14,8 +14,7 @@ import torch
 
 from evenhand import losses
 from evenhand.data import Part, Rows, load_extreme
-from evenhand.models.encoders import BagEncoder, MlpEncoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, MlpEncoder, Retriever
 from evenhand.risk import DualCvar
 from evenhand.sampling import Distinct, FrequencySampler, UniformSampler
 from evenhand.training.feed import PairFeed

@@ -9,7 +9,7 @@ import torch
 from evenhand.distributed.ranks import Pulse, late_message, num_launched, num_restarts
 from evenhand.distributed.row_exchange import RowExchange, places_among, sorted_distinct_ids
 from evenhand.distributed.shards import Shards, share_of, share_sizes
-from evenhand.models.encoders import RowGradients
+from evenhand.models import RowGradients
 from experiments.simulated_ranks import run_ranks
 
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.models import encoders
-from evenhand.models.encoders import (
+from evenhand import models
+from evenhand.models import (
     BagEncoder,
     Bags,
     MlpEncoder,
@@ -119,8 +119,8 @@ def one_draw(num_rows, width, generator):
 
 @pytest.mark.parametrize("width", [1, 3, 16, 20, 2**15 + 3])
 def test_a_small_table_is_one_draw_to_the_bit(width, monkeypatch):
-    for chunk in (encoders.CHUNK, 16, 1000):
-        monkeypatch.setattr(encoders, "CHUNK", chunk)
+    for chunk in (models.CHUNK, 16, 1000):
+        monkeypatch.setattr(models, "CHUNK", chunk)
         ours, theirs = generator(), generator()
         for num_rows in (0, 1, 2, 15, 17, 64, 50_000 // width):
             expected = one_draw(num_rows, width, theirs)
@@ -130,9 +130,9 @@ def test_a_small_table_is_one_draw_to_the_bit(width, monkeypatch):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(encoders, "FIRST_BLOCK", 100)
-    monkeypatch.setattr(encoders, "LATER_BLOCK", 30)
-    monkeypatch.setattr(encoders, "CHUNK", 64)
+    monkeypatch.setattr(models, "FIRST_BLOCK", 100)
+    monkeypatch.setattr(models, "LATER_BLOCK", 30)
+    monkeypatch.setattr(models, "CHUNK", 64)
 
 
 @pytest.mark.parametrize("width", [1, 3, 16])

@@ -13,7 +13,7 @@ from evenhand.data import Part, Rows, pairs_of
 from evenhand.data.csr import PairIndex
 from evenhand.errors import UserError
 from evenhand.kernels.random import permute
-from evenhand.models.encoders import Bags, features_of
+from evenhand.models import Bags, features_of
 from evenhand.training import feed as feed_module
 from evenhand.training.feed import PairFeed, PairOrder
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.models.encoders import BagEncoder, Bags, RowGradients, take_features
+from evenhand.models import BagEncoder, Bags, RowGradients, take_features
 from gpu_tables import (
     DEVICES,
     NO_TRITON,

@@ -15,8 +15,7 @@ from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import RowTable
 from evenhand.kernels.gpu.step import MiningStep
 from evenhand.losses import contrastive_loss
-from evenhand.models.encoders import MlpEncoder, random_rows
-from evenhand.models.retriever import Retriever
+from evenhand.models import MlpEncoder, Retriever, random_rows
 from evenhand.sampling import LabelSample
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad

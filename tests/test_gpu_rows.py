@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evenhand.kernels.rows import EPSILON, SMALLEST_NORM
-from evenhand.models.encoders import RowGradients
+from evenhand.models import RowGradients
 from gpu_tables import (
     DEVICES,
     OPTIMIZERS,

@@ -16,8 +16,7 @@ from evenhand.build import build_training
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.losses import softmax_loss
-from evenhand.models.encoders import MlpEncoder, RowGradients
-from evenhand.models.retriever import Retriever
+from evenhand.models import MlpEncoder, Retriever, RowGradients
 from evenhand.run_folder import read_metrics
 from evenhand.runs import begin_run, evaluate_run, train_run
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.kernels.rows import EPSILON
-from evenhand.models.encoders import RowGradients
+from evenhand.models import RowGradients
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 
 NUM_ROWS, WIDTH = 5, 3

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from evenhand.losses import contrastive_loss
-from evenhand.models.encoders import MlpEncoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import MlpEncoder, Retriever
 from evenhand.risk import mean_weights
 from evenhand.sampling import LabelSample
 from evenhand.training.feed import Batch

@@ -13,7 +13,7 @@ from evenhand.build import build_model
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
-from evenhand.models.encoders import RowRange
+from evenhand.models import RowRange
 from evenhand.run_folder import load_model, save_model, split_names, weights_folder
 from evenhand.runs import begin_run, evaluate_run, is_trained
 from experiments.simulated_ranks import run_ranks

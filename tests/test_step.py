@@ -25,8 +25,7 @@ from evenhand.losses import (
     softmax_loss,
     squared_hinge,
 )
-from evenhand.models.encoders import BagEncoder, Bags, MlpEncoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, Bags, MlpEncoder, Retriever
 from evenhand.risk import mean_weights, top_weights
 from evenhand.sampling import LabelSample
 from evenhand.training.feed import Batch, map_tensors

@@ -23,8 +23,7 @@ from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.kernels.random import permute
 from evenhand.losses import softmax_loss
-from evenhand.models.encoders import BagEncoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, Retriever
 from evenhand.sampling import UniformSampler
 from evenhand.training.feed import PairFeed
 from evenhand.training.optimizers import Optimizers, RowAdagrad

@@ -45,8 +45,7 @@ from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.row_exchange import RowExchange, sorted_distinct_ids
 from evenhand.distributed.shards import Shards, share_of
 from evenhand.files import read_json, write_json
-from evenhand.models.encoders import BagEncoder, RowGradients
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, Retriever, RowGradients
 from evenhand.sampling import UniformSampler
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`

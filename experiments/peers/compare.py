@@ -33,7 +33,7 @@ from evenhand.data import load_extreme
 from evenhand.data.weighting import weight_features
 from evenhand.ensemble import average_models
 from evenhand.files import read_json, write_json
-from evenhand.models.encoders import features_of
+from evenhand.models import features_of
 from evenhand.runs import mine_and_fit_ranker
 from evenhand.search import label_index
 from evenhand.training.checkpoint import CheckpointManager

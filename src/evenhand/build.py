@@ -18,8 +18,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.methods import METHODS
-from evenhand.models.encoders import BagEncoder, MlpEncoder, RowRange, row_encoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, MlpEncoder, Retriever, RowRange, row_encoder
 from evenhand.risk import (
     DualCvar,
     GroupRisk,
@@ -70,7 +69,7 @@ def build_training(
 
     Args:
         ranks: those that share the run; each makes its own rows of the tables.
-        encoder: one of your own (see `models.encoders`), the same on all ranks; None: that of the
+        encoder: one of your own (see `models`), the same on all ranks; None: that of the
             settings.
     """
     part, mining, seed = dataset.parts["train"], config.mining, config.training.seed

@@ -18,8 +18,7 @@ from evenhand.config import Config, to_toml
 from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json, write_text
-from evenhand.models.encoders import BagEncoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import BagEncoder, Retriever
 from evenhand.run_folder import about_run, load_model, read_about, run_config, save_model
 from evenhand.runs import mine_and_fit_ranker, query_data_of, query_data_path, ranker_path
 from evenhand.search.reranker import save_ranker

@@ -19,8 +19,7 @@ from evenhand.data.vector_writer import Block, check_format, write_blocks
 from evenhand.distributed.shards import share_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
-from evenhand.models.encoders import RowRange, features_of
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever, RowRange, features_of
 from evenhand.run_folder import load_model, open_weights, read_about, run_config
 from evenhand.runs import query_data_of
 from evenhand.search import QueryData

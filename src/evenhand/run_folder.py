@@ -36,8 +36,7 @@ from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
 from evenhand.files import check_is_file, parse_json, read_json, read_text, write_json
-from evenhand.models.encoders import RowRange, row_encoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever, RowRange, row_encoder
 from evenhand.search import QueryData
 from evenhand.tensor_store import (
     DTYPES,

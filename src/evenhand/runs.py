@@ -36,8 +36,7 @@ from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_value
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.files import atomic_folder, write_json, write_text
-from evenhand.models.encoders import chosen_features, features_of
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever, chosen_features, features_of
 from evenhand.progress import count_bar, step_bar
 from evenhand.run_folder import (
     about_run,

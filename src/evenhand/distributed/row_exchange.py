@@ -13,7 +13,7 @@ from torch import Tensor
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.kernels.sparse import Lists, distinct_ids, transposed_product
-from evenhand.models.encoders import RowEncoder, RowGradients
+from evenhand.models import RowEncoder, RowGradients
 
 
 class Request(NamedTuple):

@@ -16,8 +16,7 @@ from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.row_exchange import RowExchange, fetch_rows
 from evenhand.distributed.shards import Shards, share_of, share_sizes
 from evenhand.evaluation.outcome import Outcome, evaluate
-from evenhand.models.encoders import features_of, row_encoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever, features_of, row_encoder
 from evenhand.search.exact import ExactIndex, SearchResult
 
 

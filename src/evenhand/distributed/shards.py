@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evenhand.models.encoders import RowRange
+from evenhand.models import RowRange
 
 
 class Shards(NamedTuple):

@@ -15,8 +15,7 @@ from evenhand.data.csr import MAX_IDS, check_offsets, check_rows, check_shape, c
 from evenhand.data.text import featurizer_from
 from evenhand.data.weighting import unit_values
 from evenhand.files import open_arrays, save_arrays
-from evenhand.models.encoders import as_tensors
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever, as_tensors
 from evenhand.search.exact import ExactIndex, SearchResult, check_scores
 from evenhand.search.hybrid import HybridIndex, HybridQueries
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from evenhand.data import IntArray, Part, pad_rows
 from evenhand.data.csr import PairIndex
 from evenhand.kernels.random import keys_for, permute
-from evenhand.models.encoders import Bags, Features, features_of
+from evenhand.models import Bags, Features, features_of
 
 NUM_AHEAD = 3  # batches that are ready or in the making while a step runs
 CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from evenhand.kernels.gpu.segment_update import update_by_entries
 from evenhand.kernels.gpu.selection import LARGEST_ROW
 from evenhand.kernels.gpu.step import MiningStep
 from evenhand.kernels.random import random_integers, row_keys
-from evenhand.models.encoders import Bags
+from evenhand.models import Bags
 from evenhand.sampling import UniformSampler
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer

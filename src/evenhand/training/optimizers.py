@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evenhand.kernels.rows import adagrad_, adam_
-from evenhand.models.encoders import RowGradients
+from evenhand.models import RowGradients
 
 # Of a step, by the names in `state.TABLES`: those of touched rows. Dense weights of the encoder
 # hold theirs in `.grad`.

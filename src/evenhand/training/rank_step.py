@@ -21,8 +21,7 @@ from evenhand.distributed.row_exchange import (
     sorted_distinct_ids,
 )
 from evenhand.distributed.shards import share_of, share_sizes
-from evenhand.models.encoders import RowGradients, row_encoder
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever, RowGradients, row_encoder
 from evenhand.sampling import InBatchSampler, LabelSample, LabelSampler, MixedSampler
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import Gradients

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evenhand.errors import UserError
 from evenhand.losses import LossFn
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever
 from evenhand.risk import Memory
 from evenhand.sampling import LabelSampler
 from evenhand.tensor_store import Table

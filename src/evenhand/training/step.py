@@ -29,8 +29,7 @@ from evenhand.kernels.selection import largest_of_blocks, mask_shared_
 from evenhand.kernels.sparse import Lists, matrix_of, product, transposed_product
 from evenhand.losses import LossFn
 from evenhand.mining import mask_positives
-from evenhand.models.encoders import RowGradients, backward, take_features
-from evenhand.models.retriever import Retriever
+from evenhand.models import Retriever, RowGradients, backward, take_features
 from evenhand.objective import ScoreGradients, score_gradients
 from evenhand.risk import RiskFn, mean_weights, top_weights
 from evenhand.sampling import LabelSample, log_q_corrected

@@ -1,1 +1,0 @@
-"""Query encoders and the table of label vectors."""

@@ -7,24 +7,24 @@ import torch
 
 from evenhand.cli import main
 from evenhand.data import save_dataset
-from evenhand.ensemble import average_models
+from evenhand.ensemble import average_models, average_runs
+from evenhand.errors import UserError
 from evenhand.files import write_json
 from evenhand.models import BagEncoder, Bags, Retriever
 from evenhand.run_folder import read_about
 from experiments.table3 import fixture
+from small import dense_dataset
 
 BAGS = Bags(torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]), torch.tensor([1.0, 0.5, 2.0]))
 
 
-def model(seed, *, width=4, scale=2.0, is_cosine=False):
+def model(seed, *, width=4):
     generator = torch.Generator().manual_seed(seed)
     encoder = BagEncoder(3, width, generator=generator)
     made = Retriever(
-        encoder, 5, width, scale=scale, is_cosine=is_cosine, has_label_bias=not is_cosine,
-        generator=generator,
-    )  # fmt: skip
-    if made.label_bias is not None:
-        made.label_bias.data = torch.randn(5, 1, generator=generator)
+        encoder, 5, width, scale=2.0, is_cosine=False, has_label_bias=True, generator=generator
+    )
+    made.label_bias.data = torch.randn(5, 1, generator=generator)
     return made
 
 
@@ -38,12 +38,9 @@ def test_scores_are_the_mean_of_the_scores():
     torch.testing.assert_close(scores(average_models(models)), expected)
 
 
-@pytest.mark.parametrize(
-    ("other", "message"), [({"scale": 1.0}, "scales"), ({"is_cosine": True}, "dot products")]
-)
-def test_models_that_cannot_be_averaged_are_refused(other, message):
-    with pytest.raises(ValueError, match=message):
-        average_models([model(1), model(2, **other)])
+def test_runs_on_dense_features_are_refused(tmp_path):
+    with pytest.raises(UserError, match="only runs on sparse features"):
+        average_runs([tmp_path] * 2, tmp_path / "out", dense_dataset(), console=None)
 
 
 def trained(tmp_path, name, *more):

@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -26,14 +27,10 @@ from evenhand.search.searcher import save_query_data
 
 
 def average_models(models: Sequence[Retriever]) -> Retriever:
-    """One model whose scores are the mean of the models' scores."""
+    """One model whose scores are the mean of the models': dot products of bags, of one scale."""
     first = models[0]
-    encoders = [model.encoder for model in models if isinstance(model.encoder, BagEncoder)]
-    if len(encoders) < len(models) or any(model.is_cosine for model in models):
-        raise ValueError("only dot products of bags of features can be averaged")
-    if any(model.scale != first.scale for model in models):
-        raise ValueError(f"scales must be equal, got {[model.scale for model in models]}")
-    table = torch.cat([encoder.weight for encoder in encoders], dim=1)  # (F, sum of D)
+    tables: list[Any] = [model.encoder.weight for model in models]  # (F, D) each
+    table = torch.cat(tables, dim=1)  # (F, sum of D)
     whole = Retriever(
         BagEncoder(len(table), table.shape[1]),
         len(first.label_table),
@@ -61,6 +58,10 @@ def average_runs(
         raise UserError(f"an average needs two runs or more, got {len(folders)}")
     if out.exists():
         raise UserError(f"{out} exists already; choose another --run folder, or remove it first")
+    if not dataset.is_sparse:
+        raise UserError(
+            f"{dataset.name} has dense features; only runs on sparse features can be averaged"
+        )
     configs = [run_config(folder) for folder in folders]
     for folder, config in zip(folders, configs, strict=True):
         if config.model.similarity != "dot":

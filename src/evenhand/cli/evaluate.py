@@ -110,7 +110,6 @@ def slices(
     json: Annotated[Path | None, flag("Another file for the results.")] = None,
     part: options.Part = "test",
     data: options.MovedData = None,
-    device: options.Device = None,
 ) -> None:
     """The subpopulations that explain a run's failures."""
     from evenhand.cli.console import console
@@ -167,7 +166,6 @@ def report(
     ] = None,
     part: options.Part = "test",
     data: options.MovedData = None,
-    device: options.Device = None,
 ) -> None:
     """One page about one or more runs."""
     from evenhand.cli.console import console

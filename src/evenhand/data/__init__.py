@@ -12,7 +12,6 @@ queries with features, positives and groups.
 from evenhand.data.csr import (
     FloatArray,
     IntArray,
-    Pairs,
     Rows,
     Strings,
     pad_rows,
@@ -23,11 +22,10 @@ from evenhand.data.dataset import (
     Dataset,
     Part,
     count_unseen_labels,
-    group_holders,
     open_dataset,
     save_dataset,
 )
-from evenhand.data.extreme import ExtremeFile, load_extreme, load_extreme_split, read_extreme
+from evenhand.data.extreme import load_extreme, read_extreme
 from evenhand.data.groups import (
     Groups,
     frequency_groups_by_labels,
@@ -43,12 +41,10 @@ from evenhand.data.text import NgramFeaturizer, featurizer_from, normalize, scri
 __all__ = [
     "PUBLIC_DATA",
     "Dataset",
-    "ExtremeFile",
     "FloatArray",
     "Groups",
     "IntArray",
     "NgramFeaturizer",
-    "Pairs",
     "Part",
     "PublicData",
     "Rows",
@@ -57,9 +53,7 @@ __all__ = [
     "featurizer_from",
     "frequency_groups_by_labels",
     "frequency_groups_by_pairs",
-    "group_holders",
     "load_extreme",
-    "load_extreme_split",
     "load_places",
     "load_public_extreme",
     "load_table",

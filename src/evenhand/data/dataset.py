@@ -120,8 +120,6 @@ def count_unseen_labels(dataset: Dataset, part_name: str) -> int:
 
 def save_dataset(dataset: Dataset, folder: Path) -> Dataset:
     """Writes a data set to a new folder, all of it or nothing, and opens it from there."""
-    if folder.exists():
-        raise UserError(f"{folder} exists already; choose another folder or remove it first")
     try:
         check_lengths(dataset)  # what is refused when opened is not written
     except ValueError as error:

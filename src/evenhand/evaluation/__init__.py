@@ -18,7 +18,6 @@ stand or fall together, so resampling single pairs would make intervals too narr
 from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes, worst_groups
 from evenhand.evaluation.groups import SUMMARIES, GroupColumn, group_columns
 from evenhand.evaluation.outcome import (
-    CUTOFFS,
     Outcome,
     evaluate,
     load_outcome,
@@ -34,7 +33,6 @@ from evenhand.evaluation.scores import (
 )
 from evenhand.evaluation.slices import (
     Findings,
-    Slice,
     checked_slices,
     find_slices,
     findings_json,
@@ -42,7 +40,6 @@ from evenhand.evaluation.slices import (
 )
 
 __all__ = [
-    "CUTOFFS",
     "SUMMARIES",
     "Difference",
     "Findings",
@@ -50,7 +47,6 @@ __all__ = [
     "GroupList",
     "Outcome",
     "Score",
-    "Slice",
     "check_selector",
     "checked_slices",
     "compare_outcomes",

@@ -4,8 +4,8 @@
 vectors alone, `HybridIndex` adds votes of similar training queries and a linear ranker.
 """
 
-from evenhand.search.exact import ExactIndex, Index, SearchResult, check_scores
-from evenhand.search.hybrid import HybridIndex, HybridQueries
+from evenhand.search.exact import ExactIndex, SearchResult
+from evenhand.search.hybrid import HybridIndex
 from evenhand.search.neighbours import Neighbours
 from evenhand.search.reranker import LinearRanker
 from evenhand.search.searcher import QueryData, Searcher, label_index
@@ -13,13 +13,10 @@ from evenhand.search.searcher import QueryData, Searcher, label_index
 __all__ = [
     "ExactIndex",
     "HybridIndex",
-    "HybridQueries",
-    "Index",
     "LinearRanker",
     "Neighbours",
     "QueryData",
     "SearchResult",
     "Searcher",
-    "check_scores",
     "label_index",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Groups, Rows, memberships, pad_rows
 from evenhand.data.dataset import check_all_ids, check_finite
+from evenhand.data.held_out import GapBins, frequency_bins, hold_out_queries
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
@@ -21,6 +22,7 @@ from evenhand.methods import METHODS
 from evenhand.models import BagEncoder, MlpEncoder, Retriever, RowRange, row_encoder
 from evenhand.risk import (
     DualCvar,
+    EvenMining,
     GroupRisk,
     StochasticMaximum,
     chi_square_weights,
@@ -92,14 +94,15 @@ def build_training(
         feature_rows=own_rows.get("features"),
         encoder=encoder,
     )
-    groups = groups_of_pairs(config, dataset)
+    groups, gap_bins = groups_of_pairs(config, dataset), _gap_bins(config, dataset)
+    pair_groups = None if groups is None else groups.ids
     feed = PairFeed(
         part,
         batch_size=mining.batch_size,
         masks_all_positives=mining.masks_all_positives,
         generator=torch.Generator().manual_seed(seed + 1_000_003),
         device=device,
-        pair_groups=None if groups is None else groups.ids,
+        pair_groups=pair_groups if gap_bins is None else gap_bins.pair_bins,
         share=(0, 1) if ranks is None else (ranks.rank, ranks.num_ranks),
         has_whole_queries=mining.whole_queries,
     )
@@ -109,7 +112,7 @@ def build_training(
         _build_optimizers(config, model),
         feed,
         torch.Generator().manual_seed(seed + 2_000_003),
-        _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups),
+        _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups, gap_bins=gap_bins),
         belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
         row_ranges={name: (own_rows[name].first, shards[name].num_rows) for name in shards},
     )
@@ -315,8 +318,10 @@ def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
 
 def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
     """The known groups of every training pair; pairs without one are a group too."""
-    if not METHODS[config.mining.method].needs_groups:
-        return None
+    return _known_groups(config, dataset) if METHODS[config.mining.method].needs_groups else None
+
+
+def _known_groups(config: Config, dataset: Dataset) -> Groups:
     columns = {column.name: column for column in group_columns(dataset, "train")}
     check_known(config.risk.group, list(columns), "column of groups (risk.group)")
     groups = columns[config.risk.group].groups
@@ -327,7 +332,27 @@ def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
     return groups._replace(ids=np.where(groups.ids < 0, len(sets) - 1, groups.ids), sets=sets)
 
 
-def _build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -> Risk:
+def _gap_bins(config: Config, dataset: Dataset) -> GapBins | None:
+    """Where the method measures a generalisation gap: in which bin each training pair is."""
+    if METHODS[config.mining.method].risk != "even":
+        return None
+    positives, num_labels = dataset.parts["train"].positives, dataset.num_labels
+    is_held_out = hold_out_queries(
+        positives,
+        num_labels=num_labels,
+        share=0.0 if dataset.is_read_in_blocks else config.risk.held_out_share,
+        seed=config.training.seed + 3_000_003,
+    )
+    bins = frequency_bins(positives, is_held_out, num_labels=num_labels)
+    if not config.risk.group:
+        return bins
+    group_ids = _known_groups(config, dataset).ids.astype(np.int64)
+    return GapBins(2 * group_ids + bins.pair_bins % 2, np.ones(group_ids.max() + 1))
+
+
+def _build_risk(
+    config: Config, *, num_pairs: int, pair_groups: Groups | None, gap_bins: GapBins | None
+) -> Risk:
     """How the method weighs the examples of a batch; k' is the number of hard examples."""
     kind, risk = METHODS[config.mining.method].risk, config.risk
     if kind == "mean":
@@ -364,6 +389,16 @@ def _build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -
         return Risk(weigh_range)
     if pair_groups is not None:
         return _build_group_risk(config, pair_groups)
+    if gap_bins is not None:
+        even = EvenMining(
+            torch.from_numpy(gap_bins.shape), scale=risk.gap_scale, mined_share=risk.mined_share
+        )
+        return Risk(
+            lambda losses, batch, k: even(
+                losses, cast(Tensor, batch.group_ids), num_hard_examples=k
+            ),
+            memory=even,
+        )
     return HARDEST  # with k' = 1 it is the maximum
 
 

@@ -250,7 +250,11 @@ class RiskConfig(Section):
     window: Count = 16  # cvar: batches by which the threshold is set
     step_size: Positive = 0.01  # group-dro, stochastic-max: of the weights, a step
     mixing: Annotated[Share, check_positive] = 0.5  # stochastic-max: of the uniform distribution
-    group: str = ""  # group-dro: the column whose groups are known
+    group: str = ""  # group-dro: the column whose groups are known; s2m-even: bins by its groups
+    # s2m-even: training queries whose losses show the generalisation gap, and that teach nothing
+    held_out_share: Annotated[float, partial(check_range, low=0, high=0.5)] = 0.005
+    gap_scale: NotNegative = 0.2  # s2m-even, where none are held out: the gap times sqrt(pairs)
+    mined_share: Share = 0.5  # s2m-even: of the weight, to the hardest examples; the rest to all
     natural_share: Share = 0.0  # group-dro: part of every mixture that is as the data are
 
 

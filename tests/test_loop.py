@@ -336,7 +336,7 @@ def test_rewinding_forgets_later_lines_and_half_of_one(tmp_path):
         append_line(path, {"step": step})
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"step": 1')
-    rewind_metrics(path, step=2)
+    assert rewind_metrics(path, step=2) == 2
     assert path.read_text("utf-8") == '{"step": 1}\n{"step": 2}\n{"step": 2}\n'
     path.write_text("[1]\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):

@@ -60,7 +60,7 @@ from evenhand.search import (
 from evenhand.search.reranker import fit_ranker, hardest_labels, load_ranker, save_ranker
 from evenhand.search.searcher import KINDS, load_query_data, save_query_data
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
-from evenhand.training.loop import last_logged_step, rewind_metrics, train
+from evenhand.training.loop import rewind_metrics, train
 from evenhand.training.state import Training
 from evenhand.training.step import ChosenStep
 
@@ -215,8 +215,8 @@ def _train_model(
     warnings = _load_checkpoint(folder, training, ranks)
     chosen, began_at = built.choose_step(should_stop_fn), training.step
     if is_first:
-        _note_start(folder, chosen, step=began_at, warnings=warnings)
-        rewind_metrics(folder / "metrics.jsonl", step=began_at)
+        lost_steps = rewind_metrics(folder / "metrics.jsonl", step=began_at)
+        _note_start(folder, chosen, began_at, lost_steps, warnings)
     for line in (*(f"evenhand: {warning}" for warning in warnings), chosen.describe()):
         console.print(line, markup=False)
     has_validation = "validation" in dataset.parts and plan.evaluate_every > 0
@@ -289,15 +289,16 @@ def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | Non
     return warnings
 
 
-def _note_start(folder: Path, chosen: ChosenStep, *, step: int, warnings: Sequence[str]) -> None:
+def _note_start(
+    folder: Path, chosen: ChosenStep, step: int, lost_steps: int, warnings: Sequence[str]
+) -> None:
     """Notes in run.json that it runs, by which step, and what an end without warning cost."""
     about = read_about(folder)
     if about.get("is_running") or warnings:
         before = about.get("interruptions")
         interruption = {
             "resumed_at_step": step,
-            # By what was logged; they are trained once more.
-            "lost_steps": max(0, last_logged_step(folder / "metrics.jsonl") - step),
+            "lost_steps": lost_steps,  # by what was logged; they are trained once more
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "damaged_checkpoints": list(warnings),
         }

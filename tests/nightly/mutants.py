@@ -522,7 +522,7 @@ MUTANTS += [
     ),
     Mutant("models.py", "(seed + block * GOLDEN32) % 2**32", "seed", "blocks_and_tables"),
     Mutant("training/schedules.py", "(step + 1) / warmup_steps", "step / warmup_steps", "warm_up"),
-    Mutant("training/loop.py", '["step"] <= step', '["step"] < step', "rewinding"),
+    Mutant("training/loop.py", "if own <= step", "if own < step", "rewinding"),
     Mutant(
         "training/loop.py",
         "training.best_step >= plan.patience * plan",

@@ -35,9 +35,7 @@ from evenhand.data.groups import Groups
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, open_npy, parse_json, read_text
 
-FORMAT_VERSION = 1
-STREAMED_VERSION = 2  # it has `streamed` as well
-GROUP_SETS_VERSION = 3  # it has a column of `Groups` with sets
+FORMAT_VERSION = 3  # 1 had no `streamed`, and 1 and 2 had no groups with sets; all are read
 ABOUT: dict[str, Any] = {  # what dataset.json holds
     "name": str,
     "num_features": int,
@@ -164,9 +162,7 @@ def write_dataset(dataset: Dataset, folder: Path) -> list[Path]:
     if dataset.is_read_in_blocks:
         block_pairs = {name: part.block_pairs for name, part in dataset.parts.items()}
         streamed = {"block_pairs": block_pairs, "is_finite": dataset.is_finite}
-        about |= {"version": STREAMED_VERSION, "streamed": streamed}
-    if any(g.sets is not None for groups in columns.values() for g in groups.values()):
-        about["version"] = GROUP_SETS_VERSION
+        about["streamed"] = streamed
     with open(folder / "dataset.json", "w", encoding="utf-8") as file:
         json.dump(about, file, ensure_ascii=False, indent=1)
     return list(paths.values())
@@ -227,10 +223,10 @@ def open_dataset(folder: Path) -> Dataset:
         about = parse_json(read_text(path))
         if not isinstance(about, dict) or about.get("format") != "evenhand data set":
             raise UserError(f"{path} does not describe an Evenhand data set")
-        if about.get("version") not in (FORMAT_VERSION, STREAMED_VERSION, GROUP_SETS_VERSION):
+        if about.get("version") not in range(1, FORMAT_VERSION + 1):
             raise UserError(
-                f"{path} is of format version {about.get('version')}, this Evenhand reads "
-                f"{FORMAT_VERSION} to {GROUP_SETS_VERSION}; make the data set again"
+                f"{path} is of format version {about.get('version')}, this Evenhand reads 1 to "
+                f"{FORMAT_VERSION}; make the data set again"
             )
         dataset = _read_dataset(folder, about)
         check_lengths(dataset)
@@ -391,7 +387,6 @@ def check_all_ids(dataset: Dataset) -> None:
     """
     # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
     are_rows_read = not dataset.is_read_in_blocks
-    groups = {"labels": dataset.label_groups, **{n: p.groups for n, p in dataset.parts.items()}}
     try:
         if dataset.label_names is not None:
             check_offsets("labels.names", dataset.label_names.offsets)
@@ -404,7 +399,7 @@ def check_all_ids(dataset: Dataset) -> None:
                 check_ids(f"features of the {name} part", part.features.ids, dataset.num_features)
             if part.texts is not None:
                 check_offsets(f"{name}.texts", part.texts.offsets)
-        for holder, columns in groups.items():
+        for holder, columns in group_holders(dataset).items():
             for column, group in columns.items():
                 num_ids = len(group.names if group.sets is None else group.sets)
                 check_ids(f"{column} of {holder}", group.ids, num_ids, first=-1)

@@ -9,7 +9,7 @@ import torch
 
 from evenhand.distributed.ranks import Ranks, are_any
 from evenhand.errors import UserError
-from evenhand.files import open_input, parse_json, read_text, sync, write_text
+from evenhand.files import parse_json, read_text, sync, write_text
 from evenhand.tensor_store import all_finite
 from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.state import Plan, Training
@@ -144,30 +144,21 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
         ) from error
 
 
-def rewind_metrics(path: Path, *, step: int) -> None:
-    """Forgets the lines after a step, which a resumed run will write again."""
+def rewind_metrics(path: Path, *, step: int) -> int:
+    """Forgets the lines after a step, and returns how many steps they go beyond it.
+
+    A resumed run will write them again. A last line cut short by a crash is forgotten too.
+    """
     if not path.exists():
-        return
+        return 0
     try:
         *lines, _ = read_text(path).split("\n")
-        kept = [f"{line}\n" for line in lines if parse_json(line)["step"] <= step]
+        steps: list[int] = [parse_json(line)["step"] for line in lines]
+        kept = [f"{line}\n" for line, own in zip(lines, steps, strict=True) if own <= step]
     except (ValueError, KeyError, TypeError) as error:  # not UTF-8, not JSON, not our JSON
         raise UserError(
             f"{path} is damaged ({error}); restore it, or remove it: --resume then writes the "
             f"lines after step {step} alone"
         ) from error
     write_text(path, "".join(kept))
-
-
-def last_logged_step(path: Path) -> int:
-    """The last step that the file tells of, 0 where it tells of none; a torn line is none."""
-    last = 0
-    if not path.exists():
-        return last
-    with open_input(path) as file:
-        for line in file:
-            try:
-                last = max(last, int(parse_json(line.decode())["step"]))
-            except (ValueError, KeyError, TypeError):
-                continue
-    return last
+    return max(0, *steps, step) - step

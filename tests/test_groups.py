@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.data import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data import frequency_groups
 from evenhand.data.groups import make_shared_groups
 
 counts_lists = st.lists(st.integers(0, 12), max_size=40)
@@ -38,7 +38,7 @@ def oracle(counts, population):
 
 @given(counts_lists)
 def test_over_labels_each_label_is_one_of_the_population(counts):
-    groups = frequency_groups_by_labels(np.array(counts, dtype=np.int64))
+    groups = frequency_groups(np.array(counts, dtype=np.int64), over="labels")
     assert groups.names == ("head", "torso", "tail")
     assert groups.ids.dtype == np.int32
     assert names_of(groups) == oracle(counts, counts)
@@ -47,31 +47,32 @@ def test_over_labels_each_label_is_one_of_the_population(counts):
 @given(counts_lists)
 def test_over_pairs_each_label_counts_as_often_as_it_occurs(counts):
     population = [count for count in counts for _ in range(count)]
-    groups = frequency_groups_by_pairs(np.array(counts, dtype=np.int64))
+    groups = frequency_groups(np.array(counts, dtype=np.int64), over="pairs")
     assert names_of(groups) == oracle(counts, population)
 
 
-@pytest.mark.parametrize("groups_fn", [frequency_groups_by_labels, frequency_groups_by_pairs])
+@pytest.mark.parametrize("over", ["labels", "pairs"])
 @given(counts_lists)
-def test_unseen_labels_are_tail_and_order_does_not_matter(groups_fn, counts):
-    names = names_of(groups_fn(np.array(counts, dtype=np.int64)))
+def test_unseen_labels_are_tail_and_order_does_not_matter(over, counts):
+    names = names_of(frequency_groups(np.array(counts, dtype=np.int64), over=over))
     assert all(name == "tail" for name, count in zip(names, counts, strict=True) if count == 0)
-    assert names_of(groups_fn(np.array(counts[::-1], dtype=np.int64))) == names[::-1]
+    turned = np.array(counts[::-1], dtype=np.int64)
+    assert names_of(frequency_groups(turned, over=over)) == names[::-1]
 
 
 def test_on_skewed_data_the_two_ways_differ_as_the_design_says():
     counts = 10_000 // np.arange(1, 1001)  # Zipf
     pairs = {
-        groups_fn: np.bincount(groups_fn(counts).ids, weights=counts) / counts.sum()
-        for groups_fn in (frequency_groups_by_labels, frequency_groups_by_pairs)
+        over: np.bincount(frequency_groups(counts, over=over).ids, weights=counts) / counts.sum()
+        for over in ("labels", "pairs")
     }
-    assert pairs[frequency_groups_by_labels][0] > 0.8  # nearly all pairs are head
-    assert pairs[frequency_groups_by_pairs].max() < 0.5  # about a third each
+    assert pairs["labels"][0] > 0.8  # nearly all pairs are head
+    assert pairs["pairs"].max() < 0.5  # about a third each
 
 
 def test_a_negative_count_is_refused():
     with pytest.raises(ValueError, match="at least 0, got -3"):
-        frequency_groups_by_labels(np.array([1, -3]))
+        frequency_groups(np.array([1, -3]), over="labels")
 
 
 def test_groups_share_names_and_a_column_only_one_part_has_stays_with_it():

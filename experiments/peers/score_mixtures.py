@@ -8,6 +8,7 @@ own best labels and those that the neighbours vote for most. A test compares the
 """
 
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from evenhand.data import pad_rows
-from evenhand.data.groups import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data.groups import frequency_groups
 from evenhand.metrics import pair_ranks
 from evenhand.search.neighbours import Neighbours, Votes, count_votes
 
 CUTOFFS = (5, 10, 25, 50)
-GROUPINGS = {"labels": frequency_groups_by_labels, "pairs": frequency_groups_by_pairs}
+GROUPINGS = {over: partial(frequency_groups, over=over) for over in ("labels", "pairs")}
 NEIGHBOURS = (20, 50, 100)
 POWERS = (1.0, 2.0, 4.0, 8.0)
 MOST_VOTED = 300  # labels of the neighbours that become candidates

@@ -28,8 +28,7 @@ from evenhand.data.dataset import (
 from evenhand.data.extreme import load_extreme, read_extreme
 from evenhand.data.groups import (
     Groups,
-    frequency_groups_by_labels,
-    frequency_groups_by_pairs,
+    frequency_groups,
     memberships,
 )
 from evenhand.data.places import load_places
@@ -51,8 +50,7 @@ __all__ = [
     "Strings",
     "count_unseen_labels",
     "featurizer_from",
-    "frequency_groups_by_labels",
-    "frequency_groups_by_pairs",
+    "frequency_groups",
     "load_extreme",
     "load_places",
     "load_public_extreme",

@@ -1,7 +1,7 @@
 """Subpopulations of queries, pairs and labels: columns of groups, and how they are made."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -89,8 +89,8 @@ def group_pairs(
 
 # --- head, torso and tail -------------------------------------------------------------------------
 # With two thresholds q > q', a label is *head* if its count is above q, *torso* if it is above q'
-# and not above q, and *tail* otherwise. Both functions take q and q' as the 66 % and 33 % quantiles
-# of the label frequencies; they differ in what the per cent are of:
+# and not above q, and *tail* otherwise. q and q' are the 66 % and 33 % quantiles of the label
+# frequencies, and the per cent are
 #
 # - over labels, the paper's text. On skewed data nearly all pairs are then head;
 # - over training pairs, a label counting as often as it occurs. Each group then holds about a third
@@ -101,36 +101,21 @@ def group_pairs(
 # "Above" is strict: a label with more than a third of all pairs can leave its group empty.
 
 
-def frequency_groups_by_labels(label_counts: IntArray) -> Groups:
-    """Head, torso and tail by quantiles over labels: (L,) training pairs of each -> (L,) groups.
+def frequency_groups(label_counts: IntArray, *, over: Literal["labels", "pairs"]) -> Groups:
+    """Head, torso and tail by quantiles over labels or over pairs: (L,) training pairs -> (L,).
 
     Example:
-        >>> groups = frequency_groups_by_labels(np.array([5, 1, 9]))
+        >>> groups = frequency_groups(np.array([5, 1, 9]), over="labels")
         >>> [groups.names[group_id] for group_id in groups.ids]
         ['torso', 'tail', 'head']
     """
-    return _frequency_groups(label_counts, is_by_pairs=False)
-
-
-def frequency_groups_by_pairs(label_counts: IntArray) -> Groups:
-    """Head, torso and tail by quantiles over training pairs: (L,) pairs of each -> (L,) groups.
-
-    Example:
-        >>> groups = frequency_groups_by_pairs(np.array([4, 3, 3, 2, 2, 2, 1, 1, 1, 1]))
-        >>> [groups.names[group_id] for group_id in groups.ids[:4]]
-        ['head', 'torso', 'torso', 'tail']
-    """
-    return _frequency_groups(label_counts, is_by_pairs=True)
-
-
-def _frequency_groups(label_counts: IntArray, *, is_by_pairs: bool) -> Groups:
     if label_counts.min(initial=0) < 0:
         raise ValueError(f"label_counts must be at least 0, got {label_counts.min()}")
     # What is sorted are the labels that have pairs: of many millions they are few.
     counts, weights = np.unique(label_counts[label_counts > 0], return_counts=True)
     num_unseen = len(label_counts) - int(weights.sum())
     counts, weights = np.append(0, counts), np.append(num_unseen, weights)
-    weight_up_to = np.cumsum(counts * weights if is_by_pairs else weights)
+    weight_up_to = np.cumsum(counts * weights if over == "pairs" else weights)
     group_ids = np.full(len(label_counts), 2, dtype=np.int32)
     for per_cent in (TORSO_PER_CENT, HEAD_PER_CENT):
         needed = -(-weight_up_to[-1] * per_cent // 100)  # rounded up; integers: no rounding error

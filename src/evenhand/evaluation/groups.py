@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.data import Dataset, Groups, IntArray, Part, memberships, pairs_of
-from evenhand.data.groups import frequency_groups_by_labels, frequency_groups_by_pairs
+from evenhand.data.groups import frequency_groups
 from evenhand.errors import UserError
 from evenhand.evaluation.outcome import Outcome
 
@@ -46,8 +46,8 @@ def group_columns(dataset: Dataset, part_name: str) -> list[GroupColumn]:
     pairs, label_counts = pairs_of(part.positives), dataset.label_counts()
     everyone = Groups(np.zeros(len(pairs.query_ids), dtype=np.int32), ("all",))
     of_labels = [
-        ("frequency", frequency_groups_by_labels(label_counts)),
-        ("frequency over pairs", frequency_groups_by_pairs(label_counts)),
+        ("frequency", frequency_groups(label_counts, over="labels")),
+        ("frequency over pairs", frequency_groups(label_counts, over="pairs")),
         *dataset.label_groups.items(),
     ]
     columns = {"all": GroupColumn("all", everyone, is_of_queries=True)}

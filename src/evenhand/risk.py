@@ -94,6 +94,7 @@ def even_weights(
     *,
     num_hard_examples: int,
     mined_share: float = 0.5,
+    num_dropped: int = 0,
     is_held_out: Tensor | None = None,
 ) -> Tensor:
     """Even-handed mining: the hardest examples at test time, mixed with the mean.
@@ -106,7 +107,8 @@ def even_weights(
 
     Args:
         losses, gaps: (B,).
-        is_held_out: (B,) examples that have no weight; not all of them.
+        num_dropped: so many of the largest losses have no weight, against wrong labels.
+        is_held_out: (B,) examples that have no weight. An example must be left.
 
     Example:
         >>> losses, gaps = torch.tensor([2.0, 0, 1, 0, 0]), torch.tensor([0.0, 3, 0, 0, 0])
@@ -117,17 +119,22 @@ def even_weights(
     """
     if is_held_out is None:
         is_held_out = torch.zeros_like(losses, dtype=torch.bool)
-    keys = (losses + gaps).masked_fill(is_held_out, -torch.inf)
-    is_hard = torch.zeros_like(is_held_out).index_fill(
+    is_out = is_held_out
+    if num_dropped:
+        dropped = hardest_examples(losses.masked_fill(is_held_out, -torch.inf), num_dropped)
+        is_out = is_held_out.index_fill(0, dropped, True)
+    keys = (losses + gaps).masked_fill(is_out, -torch.inf)
+    is_hard = torch.zeros_like(is_out).index_fill(
         0, hardest_examples(keys, num_hard_examples), True
     )
-    num_left = (~is_held_out).sum().double()
+    num_left = (~is_out).sum().double()
     count = num_left.clamp(max=num_hard_examples)  # k', if so many are left
     # In the mixture an easy example weighs (1 - share) / B, a hard one share / k' more than that.
     easy_share = (1 - mined_share) * count / (mined_share * num_left + (1 - mined_share) * count)
     places = torch.arange(1, len(losses) + 1, device=losses.device) * GOLDEN % 2**32
-    counts = (is_hard | (places < easy_share * 2**32)) & ~is_held_out
-    return (counts / counts.sum()).to(losses.dtype)
+    counts = (is_hard | (places < easy_share * 2**32)) & ~is_out
+    weights = (counts / counts.sum()).to(losses.dtype)
+    return torch.where(losses.isnan(), torch.nan, weights)
 
 
 @torch.no_grad()
@@ -281,7 +288,9 @@ class EvenMining:
         self.sums = torch.zeros(2, 2, len(shape), dtype=torch.float64)
 
     @torch.no_grad()
-    def __call__(self, losses: Tensor, bin_ids: Tensor, *, num_hard_examples: int) -> Tensor:
+    def __call__(
+        self, losses: Tensor, bin_ids: Tensor, *, num_hard_examples: int, num_dropped: int = 0
+    ) -> Tensor:
         """(B,), (B,) twice the bin of each example, plus 1 if it is held out -> (B,)."""
         self.sums, self.shape = self.sums.to(losses.device), self.shape.to(losses.device)
         bins, is_held_out = bin_ids // 2, bin_ids % 2 == 1
@@ -290,6 +299,7 @@ class EvenMining:
             self.gaps()[bins].to(losses.dtype),
             num_hard_examples=num_hard_examples,
             mined_share=self.mined_share,
+            num_dropped=num_dropped,
             is_held_out=is_held_out & ~is_held_out.all(),  # a batch without an example is no batch
         )
         in_bins = bins.unsqueeze(1) == torch.arange(len(self.shape), device=bins.device)  # (B, G)
@@ -315,7 +325,7 @@ class EvenMining:
         return {"sums": self.sums}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self.sums = state["sums"]
+        self.sums = state["sums"].clone()  # kernels add to it in place
 
 
 class StochasticMaximum:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -216,19 +216,6 @@ REMEDY = "restore it, or train anew in another --run folder"
 OLD_NAME = "weights.safetensors"  # of version 0.1.0, in the folder model
 
 
-class Sizes(Protocol):
-    """What the shapes of a model depend on beside the settings; a data set has it."""
-
-    @property
-    def num_features(self) -> int: ...
-
-    @property
-    def num_labels(self) -> int: ...
-
-    @property
-    def is_sparse(self) -> bool: ...
-
-
 def run_config(folder: Path) -> Config:
     """The settings of a run."""
     if not (folder / "config.toml").exists():
@@ -266,7 +253,7 @@ def split_names(model: Retriever) -> list[str]:
 
 def load_model(
     folder: Path,
-    sizes: Sizes,
+    data: Dataset | QueryData,
     *,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
@@ -278,17 +265,17 @@ def load_model(
     """The trained model of a run, its tables as `dtype` whatever they were trained in.
 
     Args:
-        sizes: of the data; a data set must be the one that the run was trained on.
+        data: what the run was trained on, or what its folder keeps of it.
         ranks: this rank's rows are read alone; how many ranks saved the model does not matter.
         label_rows, feature_rows: without ranks, the rows of the tables to read; None: all.
         config: of the run, where it has been read.
     """
-    if isinstance(sizes, Dataset):
-        check_trained_on(folder, sizes)
+    if isinstance(data, Dataset):
+        check_trained_on(folder, data)
     if ranks is not None:
-        label_rows = Shards(sizes.num_labels, ranks.num_ranks).rows_of(ranks.rank)
-        feature_rows = Shards(sizes.num_features, ranks.num_ranks).rows_of(ranks.rank)
-    counts, is_sparse = (sizes.num_features, sizes.num_labels), sizes.is_sparse
+        label_rows = Shards(data.num_labels, ranks.num_ranks).rows_of(ranks.rank)
+        feature_rows = Shards(data.num_features, ranks.num_ranks).rows_of(ranks.rank)
+    counts, is_sparse = (data.num_features, data.num_labels), data.is_sparse
     config = config or run_config(folder)
     # "meta": no memory, and nothing is drawn that would be overwritten.
     build_fn = partial(build_model, config, *counts, is_sparse=is_sparse, device="meta")

@@ -210,7 +210,8 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
     check_all_ids(dataset)
     check_neighbours(config, dataset)
     check_ranker(config, dataset)
-    groups_of_pairs(config, dataset)
+    if METHODS[mining.method].risk in ("groups", "even") and config.risk.group:
+        _known_groups(config, dataset)
     if not config.training.evaluate_every:
         return
     if "validation" not in dataset.parts:

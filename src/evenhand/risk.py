@@ -127,7 +127,8 @@ def even_weights(
     easy_share = (1 - mined_share) * count / (mined_share * num_left + (1 - mined_share) * count)
     places = torch.arange(1, len(losses) + 1, device=losses.device) * GOLDEN % 2**32
     counts = (is_hard | (places < easy_share * 2**32)) & ~is_held_out
-    return (counts / counts.sum()).to(losses.dtype)
+    counts = counts | ~losses.isfinite()  # else one that is held out would only spoil the gaps
+    return (counts.double() / counts.sum()).to(losses.dtype)
 
 
 @torch.no_grad()
@@ -304,9 +305,7 @@ class EvenMining:
         (num_trained, num_held_out), (trained, held_out) = self.sums.unbind(1)
         means = trained / num_trained.clamp(min=TIE)
         counts = torch.where(num_trained > 0, num_held_out, 0)  # (G,)
-        excess = torch.where(
-            num_trained > 0, held_out - num_held_out * means, 0
-        )  # gaps times these
+        excess = torch.where(num_trained > 0, held_out - num_held_out * means, 0)  # counts * gaps
         squares = (counts * self.shape.square()).sum()
         scale = torch.where(squares > 0, (excess * self.shape).sum() / squares, self.scale)
         return (excess + PRIOR_COUNT * scale * self.shape) / (counts + PRIOR_COUNT)

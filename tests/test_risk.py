@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import oracles
@@ -204,6 +204,9 @@ def even_problems(draw):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(even_problems())
+@example(
+    ([float(b * 37 % 64) for b in range(64)], [0] * 64, 16, 0.5, [b % 9 == 8 for b in range(64)])
+)
 def test_the_even_weights_are_those_of_the_definition(dtype, problem):
     losses, gaps, count, share, is_held_out = problem
     expected = risk_oracles.even_weights(*problem)

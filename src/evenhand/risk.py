@@ -121,10 +121,10 @@ def even_weights(
     is_hard = torch.zeros_like(is_held_out).index_fill(
         0, hardest_examples(keys, num_hard_examples), True
     )
-    num_left = (~is_held_out).sum().double()
-    count = num_left.clamp(max=num_hard_examples)  # k', if so many are left
     # In the mixture an easy example weighs (1 - share) / B, a hard one share / k' more than that.
-    easy_share = (1 - mined_share) * count / (mined_share * num_left + (1 - mined_share) * count)
+    num_left = (~is_held_out).sum().double()
+    easy, more = (1 - mined_share) * num_hard_examples, mined_share * num_left  # both times B k'
+    easy_share = easy / (easy + more)
     places = torch.arange(1, len(losses) + 1, device=losses.device) * GOLDEN % 2**32
     counts = (is_hard | (places < easy_share * 2**32)) & ~is_held_out
     counts = counts | ~losses.isfinite()  # else one that is held out would only spoil the gaps

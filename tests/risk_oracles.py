@@ -85,9 +85,11 @@ def multiplicative_weights(log_weights, losses, step_size):
     return [power / sum(powers) for power in powers]
 
 
-def even_weights(losses, gaps, count, mined_share, is_held_out):
-    """Equal weights for the hardest and an even share of the others; keys must differ."""
+def even_weights(losses, gaps, count, mined_share, is_held_out, num_dropped=0):
+    """Equal weights for the hardest and an even share of the others; losses and keys differ."""
     left = [b for b, is_out in enumerate(is_held_out) if not is_out]
+    dropped = sorted(left, key=lambda b: losses[b], reverse=True)[:num_dropped]
+    left = [b for b in left if b not in dropped] or left
     count, share = min(count, len(left)), Fraction(mined_share)
     hardest = sorted(left, key=lambda b: losses[b] + gaps[b], reverse=True)[:count]
     # In the mixture of the two means: what an example weighs that is hard, and one that is not.

@@ -164,6 +164,7 @@ def test_a_folder_may_have_any_name(user, home, tmp_path, monkeypatch, name):
 
 OF_METHODS = {  # what a method needs beside its name
     "ranked-range": {"risk__num_dropped": 2},
+    "even-range": {"risk__num_dropped": 2},
     "group-dro": {"risk__group": "region"},
     "max": {"training__num_steps": 300, "training__log_every": 40},  # one example a step
 }

@@ -191,30 +191,38 @@ def test_equal_losses_at_the_threshold_share():
 
 @st.composite
 def even_problems(draw):
-    """Losses and gaps whose sums differ, k', the mined share, and who is held out; not all are."""
+    """Losses, gaps, k', the mined share, who is held out (not all), and how many are dropped."""
     size = draw(st.integers(1, 12))
-    keys = draw(st.permutations(range(size)))
-    gaps = draw(st.lists(st.integers(0, 40), min_size=size, max_size=size))
-    losses = [float(key + 100 - gap) for key, gap in zip(keys, gaps, strict=True)]
+    losses = [float(loss) for loss in draw(st.permutations(range(size)))]
+    gaps = [float(size * draw(st.integers(0, 3))) for _ in losses]  # no two keys are equal
     is_held_out = draw(st.lists(st.booleans(), min_size=size, max_size=size))
     is_held_out[draw(st.integers(0, size - 1))] = False
-    shares = st.sampled_from([0, 1, 0.5, 0.25, 0.3, 0.9])
-    return losses, gaps, draw(st.integers(1, size)), draw(shares), is_held_out
+    share = draw(st.sampled_from([0, 1, 0.5, 0.25, 0.3, 0.9]))
+    return losses, gaps, draw(st.integers(1, size)), share, is_held_out, draw(st.integers(0, size))
+
+
+LARGE = (
+    [float(b * 37 % 64) for b in range(64)],
+    [0.0] * 64,
+    16,
+    0.5,
+    [b % 9 == 8 for b in range(64)],
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(even_problems())
-@example(
-    ([float(b * 37 % 64) for b in range(64)], [0] * 64, 16, 0.5, [b % 9 == 8 for b in range(64)])
-)
+@example((*LARGE, 0))
+@example((*LARGE, 5))
 def test_the_even_weights_are_those_of_the_definition(dtype, problem):
-    losses, gaps, count, share, is_held_out = problem
+    losses, gaps, count, share, is_held_out, num_dropped = problem
     expected = risk_oracles.even_weights(*problem)
     weights = even_weights(
         torch.tensor(losses, dtype=dtype),
         torch.tensor(gaps, dtype=dtype),
         num_hard_examples=count,
         mined_share=share,
+        num_dropped=num_dropped,
         is_held_out=torch.tensor(is_held_out),
     )
     assert weights.dtype == dtype
@@ -234,14 +242,12 @@ def test_equal_keys_share_no_more_than_there_is():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_a_number_is_seen_though_it_is_held_out(loss, share):
-    losses = torch.tensor([1.0, 2.0, loss, 0.5])
-    is_held_out = torch.tensor([False, False, True, False])
-    how = {"num_hard_examples": 1, "mined_share": share, "is_held_out": is_held_out}
-    assert even_weights(losses, torch.zeros(4), **how)[2] > 0
+def test_a_loss_that_is_not_a_number_is_seen_though_it_is_held_out_or_dropped(share):
+    losses, is_held_out = torch.tensor([1.0, 2.0, math.nan, 0.5]), torch.tensor([0, 0, 1, 0])
     even = EvenMining(torch.ones(1), mined_share=share)
-    assert even(losses, is_held_out.long(), num_hard_examples=1)[2] > 0
+    assert even(losses, is_held_out, num_hard_examples=1).isnan().tolist() == [0, 0, 1, 0]
+    how = {"num_hard_examples": 1, "mined_share": share, "num_dropped": 1}
+    assert even_weights(losses, torch.zeros(4), **how)[2].isnan()
 
 
 SHAPE = [1.0, 0.7, 0.5]
@@ -257,10 +263,11 @@ def test_the_gap_of_a_bin_is_measured_over_a_window_and_leans_on_the_curve(batch
         before = risk_oracles.measured_gaps(batches[:step], SHAPE, 0.3)
         assert gaps.tolist() == pytest.approx([before[own] for own in bins], rel=1e-9, abs=1e-9)
         ids = 2 * torch.tensor(bins) + torch.tensor(is_held_out)
-        weights = even(as_losses(losses), ids, num_hard_examples=1)
+        counts = {"num_hard_examples": 1, "num_dropped": min(step, len(batch))}
+        weights = even(as_losses(losses), ids, **counts)
         is_held_out = torch.tensor(is_held_out) & ~torch.tensor(is_held_out).all()
-        how = {"num_hard_examples": 1, "mined_share": 0.5, "is_held_out": is_held_out}
-        assert torch.equal(weights, even_weights(as_losses(losses), gaps, **how))
+        expected = even_weights(as_losses(losses), gaps, is_held_out=is_held_out, **counts)
+        assert torch.equal(weights, expected)
     after = risk_oracles.measured_gaps(batches, SHAPE, 0.3)
     assert even.gaps().tolist() == pytest.approx(after, rel=1e-9, abs=1e-9)
 

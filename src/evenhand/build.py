@@ -45,6 +45,8 @@ from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam
 from evenhand.training.state import Plan, Risk, Training
 from evenhand.training.step import HARDEST, MEAN, ChosenStep, choose_step
 
+MOST_KERNEL_BINS = 256  # of gaps; the GPU weighs with more of them between two graphs
+
 
 class Built(NamedTuple):
     """The parts of a training run, made from a config."""
@@ -210,7 +212,8 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
     check_all_ids(dataset)
     check_neighbours(config, dataset)
     check_ranker(config, dataset)
-    if METHODS[mining.method].risk in ("groups", "even") and config.risk.group:
+    method = METHODS[mining.method]
+    if config.risk.group and (method.needs_groups or method.measures_gap):
         _known_groups(config, dataset)
     if not config.training.evaluate_every:
         return
@@ -336,7 +339,7 @@ def _known_groups(config: Config, dataset: Dataset) -> Groups:
 
 def _gap_bins(config: Config, dataset: Dataset) -> GapBins | None:
     """Where the method measures a generalisation gap: in which bin each training pair is."""
-    if METHODS[config.mining.method].risk != "even":
+    if not METHODS[config.mining.method].measures_gap:
         return None
     positives, num_labels = dataset.parts["train"].positives, dataset.num_labels
     is_held_out = hold_out_queries(
@@ -374,33 +377,36 @@ def _build_risk(
         return Risk(
             lambda losses, batch, _: maximum(losses, cast(Tensor, batch.pair_ids)), memory=maximum
         )
+
+    def num_dropped(losses: Tensor, count: int) -> int:
+        """As k' shrinks from the whole batch, the number of dropped examples grows from none.
+
+        At first every example is hard, and a wrong label does not show: what is dropped then
+        is what has not been learnt yet (docs/experiments.md).
+        """
+        shrunk = (len(losses) - count) / max(1, len(losses) - config.mining.num_counting)  # 0 to 1
+        return round(shrunk * risk.num_dropped)
+
     if kind == "ranked-range":
-        last_count, last_dropped = config.mining.num_counting, risk.num_dropped
-
-        def weigh_range(losses: Tensor, batch: Batch, count: int) -> Tensor:
-            """As k' shrinks from the whole batch, the number of dropped examples grows from none.
-
-            At first every example is hard, and a wrong label does not show: what is dropped then
-            is what has not been learnt yet (docs/experiments.md).
-            """
-            shrunk = (len(losses) - count) / max(1, len(losses) - last_count)  # 0 at first, then 1
-            return ranked_range_weights(
-                losses, num_dropped=round(shrunk * last_dropped), num_hard_examples=count
+        return Risk(
+            lambda losses, batch, k: ranked_range_weights(
+                losses, num_dropped=num_dropped(losses, k), num_hard_examples=k
             )
-
-        return Risk(weigh_range)
+        )
     if pair_groups is not None:
         return _build_group_risk(config, pair_groups)
     if gap_bins is not None:
-        even = EvenMining(
-            torch.from_numpy(gap_bins.shape), scale=risk.gap_scale, mined_share=risk.mined_share
-        )
-        return Risk(
-            lambda losses, batch, k: even(
-                losses, cast(Tensor, batch.group_ids), num_hard_examples=k
-            ),
-            memory=even,
-        )
+        shape = torch.from_numpy(gap_bins.shape)
+        even = EvenMining(shape, scale=risk.gap_scale, mined_share=risk.mined_share)
+        drops_hardest = kind == "even-range"
+
+        def weigh_evenly(losses: Tensor, batch: Batch, count: int) -> Tensor:
+            dropped = num_dropped(losses, count) if drops_hardest else 0
+            bins = cast(Tensor, batch.group_ids)
+            return even(losses, bins, num_hard_examples=count, num_dropped=dropped)
+
+        has_kernel = not drops_hardest and len(shape) <= MOST_KERNEL_BINS
+        return Risk(weigh_evenly, kernel_kind="even" if has_kernel else None, memory=even)
     return HARDEST  # with k' = 1 it is the maximum
 
 

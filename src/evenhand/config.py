@@ -246,7 +246,9 @@ class MiningConfig(Section):
 class RiskConfig(Section):
     """How the examples of a batch are weighed, where the method asks for more than k'."""
 
-    num_dropped: CountOrNone = 32  # ranked-range: hardest of a batch that do not count in the end
+    num_dropped: CountOrNone = (
+        32  # ranked-range, even-range: hardest of a batch that do not count in the end
+    )
     window: Count = 16  # cvar: batches by which the threshold is set
     step_size: Positive = 0.01  # group-dro, stochastic-max: of the weights, a step
     mixing: Annotated[Share, check_positive] = 0.5  # stochastic-max: of the uniform distribution
@@ -355,7 +357,7 @@ class Config:
             )
         method = METHODS[self.mining.method]
         room = self.mining.batch_size - self.mining.num_counting
-        if method.risk == "ranked-range" and self.risk.num_dropped > room:
+        if method.drops_hardest and self.risk.num_dropped > room:
             raise UserError(
                 f"risk.num_dropped must be at most {room} (mining.batch_size without the hard "
                 f"examples), got {self.risk.num_dropped}"

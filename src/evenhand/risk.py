@@ -94,6 +94,7 @@ def even_weights(
     *,
     num_hard_examples: int,
     mined_share: float = 0.5,
+    num_dropped: int = 0,
     is_held_out: Tensor | None = None,
 ) -> Tensor:
     """Even-handed mining: the hardest examples at test time, mixed with the mean.
@@ -106,6 +107,7 @@ def even_weights(
 
     Args:
         losses, gaps: (B,).
+        num_dropped: so many of the largest losses have no weight, against wrong labels.
         is_held_out: (B,) examples that have no weight; not all of them.
 
     Example:
@@ -117,18 +119,23 @@ def even_weights(
     """
     if is_held_out is None:
         is_held_out = torch.zeros_like(losses, dtype=torch.bool)
-    keys = (losses + gaps).masked_fill(is_held_out, -torch.inf)
-    is_hard = torch.zeros_like(is_held_out).index_fill(
+    is_out = is_held_out
+    if num_dropped:
+        dropped = hardest_examples(losses.masked_fill(is_held_out, -torch.inf), num_dropped)
+        is_out = is_held_out.index_fill(0, dropped, True)
+        is_out = torch.where(is_out.all(), is_held_out, is_out)  # drops none rather than all
+    keys = (losses + gaps).masked_fill(is_out, -torch.inf)
+    is_hard = torch.zeros_like(is_out).index_fill(
         0, hardest_examples(keys, num_hard_examples), True
     )
     # In the mixture an easy example weighs (1 - share) / B, a hard one share / k' more than that.
-    num_left = (~is_held_out).sum().double()
+    num_left = (~is_out).sum().double()
     easy, more = (1 - mined_share) * num_hard_examples, mined_share * num_left  # both times B k'
     easy_share = easy / (easy + more)
     places = torch.arange(1, len(losses) + 1, device=losses.device) * GOLDEN % 2**32
-    counts = (is_hard | (places < easy_share * 2**32)) & ~is_held_out
-    counts = counts | ~losses.isfinite()  # else one that is held out would only spoil the gaps
-    return (counts.double() / counts.sum()).to(losses.dtype)
+    counts = (is_hard | (places < easy_share * 2**32)) & ~is_out
+    weights = (counts.double() / counts.sum()).to(losses.dtype)
+    return torch.where(losses.isnan(), torch.nan, weights)
 
 
 @torch.no_grad()
@@ -282,7 +289,9 @@ class EvenMining:
         self.sums = torch.zeros(2, 2, len(shape), dtype=torch.float64)
 
     @torch.no_grad()
-    def __call__(self, losses: Tensor, bin_ids: Tensor, *, num_hard_examples: int) -> Tensor:
+    def __call__(
+        self, losses: Tensor, bin_ids: Tensor, *, num_hard_examples: int, num_dropped: int = 0
+    ) -> Tensor:
         """(B,), (B,) twice the bin of each example, plus 1 if it is held out -> (B,)."""
         self.sums, self.shape = self.sums.to(losses.device), self.shape.to(losses.device)
         bins, is_held_out = bin_ids // 2, bin_ids % 2 == 1
@@ -291,6 +300,7 @@ class EvenMining:
             self.gaps()[bins].to(losses.dtype),
             num_hard_examples=num_hard_examples,
             mined_share=self.mined_share,
+            num_dropped=num_dropped,
             is_held_out=is_held_out & ~is_held_out.all(),  # a batch without an example is no batch
         )
         in_bins = bins.unsqueeze(1) == torch.arange(len(self.shape), device=bins.device)  # (B, G)
@@ -314,7 +324,7 @@ class EvenMining:
         return {"sums": self.sums}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self.sums = state["sums"]
+        self.sums = state["sums"].clone()  # kernels add to it in place
 
 
 class StochasticMaximum:

@@ -69,6 +69,7 @@ TESTED_BY = {
     "cli/options.py": "test_cli.py",
     "doctor.py": "test_doctor.py",
     "theory/bounds.py": "test_theory_bounds.py",
+    "theory/even.py": "test_theory_even.py",
     "theory/rademacher.py": "test_theory_rademacher.py",
     "files.py": "test_files.py",
     "progress.py": "test_progress.py",
@@ -131,7 +132,10 @@ MUTANTS = [
     Mutant("risk.py", "les)  # (k',)\n    return", "les)\n    return num_hard_examples *", "top"),
     Mutant("risk.py", "d:]  # (k',)\n    weights =", "d:]\n    weights = 2 *", "range"),
     Mutant(
-        "risk.py", "losses.isnan(), torch.nan, weights)", "False, torch.nan, weights)", "hidden"
+        "risk.py",
+        "1 / num_hard_examples)\n    return torch.where(losses.isnan(), torch.nan",
+        "1 / num_hard_examples)\n    return torch.where(False, torch.nan",
+        "hidden",
     ),
     Mutant("risk.py", "= hardest_examples(losses,", "= hardest_examples(-losses,"),
     Mutant("risk.py", "(~(losses <= 0))", "(losses > 0)", "not_hidden"),
@@ -141,7 +145,9 @@ MUTANTS = [
     Mutant("risk.py", "hardest[num_dropped:]", "hardest[:num_hard_examples]", "range"),
     Mutant("risk.py", "num_dropped <= len", "num_dropped < len", "range"),
     Mutant("risk.py", "(losses + gaps).masked", "losses.masked", "definition"),
-    Mutant("risk.py", ".masked_fill(is_held_out, -torch.inf)", "", "definition"),
+    Mutant("risk.py", "losses.masked_fill(is_held_out, -torch.inf)", "losses", "definition"),
+    Mutant("risk.py", "torch.where(is_out.all(), is_held_out, is_out)", "is_out", "definition"),
+    Mutant("risk.py", ".masked_fill(is_out, -torch.inf)", "", "definition"),
     Mutant(
         "risk.py",
         "(1 - mined_share) * num_hard_examples, mined",
@@ -154,8 +160,13 @@ MUTANTS = [
         "places = torch.arange(len(losses)",
         "definition",
     ),
-    Mutant("risk.py", "easy_share * 2**32)) & ~is_held_out", "easy_share * 2**32))", "definition"),
-    Mutant("risk.py", "counts | ~losses.isfinite()", "counts | losses.isnan()", "held_out"),
+    Mutant("risk.py", "easy_share * 2**32)) & ~is_out", "easy_share * 2**32))", "definition"),
+    Mutant(
+        "risk.py",
+        "losses.dtype)\n    return torch.where(losses.isnan(), torch.nan",
+        "losses.dtype)\n    return torch.where(False, torch.nan",
+        "held_out_or_dropped",
+    ),
     Mutant("risk.py", "counts.double() / counts.sum()", "counts / counts.sum()", "definition"),
     Mutant("risk.py", "is_held_out & ~is_held_out.all()", "is_held_out", "window"),
     Mutant("risk.py", "(1 - 1 / WINDOW) * self.sums + new", "self.sums + new", "window"),
@@ -163,7 +174,7 @@ MUTANTS = [
     Mutant("risk.py", "(counts * self.shape.square()).sum()", "counts.sum()", "window"),
     Mutant("risk.py", "PRIOR_COUNT * scale * self.shape", "PRIOR_COUNT * scale", "window"),
     Mutant("risk.py", "squares, self.scale)", "squares, 0)", "curve"),
-    Mutant("risk.py", 'self.sums = state["sums"]', "pass", "saved"),
+    Mutant("risk.py", 'self.sums = state["sums"].clone()', "pass", "saved"),
     Mutant("data/held_out.py", "pairs.label_ids[~is_held_out]", "pairs.label_ids", "last_pair"),
     Mutant(
         "data/held_out.py",
@@ -175,7 +186,7 @@ MUTANTS = [
     Mutant(
         "build.py", "GapBins(2 * group_ids + bins.pair_bins % 2", "GapBins(2 * group_ids", "column"
     ),
-    Mutant("build.py", 'in ("groups", "even") and', '== "groups" and', "cannot_meet"),
+    Mutant("build.py", "method.needs_groups or method.measures_gap", "False", "cannot_meet"),
     Mutant("risk.py", "(1 + radius) / len(losses)", "radius / len(losses)", "ball"),
     Mutant("risk.py", "(is_valid * counts).argmax()", "is_valid.double().argmax()", "ball"),
     Mutant("risk.py", "(smallest >= 0) & ", "", "ball"),
@@ -377,6 +388,14 @@ MUTANTS = [
     Mutant("theory/cvar.py", '"stable")[:num_hard', '"stable")[-num_hard', "mixture"),
     Mutant("theory/cvar.py", "counts / num_hard_examples", "counts / counts.max()", "mixture"),
     Mutant("theory/cvar.py", ", minlength=int(group_ids.max()) + 1", "", "without_examples"),
+    Mutant("theory/even.py", "max(1, len(trained) - 1)", "len(trained)", "variance"),
+    Mutant("theory/even.py", "(counts @ curve**2)", "(counts @ curve)", "matrix"),
+    Mutant("theory/even.py", "shares * ~np", "shares * np", "fresh_draws"),
+    Mutant("theory/even.py", "gaps -= np.bincount", "gaps += np.bincount", "measured_bound"),
+    Mutant(
+        "theory/even.py", "(1 - mined_share) * count / b", "(1 - mined_share) / b", "all_orders"
+    ),
+    Mutant("theory/even.py", "+ (1 - mined_share) * shares", "+ shares", "densities"),
     Mutant("theory/arguments.py", "not 0 < tail_fraction", "not 0 <= tail_fraction", "refused"),
     Mutant("theory/mean_bounds.py", "len(bets) / delta)", "1 / delta)", "given_up"),
     Mutant("theory/mean_bounds.py", "1 - bets * weights", "1 - bets", "given_up"),
@@ -623,7 +642,9 @@ MUTANTS += [
         "north",
     ),
     Mutant("result_tables.py", '"worst tenth": 40', '"worst tenth": 39', "main_rows"),
-    Mutant("report/verdict.py", "for run in order[1:])", "for run in order[1:2])", "clearly"),
+    Mutant("report/verdict.py", "and row.low > 0]", "and row.high > 0]", "stronger"),
+    Mutant("report/verdict.py", "if row.high < 0", "if row.low < 0", "stronger"),
+    Mutant("report/verdict.py", "first.validation or first", "first", "query_by_query"),
     Mutant("report/curves.py", "+ 1)[1:].cumsum()", "+ 1).cumsum()[1:]", "no_miss"),
     Mutant(
         "config.py",

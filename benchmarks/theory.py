@@ -1,4 +1,5 @@
-"""How exact the weights of a billion are, and how far Lemma 1 is from an equality.
+"""How exact the weights of a billion are, how far Lemma 1 is from an equality, and equal weights
+from the mixture that they stand for.
 
     python benchmarks/theory.py
 
@@ -12,11 +13,14 @@ import math
 import numpy as np
 import scipy.stats
 
+from evenhand.risk import GOLDEN
 from evenhand.theory import (
+    expected_even_weights,
     expected_s2m_loss,
     expected_snm_loss,
     inclusion_probabilities,
     lemma_1_right_side,
+    num_counting,
 )
 
 BILLION = 10**9
@@ -81,6 +85,23 @@ def show_lemma() -> None:
         )
 
 
+def show_even() -> None:
+    """Of B places a share of q counts: by how many they differ from q B, at worst over q."""
+    off = 0.0
+    for size in range(1, 4097):
+        places = np.sort(np.arange(1, size + 1) * GOLDEN % 2**32) / 2**32
+        ranks = np.arange(size)
+        off = max(off, (ranks + 1 - places * size).max(), (places * size - ranks).max())
+    print(f"evenly spread places of every batch up to 4096: off by {off:.2f} at most")
+    print("equal weights, relative to those of the mixture: of hard and of easy examples")
+    for size in (32, 256, 1024, 2048, 4096):
+        how = {"num_hard_examples": size // 4, "mined_share": 0.5}
+        actual, count = expected_even_weights(size, **how), num_counting(size, **how)
+        hard, easy = 100 * (actual.hard * count - 1), 100 * (actual.easy * 2 * size - 1)
+        print(f"B {size:4d}, k' {size // 4:4d}: n {count:6.1f}, {hard:+.2f} %, {easy:+.2f} %")
+
+
 if __name__ == "__main__":
     show_weights()
     show_lemma()
+    show_even()

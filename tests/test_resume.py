@@ -37,6 +37,7 @@ KINDS = {  # the data set, and what differs from `small.settings`; 40 steps if n
     "several groups": ("tagged", {
         "mining__method": "group-dro", "risk__group": "tag", "risk__step_size": 0.5,
     }),
+    "even": ("data", {"mining__method": "s2m-even", "risk__held_out_share": 0.3}),
     "maximum": ("data", {"mining__method": "stochastic-max", "risk__step_size": 0.5}),
     "without validation": ("trained", {"training__evaluate_every": 0}),
 }  # fmt: skip
@@ -112,6 +113,7 @@ def test_the_final_checkpoint_holds_every_state(undisturbed):
     assert dense["dense.0.step"] == 40
     assert "optimizer.biases.sums" in tensors("biased")
     assert tensors("cvar")["risk.recent"].shape == (3 * 32,)
+    assert (tensors("even")["risk.sums"] > 0).all(-1).tolist() == [[True, True], [True, True]]
     assert len(tensors("groups")["risk.log_weights"].unique()) == 4
     assert len(tensors("maximum")["risk.log_weights"].unique()) > 100
 
@@ -132,6 +134,7 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("biased", APPEND, 8, "kill", [15]),
     ("cvar", APPEND, 7, "kill", [15]),
     ("groups", APPEND, 7, "kill", [15]),
+    ("even", APPEND, 7, "kill", [15]),
     ("maximum", APPEND, 7, "kill", [15]),
 ]  # more of them are in tests/nightly/test_kills.py
 

@@ -5,16 +5,18 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import oracles
 import risk_oracles
 from evenhand.risk import (
     DualCvar,
+    EvenMining,
     GroupRisk,
     StochasticMaximum,
     chi_square_weights,
+    even_weights,
     kl_weights,
     mean_weights,
     nonzero_weights,
@@ -48,6 +50,12 @@ def every_risk(batch_size):
         "top": partial(top_weights, num_hard_examples=half),
         "max": partial(top_weights, num_hard_examples=1),
         "tail": partial(tail_weights, tail_fraction=0.3),
+        "even": lambda losses: even_weights(
+            losses, torch.zeros_like(losses), num_hard_examples=half
+        ),
+        "even mining": lambda losses: EvenMining(torch.ones(2))(
+            losses, torch.where(ids == batch_size - 1, 1, 2 * (ids % 2)), num_hard_examples=half
+        ),
         "ranked range": partial(
             ranked_range_weights, num_dropped=batch_size - half, num_hard_examples=half
         ),
@@ -112,10 +120,10 @@ def test_a_loss_that_is_not_a_number_is_not_hidden(name):
     assert math.isnan(risk(weights[counted], losses[counted]))
 
 
-WITH_IDS = ("stochastic maximum", "groups", "several groups", "mixtures")
+BY_PLACE = ("even", "even mining", "stochastic maximum", "groups", "several groups", "mixtures")
 
 
-@pytest.mark.parametrize("name", [name for name in every_risk(4) if name not in WITH_IDS])
+@pytest.mark.parametrize("name", [name for name in every_risk(4) if name not in BY_PLACE])
 @given(st.permutations(range(6)))
 def test_the_order_of_the_examples_does_not_matter(name, order):
     losses = torch.tensor([3.0, 1.0, 2.0, 0.5, 7.0, 0.0])
@@ -176,6 +184,111 @@ def test_a_whole_tail_that_is_a_little_more_in_floating_point_holds_no_further_e
 def test_equal_losses_at_the_threshold_share():
     weights = tail_weights(torch.tensor([2.0, 1.0, 1.0, 0.0]), tail_fraction=0.5)
     assert weights.tolist() == [0.5, 0.25, 0.25, 0]
+
+
+# --- even-handed mining ---------------------------------------------------------------------------
+
+
+@st.composite
+def even_problems(draw):
+    """Losses, gaps, k', the mined share, who is held out (not all), and how many are dropped."""
+    size = draw(st.integers(1, 12))
+    losses = [float(loss) for loss in draw(st.permutations(range(size)))]
+    gaps = [float(size * draw(st.integers(0, 3))) for _ in losses]  # no two keys are equal
+    is_held_out = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    is_held_out[draw(st.integers(0, size - 1))] = False
+    share = draw(st.sampled_from([0, 1, 0.5, 0.25, 0.3, 0.9]))
+    return losses, gaps, draw(st.integers(1, size)), share, is_held_out, draw(st.integers(0, size))
+
+
+LARGE = (
+    [float(b * 37 % 64) for b in range(64)],
+    [0.0] * 64,
+    16,
+    0.5,
+    [b % 9 == 8 for b in range(64)],
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(even_problems())
+@example((*LARGE, 0))
+@example((*LARGE, 5))
+def test_the_even_weights_are_those_of_the_definition(dtype, problem):
+    losses, gaps, count, share, is_held_out, num_dropped = problem
+    expected = risk_oracles.even_weights(*problem)
+    weights = even_weights(
+        torch.tensor(losses, dtype=dtype),
+        torch.tensor(gaps, dtype=dtype),
+        num_hard_examples=count,
+        mined_share=share,
+        num_dropped=num_dropped,
+        is_held_out=torch.tensor(is_held_out),
+    )
+    assert weights.dtype == dtype
+    assert weights.tolist() == pytest.approx(
+        expected, rel=1e-7 if dtype == torch.float32 else 1e-15
+    )
+
+
+def test_equal_keys_share_no_more_than_there_is():
+    """Whichever of equal ones is taken: k' count for being hard, and all that count are equal."""
+    losses, gaps = torch.tensor([1.0, 3, 1, 1, 2, 1]), torch.tensor([1.0, 0, 1, 1, 0, 1])
+    for count in range(1, 7):
+        weights = even_weights(losses, gaps, num_hard_examples=count, mined_share=1.0)
+        assert weights.unique().tolist() == pytest.approx([0, 1 / count] if count < 6 else [1 / 6])
+        assert weights[1] > 0  # the one above them
+        assert (weights > 0).sum() == count
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_loss_that_is_not_a_number_is_seen_though_it_is_held_out_or_dropped(share):
+    losses, is_held_out = torch.tensor([1.0, 2.0, math.nan, 0.5]), torch.tensor([0, 0, 1, 0])
+    even = EvenMining(torch.ones(1), mined_share=share)
+    assert even(losses, is_held_out, num_hard_examples=1).isnan().tolist() == [0, 0, 1, 0]
+    how = {"num_hard_examples": 1, "mined_share": share, "num_dropped": 1}
+    assert even_weights(losses, torch.zeros(4), **how)[2].isnan()
+
+
+SHAPE = [1.0, 0.7, 0.5]
+records = st.tuples(st.floats(0, 4), st.integers(0, 2), st.booleans())  # loss, bin, is held out
+
+
+@given(st.lists(st.lists(records, min_size=1, max_size=6), max_size=5))
+def test_the_gap_of_a_bin_is_measured_over_a_window_and_leans_on_the_curve(batches):
+    even = EvenMining(torch.tensor(SHAPE, dtype=torch.float64), scale=0.3, mined_share=0.5)
+    for step, batch in enumerate(batches):
+        losses, bins, is_held_out = (list(column) for column in zip(*batch, strict=True))
+        gaps = even.gaps()[torch.tensor(bins)]
+        before = risk_oracles.measured_gaps(batches[:step], SHAPE, 0.3)
+        assert gaps.tolist() == pytest.approx([before[own] for own in bins], rel=1e-9, abs=1e-9)
+        ids = 2 * torch.tensor(bins) + torch.tensor(is_held_out)
+        counts = {"num_hard_examples": 1, "num_dropped": min(step, len(batch))}
+        weights = even(as_losses(losses), ids, **counts)
+        is_held_out = torch.tensor(is_held_out) & ~torch.tensor(is_held_out).all()
+        expected = even_weights(as_losses(losses), gaps, is_held_out=is_held_out, **counts)
+        assert torch.equal(weights, expected)
+    after = risk_oracles.measured_gaps(batches, SHAPE, 0.3)
+    assert even.gaps().tolist() == pytest.approx(after, rel=1e-9, abs=1e-9)
+
+
+def test_where_nothing_is_held_out_the_gaps_are_the_curve_and_rare_labels_are_mined():
+    even = EvenMining(torch.tensor([1.0, 0.5]), scale=0.4, mined_share=1.0)
+    losses, ids = torch.tensor([0.1, 0.25, 0.2]), torch.tensor([0, 2, 2])
+    for _ in range(3):
+        weights = even(losses, ids, num_hard_examples=1)  # keys .5, .45, .4
+        assert weights.tolist() == [1, 0, 0]
+        assert even.gaps().tolist() == pytest.approx([0.4, 0.2], rel=1e-12)
+
+
+def test_many_held_out_examples_outweigh_the_curve_and_few_do_not():
+    even = EvenMining(torch.tensor([1.0, 1.0]))
+    losses = torch.cat([torch.zeros(2), torch.full((3200,), 0.6), torch.zeros(32)])
+    ids = torch.cat([torch.tensor([0, 2]), torch.ones(3200), torch.full((32,), 3)]).long()
+    even(losses, ids, num_hard_examples=1)
+    curve = 3200 * 0.6 / 3232  # through both bins
+    expected = [(3200 * 0.6 + 32 * curve) / 3232, curve / 2]
+    assert even.gaps().tolist() == pytest.approx(expected, rel=1e-6)
 
 
 # --- ranked range ---------------------------------------------------------------------------------
@@ -398,6 +511,10 @@ def test_the_risk_of_a_set_of_mixtures_becomes_the_largest_of_them():
 # --- memory ---------------------------------------------------------------------------------------
 
 WITH_MEMORY = {
+    "even mining": (
+        lambda: EvenMining(torch.tensor([1.0, 0.3])),
+        lambda r, x: r(x, torch.tensor([0, 2, 1, 3]), num_hard_examples=1),
+    ),
     "dual cvar": (lambda: DualCvar(window=2), lambda r, x: r(x, tail_fraction=0.4)),
     "stochastic maximum": (
         lambda: StochasticMaximum(9, step_size=0.5), lambda r, x: r(x, torch.arange(4)),
@@ -423,6 +540,10 @@ def test_a_risk_that_is_saved_and_loaded_goes_on_as_if_nothing_had_been(kind):
 
 REFUSALS = [
     *((lambda x, k=k: top_weights(x, num_hard_examples=k), "num_hard_examples") for k in (0, 5)),
+    *(
+        (lambda x, k=k: even_weights(x, x, num_hard_examples=k), "num_hard_examples")
+        for k in (0, 5)
+    ),
     *(
         (lambda x, a=a: tail_weights(x, tail_fraction=a), "tail_fraction")
         for a in (0, 1.1, math.nan)

@@ -18,6 +18,13 @@ CASES = {
     "chi-square": {"mining__method": "chi-square"},
     "stochastic-max": {"mining__method": "stochastic-max"},
     "group-dro": {"mining__method": "group-dro", "risk__group": "style"},
+    "even": {"mining__method": "s2m-even", "risk__held_out_share": 0.3},
+    "even, by group": {
+        "mining__method": "s2m-even",
+        "risk__held_out_share": 0.3,
+        "risk__group": "style",
+        "mining__anneal_fraction": 0.0,
+    },
     "one hard example": {"mining__num_hard_examples": 1},
     "a sample each": {"mining__for_each_example": True},
     "in-batch": {"mining__sampler": "in-batch"},

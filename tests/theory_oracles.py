@@ -167,3 +167,35 @@ def rademacher(functions):
         for signs in itertools.product([-1, 1], repeat=num_examples)
     ]
     return sum(suprema) / len(suprema) / num_examples
+
+
+# Even-handed mining.
+
+
+def held_out_laws(probabilities, num_pairs):
+    """Every way to draw pairs, of these labels, and to hold some out, by what is trained on.
+
+    A pair that is chosen is put back where no other of its label is left. Returns a dictionary:
+    (which are chosen, the label of each pair that is trained on, the labels of pairs not chosen)
+    -> [(chance, the labels of the pairs that stay held out), ...].
+    """
+    outcomes = {}
+    for labels in itertools.product(range(len(probabilities)), repeat=num_pairs):
+        chance = math.prod(probabilities[label] for label in labels)
+        for is_chosen in itertools.product([False, True], repeat=num_pairs):
+            pairs = list(zip(labels, is_chosen, strict=True))
+            seen = frozenset(label for label, is_out in pairs if not is_out)
+            held_out = [label for label, is_out in pairs if is_out and label in seen]
+            trained = tuple(None if is_out and label in seen else label for label, is_out in pairs)
+            outcomes.setdefault((is_chosen, trained, seen), []).append((chance, held_out))
+    return outcomes
+
+
+def mean_of_mixed_batches(losses, batch_size, num_hard_examples, mined_share):
+    """lambda times the average of the top k' plus 1 - lambda times the mean, over all batches."""
+    risks = [
+        mined_share * average_of_top(batch, num_hard_examples)
+        + (1 - mined_share) * average_of_top(batch, batch_size)
+        for batch in itertools.combinations(losses, batch_size)
+    ]
+    return sum(risks) / len(risks)

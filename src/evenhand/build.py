@@ -211,7 +211,9 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
     check_all_ids(dataset)
     check_neighbours(config, dataset)
     check_ranker(config, dataset)
-    groups_of_pairs(config, dataset)
+    method = METHODS[mining.method]
+    if config.risk.group and (method.needs_groups or method.measures_gap):
+        _known_groups(config, dataset)
     if not config.training.evaluate_every:
         return
     if "validation" not in dataset.parts:

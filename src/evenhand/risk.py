@@ -108,7 +108,7 @@ def even_weights(
     Args:
         losses, gaps: (B,).
         num_dropped: so many of the largest losses have no weight, against wrong labels.
-        is_held_out: (B,) examples that have no weight. An example must be left.
+        is_held_out: (B,) examples that have no weight; not all of them.
 
     Example:
         >>> losses, gaps = torch.tensor([2.0, 0, 1, 0, 0]), torch.tensor([0.0, 3, 0, 0, 0])
@@ -123,17 +123,18 @@ def even_weights(
     if num_dropped:
         dropped = hardest_examples(losses.masked_fill(is_held_out, -torch.inf), num_dropped)
         is_out = is_held_out.index_fill(0, dropped, True)
+        is_out = torch.where(is_out.all(), is_held_out, is_out)  # drops none rather than all
     keys = (losses + gaps).masked_fill(is_out, -torch.inf)
     is_hard = torch.zeros_like(is_out).index_fill(
         0, hardest_examples(keys, num_hard_examples), True
     )
-    num_left = (~is_out).sum().double()
-    count = num_left.clamp(max=num_hard_examples)  # k', if so many are left
     # In the mixture an easy example weighs (1 - share) / B, a hard one share / k' more than that.
-    easy_share = (1 - mined_share) * count / (mined_share * num_left + (1 - mined_share) * count)
+    num_left = (~is_out).sum().double()
+    easy, more = (1 - mined_share) * num_hard_examples, mined_share * num_left  # both times B k'
+    easy_share = easy / (easy + more)
     places = torch.arange(1, len(losses) + 1, device=losses.device) * GOLDEN % 2**32
     counts = (is_hard | (places < easy_share * 2**32)) & ~is_out
-    weights = (counts / counts.sum()).to(losses.dtype)
+    weights = (counts.double() / counts.sum()).to(losses.dtype)
     return torch.where(losses.isnan(), torch.nan, weights)
 
 
@@ -314,9 +315,7 @@ class EvenMining:
         (num_trained, num_held_out), (trained, held_out) = self.sums.unbind(1)
         means = trained / num_trained.clamp(min=TIE)
         counts = torch.where(num_trained > 0, num_held_out, 0)  # (G,)
-        excess = torch.where(
-            num_trained > 0, held_out - num_held_out * means, 0
-        )  # gaps times these
+        excess = torch.where(num_trained > 0, held_out - num_held_out * means, 0)  # counts * gaps
         squares = (counts * self.shape.square()).sum()
         scale = torch.where(squares > 0, (excess * self.shape).sum() / squares, self.scale)
         return (excess + PRIOR_COUNT * scale * self.shape) / (counts + PRIOR_COUNT)

@@ -32,7 +32,7 @@ def hold_out_queries(
     pairs = pairs_of(positives)
     is_held_out = is_chosen[pairs.query_ids]  # (N_pairs,)
     num_left = count_ids(pairs.label_ids[~is_held_out], num_labels)  # (L,)
-    is_chosen[pairs.query_ids[is_held_out & (num_left[pairs.label_ids] == 0)]] = False
+    is_chosen[pairs.query_ids[num_left[pairs.label_ids] == 0]] = False
     return is_chosen
 
 

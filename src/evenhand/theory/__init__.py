@@ -10,6 +10,7 @@ bounds                Proposition 5: bounds of the CVaR by that of a sample
 rademacher            the complexity of a class, which those bounds rest on
 subpopulation_bounds  the certificate: what one's own data say of every subpopulation
 mean_bounds           confidence bounds of means, which the certificate rests on
+even                  even-handed mining: the gap it measures, and the mixture it minimises
 """
 
 from evenhand.theory.bias import (
@@ -44,6 +45,17 @@ from evenhand.theory.cvar import (
     cvar_by_worst_density,
     cvar_curve,
     cvar_of_nonnegative_thresholds,
+)
+from evenhand.theory.even import (
+    ExpectedWeights,
+    effective_count,
+    even_bound,
+    expected_even_weights,
+    gap_variance,
+    mixed_risk,
+    num_counting,
+    put_back_bias,
+    shrinkage_matrix,
 )
 from evenhand.theory.expected import (
     Estimate,
@@ -81,17 +93,19 @@ from evenhand.theory.retrieval import (
 )
 
 __all__ = [
-    "AgnosticTop", "Bound", "Estimate", "GroupBounds", "LossDistribution", "MixtureBound",
-    "TopMinimiser", "WorstDensity", "agnostic_top", "batch_weights", "bowl_bound",
+    "AgnosticTop", "Bound", "Estimate", "ExpectedWeights", "GroupBounds", "LossDistribution",
+    "MixtureBound", "TopMinimiser", "WorstDensity", "agnostic_top", "batch_weights", "bowl_bound",
     "capped_predictions", "corrected_bound", "cvar_bias_bound", "cvar_by_definition", "cvar_by_top",
-    "cvar_by_worst_density", "cvar_curve", "cvar_of_nonnegative_thresholds",
-    "empirical_corrected_bound", "empirical_cvar_bias", "empirical_rademacher",
-    "expected_empirical_cvar", "expected_order_weighted_average", "expected_s2m_loss",
-    "expected_shared_s2m_loss", "expected_shared_snm_loss", "expected_snm_loss",
-    "finite_class_bound", "inclusion_probabilities", "known_membership_bound", "label_weights",
-    "least_contrastive_loss_of_a_miss", "least_loss_of_a_miss", "lemma_1_right_side",
-    "linear_rademacher_bound", "mixture_bound", "order_weighted_average", "order_weighted_bound",
-    "order_weighted_losses", "paper_bound", "paper_covering_bound", "retrieval_loss",
-    "sampled_rademacher", "shared_label_weights", "simulated_s2m_loss", "simulated_shared_s2m_loss",
-    "snm_loss_distribution", "threshold_rademacher", "threshold_value", "top_minimiser",
+    "cvar_by_worst_density", "cvar_curve", "cvar_of_nonnegative_thresholds", "effective_count",
+    "empirical_corrected_bound", "empirical_cvar_bias", "empirical_rademacher", "even_bound",
+    "expected_empirical_cvar", "expected_even_weights", "expected_order_weighted_average",
+    "expected_s2m_loss", "expected_shared_s2m_loss", "expected_shared_snm_loss",
+    "expected_snm_loss", "finite_class_bound", "gap_variance", "inclusion_probabilities",
+    "known_membership_bound", "label_weights", "least_contrastive_loss_of_a_miss",
+    "least_loss_of_a_miss", "lemma_1_right_side", "linear_rademacher_bound", "mixed_risk",
+    "mixture_bound", "num_counting", "order_weighted_average", "order_weighted_bound",
+    "order_weighted_losses", "paper_bound", "paper_covering_bound", "put_back_bias",
+    "retrieval_loss", "sampled_rademacher", "shared_label_weights", "shrinkage_matrix",
+    "simulated_s2m_loss", "simulated_shared_s2m_loss", "snm_loss_distribution",
+    "threshold_rademacher", "threshold_value", "top_minimiser",
 ]  # fmt: skip

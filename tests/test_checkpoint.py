@@ -84,26 +84,20 @@ def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
         CheckpointManager(tmp_path, keep_last=0)
 
 
-def test_what_a_crash_left_is_cleared_without_a_save(tmp_path):
+def test_what_a_crash_left_is_cleared_without_a_save_and_a_replaced_one_still_there(tmp_path):
     save_all(tmp_path, 1, 2, 3, 4, keep_last=9)
     (tmp_path / ".step-00000005").mkdir()
     (tmp_path / ".step-00000003").mkdir()
     shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000003.replaced")
+    (tmp_path / "step-00000004").rename(tmp_path / "step-00000004.replaced")
+    assert_holds(load_latest_checkpoint(tmp_path), 4)
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000004")  # the new one
+    assert_holds(load_latest_checkpoint(tmp_path), 2)
     manager = CheckpointManager(tmp_path, keep_last=2)
     manager.clear(step=3, keeps_later=True)  # the fourth may be damaged: the next save removes it
     assert steps_in(tmp_path) == [2, 3, 4]
     manager.clear(step=3)
     assert steps_in(tmp_path) == [2, 3]
-
-
-def test_one_that_was_being_replaced_is_still_there(tmp_path):
-    """As a crash leaves it, before and after the new one took the place of the old one."""
-    save_all(tmp_path / "old", 5)
-    (tmp_path / "old/step-00000005").rename(tmp_path / "old/step-00000005.replaced")
-    assert_holds(load_latest_checkpoint(tmp_path / "old"), 5)
-    CheckpointManager(tmp_path / "new").save(made(2), step=5)
-    shutil.move(tmp_path / "new/step-00000005", tmp_path / "old/step-00000005")
-    assert_holds(load_latest_checkpoint(tmp_path / "old"), 2)
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -168,31 +162,37 @@ def held_back(monkeypatch):
     return event
 
 
-def test_what_changes_after_a_save_began_is_not_in_it(tmp_path, held_back):
+def test_what_changes_after_a_save_began_is_not_in_it_and_an_error_lets_it_finish(
+    tmp_path, held_back
+):
     live = made(1)
-    manager = CheckpointManager(tmp_path, is_async=True)
-    manager.save(live, step=1)
-    for tensor in live.everything().values():
-        tensor.zero_()
-    live.state["step"] = 0
-    assert load_latest_checkpoint(tmp_path) is None
-    held_back.set()
-    manager.wait()
+
+    def train():
+        with CheckpointManager(tmp_path, is_async=True) as manager:
+            manager.save(live, step=1)
+            for tensor in live.everything().values():
+                tensor.zero_()
+            live.state["step"] = 0
+            assert load_latest_checkpoint(tmp_path) is None
+            threading.Timer(0.1, held_back.set).start()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     assert_holds(load_latest_checkpoint(tmp_path), 1)
 
 
 def test_memory_is_used_again_and_sizes_may_change(tmp_path):
-    manager = CheckpointManager(tmp_path, is_async=True, keep_last=3)
-    manager.save(made(1), step=1)
-    first = dict(manager.buffers)
-    manager.save(made(2), step=2)
-    assert all(manager.buffers[name] is buffer for name, buffer in first.items())
-    longer = made(3)._replace(tensors={**made(3).tensors, "a": torch.zeros(9, 2)})
-    manager.save(longer, step=3)
-    manager.wait()
+    with CheckpointManager(tmp_path, is_async=True) as manager:
+        manager.save(made(1), step=1)
+        first = dict(manager.buffers)
+        manager.save(made(2), step=2)
+        assert all(manager.buffers[name] is buffer for name, buffer in first.items())
+        manager.wait()
+        assert_holds(load_latest_checkpoint(tmp_path), 2)
+        longer = {**made(3).tensors, "a": torch.zeros(9, 2)}
+        manager.save(made(3)._replace(tensors=longer), step=3)
     assert load_latest_checkpoint(tmp_path).tensors["a"].shape == (9, 2)
-    shutil.rmtree(tmp_path / "step-00000003")
-    assert_holds(load_latest_checkpoint(tmp_path), 2)
 
 
 def test_a_copy_that_finds_no_memory_names_the_setting_and_else_there_is_none(
@@ -228,19 +228,6 @@ def test_an_error_of_the_background_is_raised_by_the_next_call_once(tmp_path, mo
     manager.save(made(4), step=4)
     manager.wait()
     assert steps_in(tmp_path) == [4]
-
-
-def test_an_error_of_training_is_the_one_that_is_told_and_the_save_is_finished(tmp_path, held_back):
-    threading.Timer(0.1, held_back.set).start()
-
-    def train():
-        with CheckpointManager(tmp_path, is_async=True) as manager:
-            manager.save(made(1), step=1)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train()
-    assert_holds(load_latest_checkpoint(tmp_path), 1)
 
 
 # --- ranks that are processes ---------------------------------------------------------------------

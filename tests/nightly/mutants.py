@@ -410,7 +410,7 @@ MUTANTS = [
     Mutant(
         "data/download.py", 'file_digest(part, "md5")) != file.md5', "1) == 2", "wrong_checksum"
     ),
-    Mutant("data/download.py", "scheme not in SCHEMES or (", "(", "another_scheme"),
+    Mutant("data/download.py", "scheme not in SCHEMES or (", "(", "from_https"),
     Mutant("data/download.py", 'scheme == "http"', "False", "from_https"),
     Mutant(
         "data/download.py",
@@ -425,7 +425,7 @@ MUTANTS = [
         "get_content_type() == 1",
         "no_file",
     ),
-    Mutant("data/download.py", "total is None and file.md5 is None", "False", "length"),
+    Mutant("data/download.py", "total is None and file.md5 is None", "False", "limit"),
 ]
 
 # Mistakes that once no test saw.

@@ -3,10 +3,8 @@
 import dataclasses
 import errno
 import gzip
-import json
 import os
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -169,21 +167,16 @@ def test_a_feature_that_is_not_finite_is_refused_by_the_number_of_its_query(
     assert not (here / "new").exists()
 
 
-@pytest.fixture
-def table(tmp_path):
-    path = tmp_path / "pairs.csv"
-    path.write_text("query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50)))
-    return path
-
-
 def test_a_damaged_data_set_is_named_and_a_whole_one_not_written_over(
-    here, table, tmp_path, capsys
+    here, tmp_path, capsys
 ):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/dataset.json").write_text("{")
     for command in (("data", "show"), ("train", "--data")):
         assert_says(refused(capsys, *command, tmp_path / "broken"), "broken", "damaged", "again")
-    assert_says(refused(capsys, "data", "table", table, "--out", "data"), "data exists already")
+    (tmp_path / "pairs.csv").write_text("query,label\nq,l\n")
+    sentence = refused(capsys, "data", "table", tmp_path / "pairs.csv", "--out", "data")
+    assert_says(sentence, "data exists already")
     without_test = small.with_parts(small.text_dataset(), test=None)
     save_dataset(without_test, tmp_path / "data")
     words = ("--data", tmp_path / "data", "--run", tmp_path / "run", "--steps", 5)
@@ -339,27 +332,3 @@ def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, c
     assert again.code == 0, again.err
     assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
 
-
-def test_a_full_disk_at_a_data_set_leaves_nothing(here, table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(np, "save", full)
-    sentence = refused(capsys, "data", "table", table, "--out", tmp_path / "out")
-    assert_says(sentence, tmp_path / "out", "No space left", "make room")
-    assert list(tmp_path.iterdir()) == [table]
-
-
-@pytest.fixture
-def tiny_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_that_really_is_full(here, tiny_disk):
-    answer = small.run(here, "train", "a.toml", "--run", tiny_disk / "run")
-    assert_says(answer.sentence, "could not be written", "No space left", tiny_disk)
-    about = json.loads((tiny_disk / "run/run.json").read_text("utf-8"))
-    assert not about["is_complete"]

@@ -1,4 +1,7 @@
-"""Data sets on disk: saved whole or not at all, opened the same or refused."""
+"""Data sets on disk: saved whole or not at all, opened the same or refused.
+
+Any other change of a byte or a value: the targets dataset-json and dataset-array of tests/fuzz.
+"""
 
 import dataclasses
 import json
@@ -9,7 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import (
@@ -211,32 +214,14 @@ def test_each_file_missing_cut_short_or_of_another_kind_is_refused_by_name(folde
         for length in (0, 5, 20, 127, len(kept) - 1):
             path.write_bytes(kept[:length])
             assert_refused(folder, r"missing or damaged|holds")
+        path.write_bytes(kept[:6] + b"\3" + kept[7:])  # the version of the format
+        assert_refused(folder, r"must be 1\.0 or 2\.0")
         path.write_bytes(kept)
     open_dataset(folder)
     for array in (np.zeros(7, dtype=np.int32), np.zeros(3, dtype=np.int64)):
         np.save(folder / "train.features.ids.npy", array)
         assert_refused(folder, r"features.ids.npy holds int.* of shape \[3\]; make")
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(data=st.data())
-def test_a_changed_byte_or_value_is_refused_or_harmless(folder, data):
-    path = folder / data.draw(st.sampled_from(["train.features.ids.npy", "dataset.json"]))
-    kept = path.read_bytes()
-    if path.suffix == ".npy":
-        position, byte = data.draw(st.integers(0, 127)), data.draw(st.integers(0, 255))
-        path.write_bytes(kept[:position] + bytes([byte]) + kept[position + 1 :])
-    else:
-        about = json.loads(kept)
-        holder = data.draw(st.sampled_from([about, about["arrays"], about["group_names"]]))
-        key = data.draw(st.sampled_from(sorted(holder)))
-        values = [None, 3, -1, "x", [], ["x"], {}, {"x": 1}, [0]]
-        holder[key] = data.draw(st.sampled_from(values))
-        path.write_text(json.dumps(about))
-    refusal = str(folder)
-    try:
-        open_dataset(folder)
-    except UserError as error:
-        refusal = str(error)
-    path.write_bytes(kept)
-    assert str(folder) in refusal
+    about = json.loads((folder / "dataset.json").read_text())
+    about["arrays"]["train.features.ids"] = [0]
+    (folder / "dataset.json").write_text(json.dumps(about))
+    assert_refused(folder, r"must be empty, and is of shape \(3,\)")

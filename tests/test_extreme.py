@@ -133,23 +133,6 @@ def text_of(rows) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-@given(documents)
-def test_both_parsers_read_what_was_written(rows):
-    distinct = [list(dict.fromkeys(labels)) for labels, _ in rows]
-    expected = [
-        np.cumsum([0, *map(len, distinct)]).tolist(),
-        [label for labels in distinct for label in labels],
-        np.cumsum([0, *(len(features) for _, features in rows)]).tolist(),
-        [feature for _, features in rows for feature, _ in features],
-        [float(np.float32(float(value))) for _, features in rows for _, value in features],
-    ]
-    text = text_of(rows)
-    assert as_lists(careful(text)) == as_lists(both(text)) == expected
-    for block in parse_lines(text, HEADER, path=Path("a.txt"), first_line=2):
-        arrays = (*block.positives[:2], *block.features)
-        assert [array.dtype for array in arrays] == ["i8", "i4", "i8", "i4", "f4"]
-
-
 def damage(rows, edits) -> bytes:
     text = bytearray(text_of(rows)[:-1])
     for position, is_replaced, new in edits:
@@ -169,7 +152,7 @@ odd_lines = [
 
 @given(
     st.one_of(
-        st.builds(damage, documents, st.lists(edits, min_size=1, max_size=3)),
+        st.builds(damage, documents, st.lists(edits, max_size=3)),
         st.binary(max_size=60),
         st.sampled_from(odd_lines),
     )
@@ -258,7 +241,6 @@ def test_one_odd_line_among_many_is_parsed_carefully_and_alone():
         (b"0 99999999999999999999:1", ["feature id '99999999999999999999'"]),
         (b"0 1:", ["feature value ''", "is not a number"]),
         (b"0 1:nan", ["feature value 'nan'", "not a finite"]),
-        (b"0 1:-Infinity", ["'-Infinity'", "not a finite"]),
         (b"0 1:1e39", ["'1e39'", "not a finite"]),
         (b"", ["is empty", "one space"]),
         (b"0 1:1\xc3\xa9", ["is not a number"]),
@@ -274,7 +256,6 @@ def test_a_wrong_line_is_refused_by_file_line_value_and_remedy(tmp_path, line, w
     ("header", "words"),
     [
         ("3 5", ["line 1", "'3 5'", "documents, features and labels"]),
-        ("3 5 four", ["line 1", "'3 5 four'"]),
         ("3 5 -4", ["line 1", "'3 5 -4'"]),
         ("3 0 4", ["line 1", "number of features", "got 0"]),
         ("3 5 2147483648", ["line 1", "number of labels", "got 2147483648"]),

@@ -129,7 +129,9 @@ def test_batches_are_the_next_few_of_the_order_of_a_key_that_the_generator_drew(
 
 
 def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatch):
-    expected, own_part, calls = batches_of(feed_of(), 4), dense_part(), []
+    sound, own_part, calls = feed_of(), dense_part(), []
+    expected = batches_of(sound, 4)
+    sound.close()
 
     def failing(part, *arguments, **settings):
         if part is own_part:  # threads of other tests may still be at work

@@ -96,26 +96,6 @@ def test_two_undisturbed_runs_are_equal_to_the_byte_and_another_seed_is_not(home
     assert other["metrics.jsonl"] != expected["metrics.jsonl"]
 
 
-def test_the_final_checkpoint_holds_every_state(undisturbed):
-    def tensors(kind):
-        files = undisturbed(kind)
-        return safetensors.torch.load(files["checkpoints/step-00000040/rank-0-file-0.safetensors"])
-
-    sparse, dense = tensors("sparse"), tensors("dense")
-    assert {
-        "model.label_table", "model.encoder.weight",
-        "optimizer.labels.momentum", "optimizer.labels.second_moments",
-        "optimizer.labels.num_steps", "optimizer.features.momentum",
-        "feed.epoch_state", "feed.position", "generator",
-    } <= set(sparse)  # fmt: skip
-    assert {"dense.0.exp_avg", "dense.3.exp_avg_sq", "dense.0.step"} <= set(dense)
-    assert dense["dense.0.step"] == 40
-    assert "optimizer.biases.sums" in tensors("biased")
-    assert tensors("cvar")["risk.recent"].shape == (3 * 32,)
-    assert len(tensors("groups")["risk.log_weights"].unique()) == 4
-    assert len(tensors("maximum")["risk.log_weights"].unique()) > 100
-
-
 APPEND = "evenhand.training.loop.append_line"
 SAVE = "evenhand.training.checkpoint.save_tensors"
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves

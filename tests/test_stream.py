@@ -3,9 +3,8 @@
 import gzip
 import json
 import lzma
-import subprocess
-import sys
 import zipfile
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -152,62 +151,27 @@ def test_every_order_of_four_rows_is_as_frequent_as_any_other():
     assert ((counts - 1000) ** 2 / 1000).sum() < 49.7  # chi-square of 23, p = 0.001
 
 
-# --- stopped ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "place", ["numpy.save", "json.dump", "os.fsync", "evenhand.data.stream.Rows"]
-)
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_a_conversion_that_is_stopped_leaves_nothing(paths, tmp_path, monkeypatch, place, error):
-    def stop(*_args, **_kwargs):
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(place, stop)
-        with pytest.raises((KeyboardInterrupt, UserError)):
-            stream_extreme(paths[0], tmp_path / "out", name="small")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.txt", "train.txt"]
-
-
-def test_a_killed_conversion_begins_anew_and_its_rest_is_removed(paths, tmp_path):
-    code = (
-        "import os, sys, pathlib; from evenhand.data import stream\n"
-        "stream.write_manifest = lambda *a, **k: os._exit(9)\n"
-        "stream.stream_extreme(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), name='small')"
-    )
-    command = [sys.executable, "-c", code, str(paths[0]), str(tmp_path / "out")]
-    assert subprocess.run(command, timeout=120).returncode == 9
-    assert list(tmp_path.glob(".out.*.partial"))
-    assert not (tmp_path / "out").exists()
-    stream_extreme(paths[0], tmp_path / "out", name="small")
-    stream_extreme(paths[0], tmp_path / "whole", name="small")
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
-    assert not list(tmp_path.glob(".out*"))
-
-
 # --- bad input ----------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_converted_is_refused_in_a_sentence_and_leaves_nothing(paths, tmp_path):
+def test_what_cannot_be_converted_is_refused_in_a_sentence_and_leaves_nothing(
+    paths, tmp_path, monkeypatch
+):
     def assert_refused(match, *arguments, **settings):
         with pytest.raises(UserError, match=match):
             stream_extreme(*arguments, name="small", **settings)
         assert not list(tmp_path.glob("*out*"))
 
-    out = tmp_path / "out"
+    out, other = tmp_path / "out", tmp_path / "other.txt"
     assert_refused("does not exist", tmp_path / "none.txt", out)
     assert_refused("memory must be at least", paths[0], out, memory_bytes=1)
     assert_refused("validation_fraction", paths[0], out, validation_fraction=1.0)
-    other = tmp_path / "other.txt"
-    for text, match in (
+    for text, match in (  # the parsers are tested by themselves
         ("", "is empty"),
         ("2 5 5\n1 0:1\n", "header promises 2"),
         ("1 5 5\n1 0:1\n2 0:1\n", "one document more"),
-        ("1 5 5\n1 0:nan\n", "not a finite"),
         ("1 5 5\n9 0:1\n", "label id '9'"),
         ("1 5 99999999\n9 0:1\n", "promises 99999999 labels"),
-        ("no header\n", "is not a header"),
     ):
         other.write_text(text)
         assert_refused(match, other, out)
@@ -215,6 +179,9 @@ def test_what_cannot_be_converted_is_refused_in_a_sentence_and_leaves_nothing(pa
     assert_refused("that of .* says", paths[0], out, test_path=other)
     # Block 0 is on the side of validation below 0.9.
     assert_refused("no row is left", other, out, validation_fraction=0.9)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", Mock(side_effect=OSError(28, "No space left on device")))
+        assert_refused("No space left", paths[0], out)
     with locked_file(tmp_path / ".there.lock", tmp_path / "there"):
         assert_refused("is in use by process", paths[0], tmp_path / "there")
     (tmp_path / "there").mkdir()

@@ -67,9 +67,6 @@ def contents(value):
     return value
 
 
-# --- in memory ----------------------------------------------------------------------------------
-
-
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), max_size=6))
 def test_packed_strings_are_the_strings_in_their_order(strings):
     packed = Strings.pack(strings)
@@ -87,9 +84,6 @@ def test_labels_are_named_and_counted_over_training_pairs_and_unseen_ones_over_a
     assert count_unseen_labels(dataset, "train") == 0
     assert dataset.label_name(2) == "ç"
     assert dataclasses.replace(dataset, label_names=None).label_name(2) == "label 2"
-
-
-# --- on disk ------------------------------------------------------------------------------------
 
 
 def test_a_saved_data_set_opens_the_same_here_and_in_another_folder(tmp_path):
@@ -153,9 +147,6 @@ def test_a_group_column_never_leaves_its_folder(tmp_path, column):
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["one"]
     assert all(path.is_file() for path in (tmp_path / "home/one").iterdir())
-
-
-# --- damaged ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

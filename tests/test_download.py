@@ -75,9 +75,6 @@ def test_a_file_that_is_there_is_checked_and_never_overwritten(server, tmp_path)
     assert not server.requests
 
 
-# --- cut off --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("checksum", [None, md5(BODY)])
 def test_a_file_that_is_cut_off_is_continued(server, tmp_path, checksum):
     server.cut_after = [100_000, 0]
@@ -164,9 +161,6 @@ def test_a_status_that_may_pass_is_asked_again_and_absent_is_said_once(server, t
     assert fetched(server, tmp_path).read_bytes() == BODY
 
 
-# --- wrong answers --------------------------------------------------------------------------------
-
-
 def test_a_wrong_checksum_removes_the_part_and_says_both(server, tmp_path):
     wrong = md5(OTHER)
     match = f"md5 is {md5(BODY)}, but {wrong} is published"
@@ -226,9 +220,6 @@ def test_only_http_is_fetched(server, tmp_path, monkeypatch):
     silent = Mock(side_effect=TimeoutError("timed out"))
     monkeypatch.setattr(urllib.request.OpenerDirector, "open", silent)
     assert_refused(r"cut off 3 times \(timed out\)", server, tmp_path)
-
-
-# --- the disk -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["sync", "open"])

@@ -63,9 +63,8 @@ def batches_of(feed, count):
 
 
 def assert_same(first, second):
-    assert torch.equal(first.features, second.features)
-    assert torch.equal(first.label_ids, second.label_ids)
-    assert torch.equal(first.positive_ids, second.positive_ids)
+    for name in ("features", "label_ids", "positive_ids"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
 
 
 def test_the_mask_of_all_positives_holds_every_one_of_the_query_and_the_drawn_one_first():
@@ -152,14 +151,6 @@ def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatc
     assert_same(feed.next_batch(), expected[2])
 
 
-def test_a_process_ends_though_batches_were_made_ahead():
-    code = "import test_feed; feed = test_feed.feed_of(); feed.next_batch(); raise SystemExit(3)"
-    answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=60
-    )
-    assert (answer.returncode, answer.stderr) == (3, b"")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("part", [dense_part(), sparse_part(), sparse_part(has_values=True)])
@@ -218,21 +209,22 @@ def test_whole_queries_are_each_in_a_batch_once_and_their_pairs_side_by_side(bat
     assert len(orders) > 1
 
 
-RANGE = r"batch_size must be between 1 and 10 \(the number of training pairs\), got"
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        *(({"batch_size": size}, f"{RANGE} {size}") for size in (-1, 0, 11)),
+def test_a_feed_that_cannot_be_is_refused():
+    for settings, sentence in (
+        *(({"batch_size": n}, rf"between 1 and 10 \(.* pairs\), got {n}") for n in (-1, 0, 11)),
         *(({"share": share}, "share must be") for share in ((-1, 2), (2, 2), (0, 0))),
         ({"has_whole_queries": True, "masks_all_positives": False}, "mask all their positives"),
-    ],
-)
-def test_a_feed_that_cannot_be_is_refused(settings, sentence):
-    settings = {"batch_size": 3, "masks_all_positives": True, **settings}
-    with pytest.raises(ValueError, match=sentence):
-        PairFeed(dense_part(), generator=torch.Generator(), device=CPU, **settings)
+    ):
+        settings = {"batch_size": 3, "masks_all_positives": True, **settings}
+        with pytest.raises(ValueError, match=sentence):
+            PairFeed(dense_part(), generator=torch.Generator(), device=CPU, **settings)
+
+
+def test_a_process_ends_though_batches_were_made_ahead():
+    code = "import test_feed; feed = test_feed.feed_of(); feed.next_batch(); raise SystemExit(3)"
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (3, b"")
 
 
 # --- the order of an epoch ------------------------------------------------------------------------

@@ -76,9 +76,6 @@ def test_json_goes_and_comes_back_and_nan_is_null(tmp_path):
             read_json(path)
 
 
-# --- folders made whole ---------------------------------------------------------------------------
-
-
 def test_a_folder_is_whole_or_not_there_and_made_by_one(tmp_path):
     with pytest.raises(RuntimeError, match="a bug"), atomic_folder(tmp_path / "a"):
         raise RuntimeError("a bug")
@@ -106,8 +103,6 @@ def test_what_a_killed_maker_left_goes_and_what_a_running_one_has_stays(tmp_path
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"a", "b", f".a.{running}.partial", f".ab.{2**31 - 1}.partial"}
 
-
-# --- locks ----------------------------------------------------------------------------------------
 
 def test_a_folder_that_is_held_is_refused_with_the_holder_and_a_stale_lock_has_no_meaning(tmp_path):
     """What the lock of another process does: the last test below."""
@@ -168,9 +163,6 @@ def test_a_holder_that_has_not_signed_yet_and_a_folder_that_cannot_be_made(tmp_p
         pass
     with pytest.raises(UserError, match=r"inside\.txt could not be written"):
         write_text(tmp_path / "file/inside.txt", "x")
-
-
-# --- commands -------------------------------------------------------------------------------------
 
 
 def test_a_folder_in_use_is_refused_to_writers_and_open_to_readers(tmp_path):

@@ -50,13 +50,9 @@ def refused(capsys, *arguments, says=()):
 def in_a_process(folder, *arguments, **environment):
     """The command as a user starts it, for what is decided when Python starts."""
     answer = subprocess.run(
-        [sys.executable, "-m", "evenhand", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
+        [sys.executable, "-m", "evenhand", *arguments], cwd=folder, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), **environment}, check=False, timeout=120,
+    )  # fmt: skip
     out, err = (stream.decode("utf-8", "replace") for stream in (answer.stdout, answer.stderr))
     return small.Answer(answer.returncode, out, err)
 

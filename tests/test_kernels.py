@@ -83,12 +83,19 @@ def test_what_is_no_number_is_the_largest(dtype, sign):
     assert len(set(positions[2].tolist())) == 3
 
 
-@pytest.mark.parametrize("num_threads", [2, 3, 8])
-def test_the_largest_are_the_same_for_every_number_of_threads(monkeypatch, num_threads):
+def test_the_largest_are_the_same_for_every_number_of_threads_and_tensors_without_numbers_torchs(
+    monkeypatch,
+):
     scores = torch.randint(9, (5, 333)).float()  # ties, so that another choice would show
     alone = largest(scores, 4)
-    monkeypatch.setattr(selection, "num_threads_for", lambda work: num_threads)
-    assert torch.equal(largest(scores, 4).positions, alone.positions)
+    for num_threads in (2, 3, 8):
+        monkeypatch.setattr(selection, "num_threads_for", lambda work, n=num_threads: n)
+        assert torch.equal(largest(scores, 4).positions, alone.positions)
+    with FakeTensorMode():
+        assert largest(torch.randn(2, 50), 3).positions.shape == (2, 3)
+        ids = torch.zeros(2, 4, dtype=int)
+        found = scores_of_each(torch.randn(2, 3), torch.randn(50, 3), ids, is_cosine=True)
+        assert found.shape == (2, 4)
 
 
 def test_the_largest_of_every_number_format_and_layout():
@@ -102,14 +109,6 @@ def test_the_largest_of_every_number_format_and_layout():
     for count in (-1, 0, 6):
         with pytest.raises(ValueError, match=f"count must be between 1 and 5 .*got {count}"):
             largest(torch.randn(2, 5), count)
-
-
-def test_tensors_without_numbers_are_left_to_torch():
-    with FakeTensorMode():
-        assert largest(torch.randn(2, 50), 3).positions.shape == (2, 3)
-        assert scores_of_each(
-            torch.randn(2, 3), torch.randn(50, 3), torch.zeros(2, 4, dtype=int), is_cosine=True
-        ).shape == (2, 4)
 
 
 @every_dtype

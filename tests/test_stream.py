@@ -58,9 +58,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(read_blocks, "__kwdefaults__", {"block_bytes": 700})
 
 
-# --- what comes out -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("block", [1, 7])
 def test_the_rows_are_those_of_load_extreme_and_training_rows_by_their_keys(
@@ -124,9 +121,6 @@ def test_long_lines_and_rows_without_features_are_kept(tmp_path, small_blocks):
     assert len(stream_extreme(path, tmp_path / "none", **settings).parts["train"].features.ids) == 0
 
 
-# --- keys ---------------------------------------------------------------------------------------
-
-
 def test_keys_are_splitmix64_and_shards_ranges_of_them_of_equal_size():
     def one(number):  # as published, for the seed 0
         state = number * 0x9E3779B97F4A7C15 % 2**64
@@ -149,9 +143,6 @@ def test_every_order_of_four_rows_is_as_frequent_as_any_other():
     counts = np.array(list({order: orders.count(order) for order in set(orders)}.values()))
     assert len(counts) == 24
     assert ((counts - 1000) ** 2 / 1000).sum() < 49.7  # chi-square of 23, p = 0.001
-
-
-# --- bad input ----------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_converted_is_refused_in_a_sentence_and_leaves_nothing(
@@ -212,9 +203,6 @@ def test_a_changed_byte_is_found_by_its_checksum(paths, tmp_path, capsys):
         (out / "dataset.json").write_text(json.dumps(about))
         with pytest.raises(UserError, match="block_pairs of train must be a whole number from 0"):
             open_dataset(out)
-
-
-# --- the whole way ------------------------------------------------------------------------------
 
 
 SETTINGS = [

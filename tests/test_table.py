@@ -101,9 +101,6 @@ def test_the_split_is_by_the_md5_of_the_query_and_groups_have_the_same_names(tmp
         assert groups_by_query(part, "g") == groups
 
 
-# --- what is refused ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

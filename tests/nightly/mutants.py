@@ -314,7 +314,7 @@ MUTANTS = [
     Mutant("kernels/sparse.py", "matrix.T @ vectors", "matrix.T @ vectors.flip(0)", "dense_matrix"),
     Mutant("kernels/sparse.py", "sort(stable=True)", "sort(descending=True)", "dense_matrix"),
     Mutant("kernels/sparse.py", "& (ids >= 0)", "", "leaves"),
-    Mutant("kernels/sparse.py", "check_ids(rows, len(starts) - 1)", "pass", "entries_of"),
+    Mutant("kernels/sparse.py", "check_ids(rows, len(starts) - 1)", "pass", "beyond"),
     Mutant("kernels/sparse.py", "firsts - new_starts[:-1], lengths", "firsts, lengths", "entries"),
     Mutant("kernels/sparse.py", "= entry + shift", "= entry", "entries_of"),
     Mutant(WEIGHTS, "[..., ::-1] @ weights", "@ weights", "order_weighted"),

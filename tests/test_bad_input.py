@@ -167,9 +167,7 @@ def test_a_feature_that_is_not_finite_is_refused_by_the_number_of_its_query(
     assert not (here / "new").exists()
 
 
-def test_a_damaged_data_set_is_named_and_a_whole_one_not_written_over(
-    here, tmp_path, capsys
-):
+def test_a_damaged_data_set_is_named_and_a_whole_one_not_written_over(here, tmp_path, capsys):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/dataset.json").write_text("{")
     for command in (("data", "show"), ("train", "--data")):
@@ -331,4 +329,3 @@ def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, c
     again = small.run(here, *(("train", "--resume", "--run", run) if run.exists() else words))
     assert again.code == 0, again.err
     assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
-

@@ -5,7 +5,6 @@ import shutil
 import signal
 
 import pytest
-import safetensors.torch
 
 import small
 from evenhand.data import save_dataset
@@ -82,20 +81,6 @@ def resumed(home, folder):
     return fruits_of(home / folder)
 
 
-def weights_of(fruits):
-    return fruits["model/weights/rank-0-file-0.safetensors"]
-
-
-def test_two_undisturbed_runs_are_equal_to_the_byte_and_another_seed_is_not(home, undisturbed):
-    expected = undisturbed("sparse")
-    assert run(home, "train", "sparse.toml", "--run", "again").code == 0
-    assert_same(fruits_of(home / "again"), expected)
-    assert run(home, "train", "sparse.toml", "--run", "other", "--seed", 1).code == 0
-    other = fruits_of(home / "other")
-    assert weights_of(other) != weights_of(expected)
-    assert other["metrics.jsonl"] != expected["metrics.jsonl"]
-
-
 APPEND = "evenhand.training.loop.append_line"
 SAVE = "evenhand.training.checkpoint.save_tensors"
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
@@ -129,14 +114,6 @@ def test_a_killed_run_resumed_equals_one_never_stopped(home, undisturbed, kill):
     kill_and_resume(home, undisturbed(kill[0]), f"killed/{KILLS.index(kill)}", kill)
 
 
-def test_a_run_killed_before_its_folder_is_whole_leaves_none_and_can_be_begun_again(home):
-    arguments = ("train", "sparse.toml", "--run", "early")
-    assert run(home, *arguments, disturb=["os.rename", 1, "kill"]).code == -signal.SIGKILL
-    assert not (home / "early").exists()
-    assert run(home, *arguments).code == 0
-    assert not list(home.glob(".*partial"))
-
-
 def test_a_damaged_newest_is_named_and_the_run_goes_on_from_the_one_before(home, undisturbed):
     """What crashes left behind is cleared away; a complete run is left as it is."""
     expected, folder = undisturbed("sparse"), home / "damaged"
@@ -162,7 +139,7 @@ def test_the_best_is_kept_beside_the_last(undisturbed):
     steps = sorted({name.split("/")[1] for name in best if name.startswith("checkpoints")})
     last = json.loads(best["checkpoints/step-00000040/manifest.json"])["state"]
     assert steps == sorted({f"step-{last['best_step']:08d}", "step-00000040"})
-    assert weights_of(best) == weights_of(other)
+    assert not [name for name in best if name.startswith("model") and best[name] != other[name]]
 
 
 def test_a_run_that_a_signal_ended_is_resumed_as_if_nothing_had_happened(home, undisturbed):

@@ -138,13 +138,6 @@ def test_keys_are_splitmix64_and_shards_ranges_of_them_of_equal_size():
     assert ((counts - 10_000) ** 2 / 10_000).sum() < 22.5  # chi-square of 6, p = 0.001
 
 
-def test_every_order_of_four_rows_is_as_frequent_as_any_other():
-    orders = [tuple(np.argsort(row_keys(np.arange(4), seed))) for seed in range(24_000)]
-    counts = np.array(list({order: orders.count(order) for order in set(orders)}.values()))
-    assert len(counts) == 24
-    assert ((counts - 1000) ** 2 / 1000).sum() < 49.7  # chi-square of 23, p = 0.001
-
-
 def test_what_cannot_be_converted_is_refused_in_a_sentence_and_leaves_nothing(
     paths, tmp_path, monkeypatch
 ):

@@ -146,6 +146,7 @@ def test_a_folder_may_have_any_name(user, home, tmp_path, monkeypatch, name):
 VARIANTS = {
     **{f"method {method}": {"mining__method": method} for method in METHODS},
     "method ranked-range": {"mining__method": "ranked-range", "risk__num_dropped": 2},
+    "method even-range": {"mining__method": "even-range", "risk__num_dropped": 2},
     "method group-dro": {"mining__method": "group-dro", "risk__group": "region"},
     "method max": {  # one example a step
         "mining__method": "max", "training__num_steps": 300, "training__log_every": 40,

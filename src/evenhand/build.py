@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Groups, Rows, memberships, pad_rows
 from evenhand.data.checks import check_all_ids, check_finite
+from evenhand.data.held_out import GapBins, frequency_bins, hold_out_queries
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.shards import Shards
 from evenhand.errors import UserError
@@ -22,6 +23,7 @@ from evenhand.models.encoders import BagEncoder, MlpEncoder, RowRange, row_encod
 from evenhand.models.retriever import Retriever
 from evenhand.risk import (
     DualCvar,
+    EvenMining,
     GroupRisk,
     StochasticMaximum,
     chi_square_weights,
@@ -42,6 +44,8 @@ from evenhand.training.feed import Batch, PairFeed
 from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam
 from evenhand.training.state import Plan, Risk, Training
 from evenhand.training.step import HARDEST, MEAN, ChosenStep, choose_step
+
+MOST_KERNEL_BINS = 256  # of gaps; the GPU weighs with more of them between two graphs
 
 
 class Built(NamedTuple):
@@ -93,14 +97,15 @@ def build_training(
         feature_rows=own_rows.get("features"),
         encoder=encoder,
     )
-    groups = groups_of_pairs(config, dataset)
+    groups, gap_bins = groups_of_pairs(config, dataset), _gap_bins(config, dataset)
+    pair_groups = None if groups is None else groups.ids
     feed = PairFeed(
         part,
         batch_size=mining.batch_size,
         masks_all_positives=mining.masks_all_positives,
         generator=torch.Generator().manual_seed(seed + 1_000_003),
         device=device,
-        pair_groups=None if groups is None else groups.ids,
+        pair_groups=pair_groups if gap_bins is None else gap_bins.pair_bins,
         share=(0, 1) if ranks is None else (ranks.rank, ranks.num_ranks),
         has_whole_queries=mining.whole_queries,
     )
@@ -110,7 +115,7 @@ def build_training(
         _build_optimizers(config, model),
         feed,
         torch.Generator().manual_seed(seed + 2_000_003),
-        _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups),
+        _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups, gap_bins=gap_bins),
         belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
         row_ranges={name: (own_rows[name].first, shards[name].num_rows) for name in shards},
     )
@@ -316,8 +321,10 @@ def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
 
 def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
     """The known groups of every training pair; pairs without one are a group too."""
-    if not METHODS[config.mining.method].needs_groups:
-        return None
+    return _known_groups(config, dataset) if METHODS[config.mining.method].needs_groups else None
+
+
+def _known_groups(config: Config, dataset: Dataset) -> Groups:
     columns = {column.name: column for column in group_columns(dataset, "train")}
     check_known(config.risk.group, list(columns), "column of groups (risk.group)")
     groups = columns[config.risk.group].groups
@@ -328,7 +335,27 @@ def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:
     return groups._replace(ids=np.where(groups.ids < 0, len(sets) - 1, groups.ids), sets=sets)
 
 
-def _build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -> Risk:
+def _gap_bins(config: Config, dataset: Dataset) -> GapBins | None:
+    """Where the method measures a generalisation gap: in which bin each training pair is."""
+    if not METHODS[config.mining.method].measures_gap:
+        return None
+    positives, num_labels = dataset.parts["train"].positives, dataset.num_labels
+    is_held_out = hold_out_queries(
+        positives,
+        num_labels=num_labels,
+        share=0.0 if dataset.is_read_in_blocks else config.risk.held_out_share,
+        seed=config.training.seed + 3_000_003,
+    )
+    bins = frequency_bins(positives, is_held_out, num_labels=num_labels)
+    if not config.risk.group:
+        return bins
+    group_ids = _known_groups(config, dataset).ids.astype(np.int64)
+    return GapBins(2 * group_ids + bins.pair_bins % 2, np.ones(group_ids.max() + 1))
+
+
+def _build_risk(
+    config: Config, *, num_pairs: int, pair_groups: Groups | None, gap_bins: GapBins | None
+) -> Risk:
     """How the method weighs the examples of a batch; k' is the number of hard examples."""
     kind, risk = METHODS[config.mining.method].risk, config.risk
     if kind == "mean":
@@ -348,23 +375,36 @@ def _build_risk(config: Config, *, num_pairs: int, pair_groups: Groups | None) -
         return Risk(
             lambda losses, batch, _: maximum(losses, cast(Tensor, batch.pair_ids)), memory=maximum
         )
+
+    def num_dropped(losses: Tensor, count: int) -> int:
+        """As k' shrinks from the whole batch, the number of dropped examples grows from none.
+
+        At first every example is hard, and a wrong label does not show: what is dropped then
+        is what has not been learnt yet (docs/experiments.md).
+        """
+        shrunk = (len(losses) - count) / max(1, len(losses) - config.mining.num_counting)  # 0 to 1
+        return round(shrunk * risk.num_dropped)
+
     if kind == "ranked-range":
-        last_count, last_dropped = config.mining.num_counting, risk.num_dropped
-
-        def weigh_range(losses: Tensor, batch: Batch, count: int) -> Tensor:
-            """As k' shrinks from the whole batch, the number of dropped examples grows from none.
-
-            At first every example is hard, and a wrong label does not show: what is dropped then
-            is what has not been learnt yet (docs/experiments.md).
-            """
-            shrunk = (len(losses) - count) / max(1, len(losses) - last_count)  # 0 at first, then 1
-            return ranked_range_weights(
-                losses, num_dropped=round(shrunk * last_dropped), num_hard_examples=count
+        return Risk(
+            lambda losses, batch, k: ranked_range_weights(
+                losses, num_dropped=num_dropped(losses, k), num_hard_examples=k
             )
-
-        return Risk(weigh_range)
+        )
     if pair_groups is not None:
         return _build_group_risk(config, pair_groups)
+    if gap_bins is not None:
+        shape = torch.from_numpy(gap_bins.shape)
+        even = EvenMining(shape, scale=risk.gap_scale, mined_share=risk.mined_share)
+        drops_hardest = kind == "even-range"
+
+        def weigh_evenly(losses: Tensor, batch: Batch, count: int) -> Tensor:
+            dropped = num_dropped(losses, count) if drops_hardest else 0
+            bins = cast(Tensor, batch.group_ids)
+            return even(losses, bins, num_hard_examples=count, num_dropped=dropped)
+
+        has_kernel = not drops_hardest and len(shape) <= MOST_KERNEL_BINS
+        return Risk(weigh_evenly, kernel_kind="even" if has_kernel else None, memory=even)
     return HARDEST  # with k' = 1 it is the maximum
 
 

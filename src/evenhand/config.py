@@ -246,11 +246,17 @@ class MiningConfig(Section):
 class RiskConfig(Section):
     """How the examples of a batch are weighed, where the method asks for more than k'."""
 
-    num_dropped: CountOrNone = 32  # ranked-range: hardest of a batch that do not count in the end
+    num_dropped: CountOrNone = (
+        32  # ranked-range, even-range: hardest of a batch that do not count in the end
+    )
     window: Count = 16  # cvar: batches by which the threshold is set
     step_size: Positive = 0.01  # group-dro, stochastic-max: of the weights, a step
     mixing: Annotated[Share, check_positive] = 0.5  # stochastic-max: of the uniform distribution
-    group: str = ""  # group-dro: the column whose groups are known
+    group: str = ""  # group-dro: the column whose groups are known; s2m-even: bins by its groups
+    # s2m-even: training queries whose losses show the generalisation gap, and that teach nothing
+    held_out_share: Annotated[float, partial(check_range, low=0, high=0.5)] = 0.005
+    gap_scale: NotNegative = 0.2  # s2m-even, where none are held out: the gap times sqrt(pairs)
+    mined_share: Share = 0.5  # s2m-even: of the weight, to the hardest examples; the rest to all
     natural_share: Share = 0.0  # group-dro: part of every mixture that is as the data are
 
 
@@ -351,7 +357,7 @@ class Config:
             )
         method = METHODS[self.mining.method]
         room = self.mining.batch_size - self.mining.num_counting
-        if method.risk == "ranked-range" and self.risk.num_dropped > room:
+        if method.drops_hardest and self.risk.num_dropped > room:
             raise UserError(
                 f"risk.num_dropped must be at most {room} (mining.batch_size without the hard "
                 f"examples), got {self.risk.num_dropped}"

@@ -28,7 +28,17 @@ class Method:
     @property
     def mines_examples(self) -> bool:
         """Whether it has a k', the number of examples of a batch that count."""
-        return self.risk in ("hardest", "ranked-range", "cvar", "chi-square", "kl")
+        return self.risk not in ("mean", "nonzero", "max", "stochastic-max", "groups")
+
+    @property
+    def measures_gap(self) -> bool:
+        """Whether training queries are held out to measure the generalisation gap."""
+        return self.risk in ("even", "even-range")
+
+    @property
+    def drops_hardest(self) -> bool:
+        """Whether the very hardest examples do not count."""
+        return self.risk in ("ranked-range", "even-range")
 
     @property
     def needs_groups(self) -> bool:
@@ -44,6 +54,16 @@ METHODS = {
     "s2m": Method("hardest sampled labels, hardest examples (Algorithm 1)", at_whole_batch="snm"),
     "s2m-annealed": Method(
         "s2m, with k' shrinking from the whole batch", is_annealed=True, at_whole_batch="snm"
+    ),
+    "s2m-even": Method(
+        "s2m-annealed by the loss expected at test time, mixed with the mean",
+        risk="even",
+        is_annealed=True,
+    ),
+    "even-range": Method(
+        "s2m-even without the very hardest, against wrong labels",
+        risk="even-range",
+        is_annealed=True,
     ),
     "ranked-range": Method(
         "s2m-annealed without the very hardest, against wrong labels",

@@ -18,6 +18,9 @@ from torch import Tensor
 from evenhand.mining import hardest_examples
 
 RiskFn = Callable[[Tensor], Tensor]  # (B,) -> (B,)
+WINDOW = 100  # steps over which gaps are measured
+GOLDEN = 2654435769  # 2**32 over the golden ratio: its multiples are spread evenly over 2**32
+PRIOR_COUNT = 32  # held-out examples of a bin that weigh as much as the curve through all bins
 TIE = 1e-9  # losses nearer to the largest than this part of their range count as equal to it
 
 
@@ -82,6 +85,56 @@ def tail_weights(losses: Tensor, *, tail_fraction: float) -> Tensor:
         tensor([0.6667, 0.0000, 0.3333, 0.0000])
     """
     return _weights_of_tail(losses, losses, tail_fraction)
+
+
+@torch.no_grad()
+def even_weights(
+    losses: Tensor,
+    gaps: Tensor,
+    *,
+    num_hard_examples: int,
+    mined_share: float = 0.5,
+    num_dropped: int = 0,
+    is_held_out: Tensor | None = None,
+) -> Tensor:
+    """Even-handed mining: the hardest examples at test time, mixed with the mean.
+
+    An example's loss at test time is expected to be its training loss and the generalisation gap
+    of examples like it. The k' with the largest sum count, and so many of the others, evenly spread
+    over the batch, that on average over batches in random order `mined_share` of the weight is that
+    of `top_weights` and the rest that of `mean_weights`. All that count have the same weight: an
+    optimiser that scales its steps by past gradients takes unequal ones badly.
+
+    Args:
+        losses, gaps: (B,).
+        num_dropped: so many of the largest losses have no weight, against wrong labels.
+        is_held_out: (B,) examples that have no weight. An example must be left.
+
+    Example:
+        >>> losses, gaps = torch.tensor([2.0, 0, 1, 0, 0]), torch.tensor([0.0, 3, 0, 0, 0])
+        >>> even_weights(losses, gaps, num_hard_examples=1, mined_share=1.0)
+        tensor([0., 1., 0., 0., 0.])
+        >>> even_weights(losses, gaps, num_hard_examples=1, mined_share=0.5)
+        tensor([0.0000, 0.5000, 0.0000, 0.0000, 0.5000])
+    """
+    if is_held_out is None:
+        is_held_out = torch.zeros_like(losses, dtype=torch.bool)
+    is_out = is_held_out
+    if num_dropped:
+        dropped = hardest_examples(losses.masked_fill(is_held_out, -torch.inf), num_dropped)
+        is_out = is_held_out.index_fill(0, dropped, True)
+    keys = (losses + gaps).masked_fill(is_out, -torch.inf)
+    is_hard = torch.zeros_like(is_out).index_fill(
+        0, hardest_examples(keys, num_hard_examples), True
+    )
+    num_left = (~is_out).sum().double()
+    count = num_left.clamp(max=num_hard_examples)  # k', if so many are left
+    # In the mixture an easy example weighs (1 - share) / B, a hard one share / k' more than that.
+    easy_share = (1 - mined_share) * count / (mined_share * num_left + (1 - mined_share) * count)
+    places = torch.arange(1, len(losses) + 1, device=losses.device) * GOLDEN % 2**32
+    counts = (is_hard | (places < easy_share * 2**32)) & ~is_out
+    weights = (counts / counts.sum()).to(losses.dtype)
+    return torch.where(losses.isnan(), torch.nan, weights)
 
 
 @torch.no_grad()
@@ -210,6 +263,69 @@ class DualCvar:
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.recent = state.get("recent")
+
+
+class EvenMining:
+    """Even-handed mining, `even_weights`, with the generalisation gap measured while training.
+
+    A rare label is learnt by heart: its training loss falls to nothing, and it fails at test time.
+    So some examples are held out: they are in the batches and have losses, but no weight. Examples
+    are in bins, such as those of equally rare labels. The gap of a bin is the mean loss of its
+    held-out examples less that of the others, over some 100 steps. A bin with few held-out examples
+    leans on the curve c * `shape` that fits all bins best.
+    """
+
+    def __init__(self, shape: Tensor, *, scale: float = 0.2, mined_share: float = 0.5) -> None:
+        """
+        Args:
+            shape: (G,) how the gaps of the bins compare, such as 1/sqrt(n) for labels with n pairs.
+            scale: where nothing is held out, the gaps are scale * shape.
+        """
+        self.shape = shape.double()
+        self.scale, self.mined_share = scale, mined_share
+        # Of the trained and the held-out examples (2) the number and the sum of losses (2) by bin;
+        # what a step adds to it loses 1/WINDOW of its weight with every further one.
+        self.sums = torch.zeros(2, 2, len(shape), dtype=torch.float64)
+
+    @torch.no_grad()
+    def __call__(
+        self, losses: Tensor, bin_ids: Tensor, *, num_hard_examples: int, num_dropped: int = 0
+    ) -> Tensor:
+        """(B,), (B,) twice the bin of each example, plus 1 if it is held out -> (B,)."""
+        self.sums, self.shape = self.sums.to(losses.device), self.shape.to(losses.device)
+        bins, is_held_out = bin_ids // 2, bin_ids % 2 == 1
+        weights = even_weights(
+            losses,
+            self.gaps()[bins].to(losses.dtype),
+            num_hard_examples=num_hard_examples,
+            mined_share=self.mined_share,
+            num_dropped=num_dropped,
+            is_held_out=is_held_out & ~is_held_out.all(),  # a batch without an example is no batch
+        )
+        in_bins = bins.unsqueeze(1) == torch.arange(len(self.shape), device=bins.device)  # (B, G)
+        kinds = torch.stack([~is_held_out, is_held_out]).double()  # (2, B)
+        values = torch.stack([torch.ones_like(losses), losses]).double()  # (2, B)
+        new = torch.einsum("kb,vb,bg->kvg", kinds, values, in_bins.double())
+        self.sums = (1 - 1 / WINDOW) * self.sums + new
+        return weights
+
+    def gaps(self) -> Tensor:
+        """(G,) float64, as measured up to now."""
+        (num_trained, num_held_out), (trained, held_out) = self.sums.unbind(1)
+        means = trained / num_trained.clamp(min=TIE)
+        counts = torch.where(num_trained > 0, num_held_out, 0)  # (G,)
+        excess = torch.where(
+            num_trained > 0, held_out - num_held_out * means, 0
+        )  # gaps times these
+        squares = (counts * self.shape.square()).sum()
+        scale = torch.where(squares > 0, (excess * self.shape).sum() / squares, self.scale)
+        return (excess + PRIOR_COUNT * scale * self.shape) / (counts + PRIOR_COUNT)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"sums": self.sums}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.sums = state["sums"].clone()  # kernels add to it in place
 
 
 class StochasticMaximum:

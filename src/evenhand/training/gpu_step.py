@@ -21,6 +21,7 @@ from torch import Tensor
 from evenhand.data import Rows, pairs_of
 from evenhand.kernels.gpu.bags import bag_entries, bag_vectors, entry_capacity
 from evenhand.kernels.gpu.batches import Clock, DevicePairs, draw_batch
+from evenhand.kernels.gpu.even import EvenBuffers
 from evenhand.kernels.gpu.gradients import shared_memory
 from evenhand.kernels.gpu.losses import kernel_loss
 from evenhand.kernels.gpu.rows import LARGEST_WIDTH, RowTable
@@ -29,6 +30,7 @@ from evenhand.kernels.gpu.selection import LARGEST_ROW
 from evenhand.kernels.gpu.step import MiningStep
 from evenhand.kernels.random import random_integers, row_keys
 from evenhand.models.encoders import Bags
+from evenhand.risk import GOLDEN, PRIOR_COUNT, WINDOW, EvenMining
 from evenhand.sampling import UniformSampler
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad, RowAdam, RowOptimizer
@@ -150,6 +152,7 @@ class GpuStep:
         values = features.values
         self.feature_values = None if values is None else copy(values, torch.float32)
         self.pair_groups = None if feed.pair_groups is None else copy(feed.pair_groups)
+        self.even = self._even_buffers()
         self.step = MiningStep(
             _row_table(training.optimizers.rows["labels"]),
             self.clock,
@@ -172,6 +175,28 @@ class GpuStep:
         self.entry_values = torch.zeros(num_entries, device=device)
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.num_run = 0
+
+    def _even_buffers(self) -> EvenBuffers | None:
+        """For even-handed mining: the risk's own sums, where kernels can add to them."""
+        risk, pair_bins = self.training.risk, self.pair_groups
+        if risk.kernel_kind != "even":
+            return None
+        assert isinstance(risk.memory, EvenMining)
+        assert pair_bins is not None
+        even = risk.memory
+        even.shape, even.sums = even.shape.to(pair_bins.device), even.sums.to(pair_bins.device)
+        return EvenBuffers(
+            pair_bins=pair_bins.int(),
+            batch_bins=pair_bins.new_zeros(self.training.feed.batch_size, dtype=torch.int32),
+            shape=even.shape,
+            sums=even.sums,
+            gaps=even.gaps().float(),
+            scale=even.scale,
+            mined_share=even.mined_share,
+            multiplier=GOLDEN,
+            prior_count=float(PRIOR_COUNT),
+            decay=1 - 1 / WINDOW,
+        )
 
     def __call__(self, scheduled: Scheduled) -> Tensor:
         """(2,): the objective, and the share of examples without any loss."""
@@ -200,8 +225,13 @@ class GpuStep:
 
     def _whole(self) -> None:
         self._draw()
-        self.step.mine()
-        self._update()
+        if self.even is None:
+            self.step.mine()
+            self._update()
+        else:
+            self.step.mine_evenly(self.even, self.pair_ids)
+            self._update()
+            self.step.join_gaps()
 
     def _begin(self) -> None:
         self._draw()
@@ -300,8 +330,8 @@ def _num_entries(training: Training, plan: Plan) -> int:
     lengths, num_pairs = (
         torch.from_numpy(np.diff(rows.offsets).astype(np.int64)) for rows in (features, positives)
     )
-    is_by_kernel = training.risk.kernel_kind is not None
-    most = max(_counts(training, plan)) if is_by_kernel else training.feed.batch_size
+    counts_no_more = training.risk.kernel_kind in ("hardest", "mean")  # than k' examples
+    most = max(_counts(training, plan)) if counts_no_more else training.feed.batch_size
     return entry_capacity(lengths, num_pairs, most)
 
 

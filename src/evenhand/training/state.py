@@ -76,11 +76,12 @@ class Risk(NamedTuple):
 
     `weights(losses, batch, num_hard_examples)` are those of the examples: (B,) -> (B,). What is
     known of the examples beside their losses is in the batch. `kernel_kind` says that the GPU's
-    kernels can do the same: "hardest" is 1/k' for the k' largest losses, "mean" is 1/B for all.
+    kernels can do the same: "hardest" is 1/k' for the k' largest losses, "mean" is 1/B for all,
+    "even" is `EvenMining`, which is then the memory.
     """
 
     weights: Callable[[Tensor, Batch, int], Tensor]
-    kernel_kind: Literal["hardest", "mean"] | None = None
+    kernel_kind: Literal["hardest", "mean", "even"] | None = None
     memory: Memory | None = None  # what a checkpoint must keep
 
 

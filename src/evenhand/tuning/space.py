@@ -110,7 +110,7 @@ def default_space(config: Config, *, advised: int | None = None) -> Space:
     mining, training = config.mining, config.training
     space: Space = {}
     if mining.mines_examples:
-        num_dropped = config.risk.num_dropped if mining.method == "ranked-range" else 0
+        num_dropped = config.risk.num_dropped if METHODS[mining.method].drops_hardest else 0
         sizes = [mining.batch_size / part for part in (16, 8, 4, 2, 1)]
         if advised is not None:
             ratio = mining.batch_size / advised

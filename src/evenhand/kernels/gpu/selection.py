@@ -117,7 +117,7 @@ def _select_examples(
     is_kept = is_selected(values, rows, threshold, last_tie)
     weights = tl.where(is_kept, 1.0 / tl.maximum(count, 1).to(tl.float32), 0.0)
     tl.store(out_weights + rows, weights, mask=is_row)
-    _list(
+    list_kept(
         values, weights, is_kept, num_bad, step, out_survivors, out_num_survivors, out_stats,
         batch_size, rows,
     )  # fmt: skip
@@ -133,17 +133,18 @@ def _list_examples(
     values = tl.load(losses + rows, mask=is_row, other=-float("inf"))
     weights = tl.load(weights_at + rows, mask=is_row, other=0.0)
     num_bad = tl.sum(((values != values) | (weights != weights)).to(tl.int32))
-    _list(
+    list_kept(
         values, weights, weights != 0.0, num_bad, tl.load(step_at), out_survivors,
         out_num_survivors, out_stats, batch_size, rows,
     )  # fmt: skip
 
 
 @triton.jit
-def _list(
+def list_kept(
     values, weights, is_kept, num_bad, step, out_survivors, out_num_survivors, out_stats,
     batch_size, rows,
 ):  # fmt: skip
+    """Lists the examples with a weight, and writes the statistics of the step."""
     kept = is_kept.to(tl.int32)
     tl.store(out_survivors + tl.cumsum(kept, axis=0) - 1, rows, mask=is_kept)
     tl.store(out_num_survivors, tl.sum(kept))

@@ -12,8 +12,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evenhand.kernels.gpu.buffers import Buffers
+from evenhand.kernels.gpu.even import EvenBuffers, measure_gaps, select_even_examples
 from evenhand.kernels.gpu.gather import gather_positives, gather_sample, product, unit_vectors
 from evenhand.kernels.gpu.gradients import label_gradients, query_gradients, write_coefficients
 from evenhand.kernels.gpu.own_samples import each_gradients, score_each
@@ -53,6 +55,22 @@ class MiningStep(Buffers):
         """`score`, and the hardest examples."""
         self.score()
         select_examples(self)
+
+    def mine_evenly(self, even: EvenBuffers, pair_ids: Tensor) -> None:
+        """`score`, and even-handed mining; the gaps are measured beside what follows."""
+        self.score()
+        select_even_examples(self, even, pair_ids)
+        if self._gap_stream is None:
+            measure_gaps(self, even)
+            return
+        self._gap_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._gap_stream):
+            measure_gaps(self, even)
+
+    def join_gaps(self) -> None:
+        """Waits for the gaps, before anything writes the losses again."""
+        if self._gap_stream is not None:
+            torch.cuda.current_stream().wait_stream(self._gap_stream)
 
     def list_examples(self) -> None:
         """After `score`, instead of `mine`: takes `kept.weights` as they were set."""
@@ -100,6 +118,13 @@ class MiningStep(Buffers):
 
     @cached_property
     def _side_stream(self) -> torch.cuda.Stream | None:
+        return self._new_stream()
+
+    @cached_property
+    def _gap_stream(self) -> torch.cuda.Stream | None:
+        return self._new_stream()
+
+    def _new_stream(self) -> torch.cuda.Stream | None:
         table = self.rows.table
         return torch.cuda.Stream(table.device) if table.is_cuda else None
 

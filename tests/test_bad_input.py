@@ -235,53 +235,40 @@ def test_a_data_set_other_than_the_one_trained_on_is_refused(
     assert_says(sentence, "was trained on another data set", "fingerprint", "restore")
 
 
-def shorten(data):
-    return data[:-20]
-
-
-def flip(data):
-    return data[:-1] + bytes([data[-1] ^ 1])
-
-
-def lengthen(data):
-    return data + b"\xff\xfe"
-
-
-def empty(data):
-    return b""
-
-
-def list_instead(data):
-    return b"[3]\n"
-
-
+CHANGES = {
+    "shorten": lambda data: data[:-20],
+    "flip": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "lengthen": lambda data: data + b"\xff\xfe",
+    "empty": lambda data: b"",
+    "list instead": lambda data: b"[3]\n",
+}
 DAMAGES = [  # file, damage, command, what the sentence must hold beside the file's name
-    ("model/weights/rank-0-file-0.safetensors", shorten, "evaluate", "damaged"),
-    ("model/weights/rank-0-file-0.safetensors", flip, "search", "SHA-256"),
-    ("model/weights/manifest.json", list_instead, "search", "damaged"),
-    ("checkpoints/step-00000020/manifest.json", list_instead, "resume", "damaged"),
-    ("checkpoints/step-00000020/manifest.json", empty, "resume", "damaged"),
-    ("checkpoints/step-00000020/rank-0-file-0.safetensors", shorten, "resume", "damaged"),
-    ("checkpoints/step-00000020/rank-0-file-0.safetensors", empty, "resume", "damaged"),
-    ("evaluation/test/scores.json", shorten, "compare", "damaged"),
-    ("evaluation/test/scores.json", lengthen, "report", "damaged"),
-    ("evaluation/test/scores.json", list_instead, "report", "damaged"),
-    ("evaluation/test/outcome.npz", shorten, "compare", "damaged"),
-    ("evaluation/test/outcome.npz", empty, "report", "damaged"),
-    ("run.json", shorten, "resume", "damaged"),
-    ("run.json", list_instead, "report", "damaged"),
-    ("run.json", empty, "evaluate", "damaged"),
-    ("config.toml", lengthen, "evaluate", "not valid TOML"),
-    ("config.toml", lengthen, "compare", "damaged"),
-    ("config.toml", lengthen, "resume", "not valid TOML"),
-    ("metrics.jsonl", lengthen, "report", "damaged"),
-    ("metrics.jsonl", list_instead, "resume", "damaged"),
+    ("model/weights/rank-0-file-0.safetensors", "shorten", "evaluate", "damaged"),
+    ("model/weights/rank-0-file-0.safetensors", "flip", "search", "SHA-256"),
+    ("model/weights/manifest.json", "list instead", "search", "damaged"),
+    ("checkpoints/step-00000020/manifest.json", "list instead", "resume", "damaged"),
+    ("checkpoints/step-00000020/manifest.json", "empty", "resume", "damaged"),
+    ("checkpoints/step-00000020/rank-0-file-0.safetensors", "shorten", "resume", "damaged"),
+    ("checkpoints/step-00000020/rank-0-file-0.safetensors", "empty", "resume", "damaged"),
+    ("evaluation/test/scores.json", "shorten", "compare", "damaged"),
+    ("evaluation/test/scores.json", "lengthen", "report", "damaged"),
+    ("evaluation/test/scores.json", "list instead", "report", "damaged"),
+    ("evaluation/test/outcome.npz", "shorten", "compare", "damaged"),
+    ("evaluation/test/outcome.npz", "empty", "report", "damaged"),
+    ("run.json", "shorten", "resume", "damaged"),
+    ("run.json", "list instead", "report", "damaged"),
+    ("run.json", "empty", "evaluate", "damaged"),
+    ("config.toml", "lengthen", "evaluate", "not valid TOML"),
+    ("config.toml", "lengthen", "compare", "damaged"),
+    ("config.toml", "lengthen", "resume", "not valid TOML"),
+    ("metrics.jsonl", "lengthen", "report", "damaged"),
+    ("metrics.jsonl", "list instead", "resume", "damaged"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "damage", "command", "problem"), DAMAGES)
 def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, problem):
-    (copy / name).write_bytes(damage((copy / name).read_bytes()))
+    (copy / name).write_bytes(CHANGES[damage]((copy / name).read_bytes()))
     if name.startswith("checkpoints"):
         shutil.rmtree(copy / "checkpoints/step-00000015")  # it would be used instead
     sentence = refused(capsys, *on(command, copy))

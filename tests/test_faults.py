@@ -192,14 +192,9 @@ def in_a_terminal(folder, *words):
     other, own = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, b"\x20\0\xff\0\0\0\0\0")  # 32 lines of 255 characters
     with subprocess.Popen(
-        [sys.executable, "-c", IN_A_TERMINAL, *map(str, words)],
-        cwd=folder,
-        env={**small.ENVIRONMENT, "TERM": "xterm"},
-        stdin=own,
-        stdout=own,
-        stderr=own,
-        start_new_session=True,
-    ) as process:
+        [sys.executable, "-c", IN_A_TERMINAL, *map(str, words)], cwd=folder, stdin=own, stdout=own,
+        stderr=own, env={**small.ENVIRONMENT, "TERM": "xterm"}, start_new_session=True,
+    ) as process:  # fmt: skip
         os.close(own)
         try:
             yield process, other
@@ -238,17 +233,14 @@ def test_a_run_in_a_terminal_ends_with_a_checkpoint_and_gives_the_cursor_back(ho
 # --- pipes ----------------------------------------------------------------------------------------
 
 READERS = {
-    "data show": ["data", "show", "data"],
-    "data list": ["data", "list"],
+    "data show": ["data", "show", "data"], "data list": ["data", "list"],
     "data table": ["data", "table", "pairs.csv", "--out", "{}"],
     "train": ["train", "quick.toml", "--run", "{}"],
     "tune": ["tune", "quick.toml", "--run", "{}", "--trials", "2"],
-    "evaluate": ["evaluate", "runs/a"],
-    "compare": ["compare", "runs/a", "runs/a"],
+    "evaluate": ["evaluate", "runs/a"], "compare": ["compare", "runs/a", "runs/a"],
     "slices": ["slices", "runs/a", "--permutations", "19"],
-    "report": ["report", "runs/a"],
-    "search": ["search", "runs/a", "wel"],
-}
+    "report": ["report", "runs/a"], "search": ["search", "runs/a", "wel"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -202,7 +202,7 @@ def test_a_redirect_from_https_to_http_is_refused(server, tmp_path):
     request = urllib.request.Request("https://host/a")
     with pytest.raises(Exception, match="redirects to 'http://host/b', which is refused"):
         download._Redirects().redirect_request(request, io.BytesIO(), 302, "", {}, "http://host/b")
-    for target in ("file:///etc/passwd", "ftp://127.0.0.1/a", "data:,a"):  # to another_scheme
+    for target in ("file:///etc/passwd", "ftp://127.0.0.1/a", "data:,a"):
         server.redirect = target
         assert_refused(f"'{target}'.* (is refused|is not allowed)", server, tmp_path)
     server.requests.clear()

@@ -83,9 +83,7 @@ def test_what_is_no_number_is_the_largest(dtype, sign):
     assert len(set(positions[2].tolist())) == 3
 
 
-def test_the_largest_are_the_same_for_every_number_of_threads_and_tensors_without_numbers_torchs(
-    monkeypatch,
-):
+def test_the_largest_do_not_depend_on_threads_and_fake_tensors_are_left_to_torch(monkeypatch):
     scores = torch.randint(9, (5, 333)).float()  # ties, so that another choice would show
     alone = largest(scores, 4)
     for num_threads in (2, 3, 8):

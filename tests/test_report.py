@@ -11,7 +11,7 @@ import pytest
 
 from evenhand.data import Dataset, Groups, Part, Rows, Strings, pairs_of
 from evenhand.errors import UserError
-from evenhand.evaluation import Outcome, Score, certify, score_table
+from evenhand.evaluation import Difference, Outcome, Score, certify, score_table
 from evenhand.report import rendering, write_report
 from evenhand.report.bounds import describe_bound, known_groups
 from evenhand.report.charts import line_plot
@@ -21,7 +21,7 @@ from evenhand.report.facts import format_fact
 from evenhand.report.groups import main_table, mark_best, name_members
 from evenhand.report.rendering import interval, join_words, percent, shorten
 from evenhand.report.run_set import make_run_set
-from evenhand.report.verdict import compare, reach_verdict
+from evenhand.report.verdict import describe_differences, reach_verdict
 from evenhand.report.world_map import change_classes, dot_path, draw_dots, recall_classes
 from evenhand.result_tables import main_rows, row_title
 from evenhand.run_folder import RunResult
@@ -176,7 +176,7 @@ def test_a_page_of_one_two_or_three_runs_has_every_section(page_of, dataset, nam
     assert re.findall(r'<li><a href="#(\w+)">', page) == SECTIONS
     assert ("Change from" in page) == (len(names) == 2)
     assert ("Repaired" in page) == (len(names) > 1)
-    assert ("<code>evenhand compare</code> pairs their queries" in page) == (len(names) > 1)
+    assert ("the same ones\nfor both runs" in page) == (len(names) > 1)
     assert page.count('class="map"') == len(names) + (len(names) == 2)
     assert page.count(ATTRIBUTION) == 2  # beside the map and in the footer
     drawings = re.findall(r'<svg[^>]*role="img">.', page, re.DOTALL)
@@ -319,68 +319,67 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path, dataset):
 # --- the verdict ----------------------------------------------------------------------------------
 
 
-def score(value, low, high, group="worst"):
-    return Score("recall@10", "script", group, value, low, high, 100, True, ("THAI",))
+def difference(low, high, group="all", metric="recall@10"):
+    value = (low + high) / 2
+    return Difference(metric, group, 0.5, 0.5 + value, value, low, high, math.nan, math.nan, 1, 9)
 
 
 @pytest.mark.parametrize(
-    ("scores", "leader", "is_clear"),
+    ("rows", "said"),
     [
-        ([score(0.4, 0.3, 0.5), score(0.7, 0.6, 0.8)], 1, True),
-        ([score(0.5, 0.3, 0.7), score(0.4, 0.2, 0.6)], 0, False),
-        ([score(0.5, 0.4, 0.6), score(0.5001, 0.4, 0.6)], None, False),
-        ([score(0.1, 0.0, 0.2), score(0.7, 0.6, 0.8), score(0.65, 0.5, 0.7)], 1, False),
-        ([score(0.7, 0.65, 0.75), score(0.5, 0.45, 0.55), score(0.4, 0.1, 0.7)], 0, False),
-        ([score(0.4, math.nan, math.nan), score(0.7, math.nan, math.nan)], 1, False),
-    ],
-)
-def test_a_run_is_clearly_ahead_when_no_other_interval_reaches_its_own(scores, leader, is_clear):
-    compared = compare("somewhere", scores)
-    assert (compared.leader, compared.is_clear) == (leader, is_clear)
-
-
-def with_values(run, values):
-    """The run, with every recall of some (column, group) set, and an interval of +-0.01."""
-    scores = []
-    for row in run.scores:
-        value = values.get((row.column, row.group), row.value)
-        scores.append(dataclasses.replace(row, value=value, low=value - 0.01, high=value + 0.01))
-    return dataclasses.replace(run, scores=scores)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([0.3, 0.5], "s2m serves the worst groups better than snm. Over all pairs no difference"),
-        ([0.5, 0.3], "snm serves the worst groups better than s2m."),
-        ([0.400, 0.405], "s2m is ahead of snm on the worst groups, but not clearly"),
-        ([0.4, 0.4], "On the worst groups no difference can be seen. Over all pairs no difference"),
-        ([0.5, 0.3, 0.3], "snm serves the worst groups better than each of s2m and sgd."),
-        ([0.2], "Among its first 10 results, snm finds the right label for 80.0 % of all pairs, "
-                "and for 20.0 % on the worst script."),
+        ([difference(0.01, 0.03), difference(-0.01, 0.02, "tail")],
+         "s2m finds more than snm on all pairs, and nobody pays for it: no row is clearly worse, "
+         "at any cut-off."),
+        ([difference(0.01, 0.03, "worst 3 of script"), difference(-0.03, -0.01, "tail")],
+         "s2m finds more than snm on worst 3 scripts; for this it pays on tail labels (−2.0 points "
+         "of recall@10)."),
+        ([difference(0.01, 0.03), difference(-0.03, -0.01, "tail", "recall@1")],
+         "s2m finds more than snm on all pairs; for this it pays on tail labels (−2.0 points of "
+         "recall@1)."),
+        ([difference(-0.03, -0.01), difference(0.01, 0.03, metric="recall@1")],
+         "s2m is clearly behind snm on all pairs (−2.0 points of recall@10)."),
+        ([difference(-0.03, 0.01), difference(math.nan, math.nan, "head")],
+         "Between s2m and snm no difference is clear."),
+        ([difference(0.0, 0.01), difference(-0.01, 0.0)],
+         "Between s2m and snm no difference is clear."),
     ],
 )  # fmt: skip
-def test_the_verdict_is_no_stronger_than_the_numbers(dataset, values, said):
-    dataset = dataclasses.replace(dataset, label_groups={})
-    runs = [
-        with_values(result_of(dataset, name), {("script", "worst"): value, ("all", "all"): 0.8})
-        for name, value in zip(("snm", "s2m", "sgd"), values, strict=False)
-    ]
-    sentence, figures = reach_verdict(make_run_set(runs, dataset))
-    assert sentence.startswith(said)
-    name = "snm " if len(values) > 1 else ""
-    assert figures[0].startswith(f"recall@10 on worst script: {name}{percent(values[0])} %")
+def test_the_verdict_is_no_stronger_than_the_differences(rows, said):
+    assert describe_differences(rows, "snm", "s2m", metric="recall@10") == said
 
 
-def test_where_runs_lead_on_different_groups_it_depends_on_the_group(dataset):
-    runs = [
-        with_values(result_of(dataset, name), {("script", "worst"): a, ("region", "worst"): b})
-        for name, a, b in (("snm", 0.3, 0.5), ("s2m", 0.5, 0.3))
-    ]
-    sentence, _ = reach_verdict(make_run_set(runs, dataset))
-    assert "It depends on the group: " in sentence
-    for run, group in (("s2m", "script"), ("snm", "region")):
-        assert f"{run} is clearly ahead on the worst {group}" in sentence
+def test_runs_are_compared_query_by_query(dataset):
+    """Their intervals overlap by far, yet of every hundred pairs the second finds three more."""
+    pairs = np.arange(len(dataset.parts["test"].positives.ids))
+    first, second = (
+        result_of(dataset, name, is_missed=pairs % 100 < 40 - more)
+        for name, more in (("snm", 0), ("s2m", 3))
+    )
+    own = [run.scores[0] for run in (first, second)]
+    assert own[1].low < own[0].high
+    sentence, lines = reach_verdict(make_run_set([first, second], dataset))
+    assert sentence.startswith("s2m finds more than snm on all pairs")
+    assert "nobody pays" in sentence
+    assert "those of snm on the test part" in lines[-1]
+    everyone = next(line for line in lines if "all pairs" in line)
+    assert re.fullmatch(
+        r"recall@10 on all pairs: snm 57.4 %, s2m 60.3 % \(\+.* points; \+.*\)", everyone
+    )
+    regions = {row.group: row.value for row in first.scores if row.metric == "recall@10"}
+    best = max(REGIONS, key=regions.get)
+    is_best = dataset.label_groups["region"].ids[first.outcome.label_ids] == REGIONS.index(best)
+    fails_best = result_of(dataset, is_missed=is_best).outcome
+    known = dataclasses.replace(first, validation=fails_best)
+    _, lines = reach_verdict(make_run_set([known, second, first], dataset))
+    assert "those of snm on the validation part" in lines[-1]
+    assert any(f"on worst region: snm {percent(regions[best])} %" in line for line in lines)
+    assert sum("all pairs" in line for line in lines) == 2
+
+
+def test_one_run_alone_is_described(dataset):
+    sentence, lines = reach_verdict(make_run_set([result_of(dataset)], dataset))
+    assert re.match(r"Among its first 10 results, snm finds the right label for [\d.]+ %", sentence)
+    assert any(line.startswith("recall@10 on worst script: ") for line in lines)
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -400,7 +399,8 @@ def test_numbers_are_written_for_people():
     [([0.4, 0.7, 0.1], [1]), ([0.5, 0.5001], []), ([0.5], []), ([math.nan, 0.5], [])],
 )
 def test_the_best_is_the_highest_as_shown_and_none_where_all_look_alike(values, best):
-    marked = mark_best([score(value, value, value) for value in values])
+    scores = [Score("recall@10", "script", "THAI", v, v, v, 100, True) for v in values]
+    marked = mark_best(scores)
     assert [n for n, (_, is_best) in enumerate(marked) if is_best] == best
 
 

@@ -39,6 +39,13 @@ def summary_title(summary: str, column: str) -> str:
     return f"{summary} of {plural}" if summary == "worst tenth" else f"{summary} {plural}"
 
 
+def difference_title(row: Difference) -> str:
+    """`all`, `tail`, `worst 3 scripts`."""
+    summary, of, column = row.group.partition(" of ")
+    is_summary = of and summary.startswith("worst")
+    return summary_title(summary, column) if is_summary else row.group
+
+
 def telling_titles(groups: dict[str, GroupList]) -> dict[str, GroupList]:
     """Three of two devices, or a tenth of seven continents, are called what they are: the worst."""
     lists = {}
@@ -121,14 +128,11 @@ def differences_table(
     if has_seeds:
         table.add_column("95 % over seeds", justify="right")
     for row in (row for row in differences if row.metric == metric):
-        summary, of, column = row.group.partition(" of ")
-        is_summary = of and summary.startswith("worst")
         figures = [f"{row.count:,}", f"{row.baseline:.4f}", f"{row.contender:.4f}"]
         figures += [f"{row.difference:+.4f}", f"{row.low:+.4f} to {row.high:+.4f}"]
         if has_seeds:
             figures.append(f"{row.seed_low:+.4f} to {row.seed_high:+.4f}")
-        title = summary_title(summary, column) if is_summary else row.group
-        table.add_row(Text(title), *figures)
+        table.add_row(Text(difference_title(row)), *figures)
     return table
 
 

@@ -47,6 +47,7 @@ class RunResult:
     part_name: str
     scores: list[Score]
     outcome: Outcome
+    validation: Outcome | None = None  # if it was evaluated there too: to choose groups by
 
 
 def save_result(folder: Path, part_name: str, outcome: Outcome, scores: list[Score]) -> None:
@@ -69,7 +70,12 @@ def load_result(folder: Path, part_name: str = "test") -> RunResult:
         read_metrics(folder / "metrics.jsonl"),
     )
     scores, outcome = read_scores(place / "scores.json"), load_outcome(place)
-    return RunResult(folder.resolve().name, about, config_text, metrics, part_name, scores, outcome)
+    other, validation = folder / "evaluation" / "validation", None
+    if part_name != "validation" and (other / "scores.json").exists():
+        validation = load_outcome(other)
+    return RunResult(
+        folder.resolve().name, about, config_text, metrics, part_name, scores, outcome, validation
+    )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

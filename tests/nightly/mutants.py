@@ -130,7 +130,10 @@ MUTANTS = [
     Mutant("risk.py", "les)  # (k',)\n    return", "les)\n    return num_hard_examples *", "top"),
     Mutant("risk.py", "d:]  # (k',)\n    weights =", "d:]\n    weights = 2 *", "range"),
     Mutant(
-        "risk.py", "losses.isnan(), torch.nan, weights)", "False, torch.nan, weights)", "hidden"
+        "risk.py",
+        "1 / num_hard_examples)\n    return torch.where(losses.isnan(), torch.nan",
+        "1 / num_hard_examples)\n    return torch.where(False, torch.nan",
+        "hidden",
     ),
     Mutant("risk.py", "= hardest_examples(losses,", "= hardest_examples(-losses,"),
     Mutant("risk.py", "(~(losses <= 0))", "(losses > 0)", "not_hidden"),
@@ -586,7 +589,9 @@ MUTANTS += [
         "north",
     ),
     Mutant("result_tables.py", '"worst tenth": 40', '"worst tenth": 39', "main_rows"),
-    Mutant("report/verdict.py", "for run in order[1:])", "for run in order[1:2])", "clearly"),
+    Mutant("report/verdict.py", "and row.low > 0]", "and row.high > 0]", "stronger"),
+    Mutant("report/verdict.py", "if row.high < 0", "if row.low < 0", "stronger"),
+    Mutant("report/verdict.py", "first.validation or first", "first", "query_by_query"),
     Mutant("report/curves.py", "+ 1)[1:].cumsum()", "+ 1).cumsum()[1:]", "no_miss"),
     Mutant(
         "config.py",

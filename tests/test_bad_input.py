@@ -3,29 +3,15 @@
 import dataclasses
 import errno
 import gzip
-import json
 import os
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 
 import small
-from evenhand.cli.console import console
-from evenhand.config import build_config
 from evenhand.data import Rows, save_dataset
-from evenhand.errors import UserError
-from evenhand.runs import begin_run, open_data
 from small import bytes_of, run_main, settings_file
-
-GOOD_LINES = ["6 4 3", "0 0:1.0 2:0.5", "1 1:1", "2 3:2", "0,1 0:1", "1 2:1", "2 1:1 3:0.25"]
-
-
-def extreme_file(path, lines):
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
-        file.write("\n".join(lines) + "\n")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +100,8 @@ REFUSED = [  # words, what the sentence must hold
     (("data", "show", "nowhere"), ["nowhere", "dataset.json"]),
     (("data", "show", "runs/a"), ["runs/a", "is not an Evenhand data set"]),
     (("train", "--data", "nowhere"), ["nowhere", "dataset.json"]),
+    (("train", "--data", "places", "--set", "data.min_population=7"),
+     ["min_population of places must be one of"]),
     (("train", "--data", "runs/a"), ["runs/a", "is not an Evenhand data set"]),
 ]  # fmt: skip
 
@@ -147,8 +135,10 @@ def test_a_wrong_settings_file_is_refused(here, tmp_path, capsys, text, fragment
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
 def test_a_wrong_line_is_named_and_nothing_is_made(here, tmp_path, capsys, suffix):
     """Which lines are wrong is tested with the parsers."""
-    bad = extreme_file(tmp_path / f"bad{suffix}", [*GOOD_LINES[:2], "1 1=1", *GOOD_LINES[3:]])
-    good = extreme_file(tmp_path / "good.txt", GOOD_LINES)
+    text, bad, good = b"2 4 3\n0 0:1.0 2:0.5\n1 1:1\n", tmp_path / f"bad{suffix}", tmp_path / "good"
+    wrong = text.replace(b"1 1:1", b"1 1=1")
+    bad.write_bytes(gzip.compress(wrong) if suffix == ".txt.gz" else wrong)
+    good.write_bytes(text)
     table = tmp_path / "pairs.csv"
     table.write_text("query,label\nx,\n")
     out = ("--out", tmp_path / "out")
@@ -164,20 +154,17 @@ def test_a_feature_that_is_not_finite_is_refused_by_the_number_of_its_query(
     here, tmp_path, capsys, value
 ):
     dense, sparse = small.dense_dataset(), small.text_dataset()
-    features, rows = dense.parts["validation"].features.copy(), sparse.parts["train"].features
-    features[7, 3] = value
+    dense.parts["validation"].features[7, 3] = value
+    rows = sparse.parts["train"].features
     values = np.ones(len(rows.ids), dtype=np.float32)
     values[rows.offsets[11]] = value
-    part = dataclasses.replace(dense.parts["validation"], features=features)
-    save_dataset(small.with_parts(dense, validation=part), tmp_path / "data")
-    sentence = refused(capsys, *TRAIN, "--data", tmp_path / "data")
-    assert_says(sentence, "query 7 of the validation part", "NaN or infinite", "mend it")
     part = dataclasses.replace(sparse.parts["train"], features=Rows(*rows[:2], values))
-    dataset = small.with_parts(sparse, train=part)
-    with pytest.raises(UserError, match="query 11 of the train part of small"):
-        begin_run(tmp_path / "run", small.config("data"), dataset, device=None)
+    sparse = small.with_parts(sparse, train=part)
+    for dataset, place in ((dense, "query 7 of the validation"), (sparse, "query 11 of the train")):
+        save_dataset(dataset, tmp_path / dataset.name)
+        sentence = refused(capsys, *TRAIN, "--data", tmp_path / dataset.name)
+        assert_says(sentence, f"{place} part", "NaN or infinite", "mend it")
     assert not (here / "new").exists()
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_data_set_is_named_and_a_whole_one_not_written_over(here, tmp_path, capsys):
@@ -185,14 +172,17 @@ def test_a_damaged_data_set_is_named_and_a_whole_one_not_written_over(here, tmp_
     (tmp_path / "broken/dataset.json").write_text("{")
     for command in (("data", "show"), ("train", "--data")):
         assert_says(refused(capsys, *command, tmp_path / "broken"), "broken", "damaged", "again")
-    table = pairs_table(tmp_path)
-    assert_says(refused(capsys, "data", "table", table, "--out", "data"), "data exists already")
-
-
-def pairs_table(folder):
-    path = folder / "pairs.csv"
-    path.write_text("query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50)))
-    return path
+    (tmp_path / "pairs.csv").write_text("query,label\nq,l\n")
+    sentence = refused(capsys, "data", "table", tmp_path / "pairs.csv", "--out", "data")
+    assert_says(sentence, "data exists already")
+    without_test = small.with_parts(small.text_dataset(), test=None)
+    save_dataset(without_test, tmp_path / "data")
+    words = ("--data", tmp_path / "data", "--run", tmp_path / "run", "--steps", 5)
+    answer = run_main(capsys, "train", "a.toml", *words)
+    assert answer.code == 0  # evaluated on the validation part instead
+    assert "pair recall on the validation part" in answer.out
+    sentence = refused(capsys, "evaluate", tmp_path / "run")
+    assert_says(sentence, "no test part", "train, validation")
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -238,79 +228,53 @@ def test_what_a_run_lacks_is_named_with_the_command_for_it(copy, capsys, gone, c
 def test_a_data_set_other_than_the_one_trained_on_is_refused(
     home, copy, tmp_path, capsys, monkeypatch, command
 ):
-    work = tmp_path / "work"
-    work.mkdir()
-    shutil.copytree(home / "other", work / "data")  # same name, same sizes, other content
-    shutil.copytree(home / "runs", work / "runs")
-    monkeypatch.chdir(work)
+    shutil.copytree(home / "other", tmp_path / "work/data")  # same name and sizes, other content
+    shutil.copytree(home / "runs", tmp_path / "work/runs")
+    monkeypatch.chdir(tmp_path / "work")
     sentence = refused(capsys, *on(command, copy))
     assert_says(sentence, "was trained on another data set", "fingerprint", "restore")
 
 
-def shorten(data):
-    return data[:-20]
-
-
-def lengthen(data):
-    return data + b"\xff\xfe"
-
-
-def empty(data):
-    return b""
-
-
-def flip(data):
-    return data[:-1] + bytes([data[-1] ^ 1])
-
-
-def list_instead(data):
-    return b"[3]\n"
-
-
+CHANGES = {
+    "shorten": lambda data: data[:-20],
+    "flip": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "lengthen": lambda data: data + b"\xff\xfe",
+    "empty": lambda data: b"",
+    "list instead": lambda data: b"[3]\n",
+}
 DAMAGES = [  # file, damage, command, what the sentence must hold beside the file's name
-    ("model/weights/rank-0-file-0.safetensors", shorten, "evaluate", "damaged"),
-    ("model/weights/rank-0-file-0.safetensors", flip, "search", "SHA-256"),
-    ("model/weights/manifest.json", list_instead, "search", "damaged"),
-    ("checkpoints/step-00000020/manifest.json", list_instead, "resume", "damaged"),
-    ("checkpoints/step-00000020/manifest.json", empty, "resume", "damaged"),
-    ("checkpoints/step-00000020/rank-0-file-0.safetensors", shorten, "resume", "damaged"),
-    ("checkpoints/step-00000020/rank-0-file-0.safetensors", empty, "resume", "damaged"),
-    ("evaluation/test/scores.json", shorten, "compare", "damaged"),
-    ("evaluation/test/scores.json", lengthen, "report", "damaged"),
-    ("evaluation/test/scores.json", list_instead, "report", "damaged"),
-    ("evaluation/test/outcome.npz", shorten, "compare", "damaged"),
-    ("evaluation/test/outcome.npz", empty, "report", "damaged"),
-    ("run.json", shorten, "resume", "damaged"),
-    ("run.json", list_instead, "report", "damaged"),
-    ("run.json", empty, "evaluate", "damaged"),
-    ("config.toml", lengthen, "evaluate", "not valid TOML"),
-    ("config.toml", lengthen, "compare", "damaged"),
-    ("config.toml", lengthen, "resume", "not valid TOML"),
-    ("metrics.jsonl", lengthen, "report", "damaged"),
-    ("metrics.jsonl", list_instead, "resume", "damaged"),
+    ("model/weights/rank-0-file-0.safetensors", "shorten", "evaluate", "damaged"),
+    ("model/weights/rank-0-file-0.safetensors", "flip", "search", "SHA-256"),
+    ("model/weights/manifest.json", "list instead", "search", "damaged"),
+    ("checkpoints/step-00000020/manifest.json", "list instead", "resume", "damaged"),
+    ("checkpoints/step-00000020/manifest.json", "empty", "resume", "damaged"),
+    ("checkpoints/step-00000020/rank-0-file-0.safetensors", "shorten", "resume", "damaged"),
+    ("checkpoints/step-00000020/rank-0-file-0.safetensors", "empty", "resume", "damaged"),
+    ("evaluation/test/scores.json", "shorten", "compare", "damaged"),
+    ("evaluation/test/scores.json", "lengthen", "report", "damaged"),
+    ("evaluation/test/scores.json", "list instead", "report", "damaged"),
+    ("evaluation/test/outcome.npz", "shorten", "compare", "damaged"),
+    ("evaluation/test/outcome.npz", "empty", "report", "damaged"),
+    ("run.json", "shorten", "resume", "damaged"),
+    ("run.json", "list instead", "report", "damaged"),
+    ("run.json", "empty", "evaluate", "damaged"),
+    ("config.toml", "lengthen", "evaluate", "not valid TOML"),
+    ("config.toml", "lengthen", "compare", "damaged"),
+    ("config.toml", "lengthen", "resume", "not valid TOML"),
+    ("metrics.jsonl", "lengthen", "report", "damaged"),
+    ("metrics.jsonl", "list instead", "resume", "damaged"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "damage", "command", "problem"), DAMAGES)
 def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, problem):
-    (copy / name).write_bytes(damage((copy / name).read_bytes()))
+    (copy / name).write_bytes(CHANGES[damage]((copy / name).read_bytes()))
     if name.startswith("checkpoints"):
         shutil.rmtree(copy / "checkpoints/step-00000015")  # it would be used instead
     sentence = refused(capsys, *on(command, copy))
     folder, _, file_name = name.rpartition("/")  # a store is named, and then its file
     places = [folder, file_name] if folder.startswith(("checkpoints", "model")) else [name]
     assert_says(sentence, *places, problem)
-
-
-def test_a_part_that_is_not_there_is_named(home, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(home)
-    save_dataset(small.with_parts(small.text_dataset(), test=None), tmp_path / "data")
-    run = tmp_path / "run"
-    words = ("--data", tmp_path / "data", "--run", run, "--steps", 5)
-    answer = run_main(capsys, "train", "a.toml", *words)
-    assert answer.code == 0  # evaluated on the validation part instead
-    assert "pair recall on the validation part" in answer.out
-    assert_says(refused(capsys, "evaluate", run), "no test part", "train, validation")
 
 
 # --- a disk that is full --------------------------------------------------------------------------
@@ -344,52 +308,11 @@ FULL = [  # function, its n-th call, what the sentence names
 @pytest.mark.parametrize(("function", "call", "name"), FULL)
 def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, call, name):
     run = tmp_path / "run"
-    answer = small.run(
-        here, "train", "a.toml", "--run", run, disturb=[function, call, errno.ENOSPC]
-    )
+    words = ("train", "a.toml", "--run", run)
+    answer = small.run(here, *words, disturb=[function, call, errno.ENOSPC])
     assert_says(answer.sentence, name, "No space left")
-    left = [path for path in tmp_path.rglob("*") if "partial" in path.name or ".step" in path.name]
-    assert not left
-    if run.exists():
-        again = small.run(here, "train", "--resume", "--run", run)
-    else:
-        again = small.run(here, "train", "a.toml", "--run", run)
+    names = [path.name for path in tmp_path.rglob("*")]
+    assert not [name for name in names if "partial" in name or ".step" in name]
+    again = small.run(here, *(("train", "--resume", "--run", run) if run.exists() else words))
     assert again.code == 0, again.err
     assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
-
-
-def test_a_full_disk_at_a_data_set_leaves_nothing(here, tmp_path, capsys, monkeypatch):
-    table = pairs_table(tmp_path)
-    monkeypatch.setattr(np, "save", full)
-    sentence = refused(capsys, "data", "table", table, "--out", tmp_path / "out")
-    assert_says(sentence, tmp_path / "out", "No space left", "make room")
-    assert list(tmp_path.iterdir()) == [table]
-
-
-@pytest.fixture
-def tiny_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_that_really_is_full(here, tiny_disk):
-    answer = small.run(here, "train", "a.toml", "--run", tiny_disk / "run")
-    assert_says(answer.sentence, "could not be written", "No space left", tiny_disk)
-    about = json.loads((tiny_disk / "run/run.json").read_text("utf-8"))
-    assert not about["is_complete"]
-
-
-# --- in Python ------------------------------------------------------------------------------------
-
-
-def test_opening_places_says_what_is_missing(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    config = build_config({"data": {"dataset": "places", "min_population": 7}})
-    with pytest.raises(UserError, match="min_population of places must be one of"):
-        open_data(config.data, console)
-    assert not any(tmp_path.rglob("*.npy"))

@@ -26,6 +26,7 @@ from gpu_tables import DEVICES, by_device, needs_cuda
 
 NUM_FEATURES, NUM_LABELS, WIDTH, BATCH_SIZE = 30, 60, 6, 5
 CPU = torch.device("cpu")
+NEAR = {"atol": 2e-5, "rtol": 1e-3}
 DATA = Path(os.environ.get("EVENHAND_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
@@ -97,38 +98,41 @@ def as_graph(training, plan, num_steps):
 
 
 def assert_same(ours, expected, **tolerances):
-    tolerances = tolerances or {"atol": 2e-5, "rtol": 1e-3}
+    tolerances = tolerances or NEAR
     ours, expected = ours.checkpoint().everything(), expected.checkpoint().everything()
     assert ours.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(ours[name].cpu(), tensor.cpu(), **tolerances, msg=name)
 
 
+def assert_graph_is_eager(training_fn, plan, device, num_steps, **tolerances):
+    """Statistics and all that a checkpoint holds, of the same training by either step."""
+    ours, expected = training_fn(torch.device(device)), training_fn(CPU)
+    stats = as_graph(ours, plan, num_steps)
+    torch.testing.assert_close(stats.cpu(), eager(expected, plan, num_steps), **NEAR)
+    assert_same(ours, expected, **tolerances)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "draws_for_each"),
     [
-        {"optimizer": RowAdam},
-        {"risk": MEAN, "has_values": False},
-        {"masks_all_positives": False, "draws_for_each": True},
+        ({"optimizer": RowAdam}, False),
+        ({"risk": MEAN, "has_values": False}, False),
+        ({"masks_all_positives": False}, True),
     ],
     ids=["S2M, Adam", "SNM, means", "for each, the paper's mask"],
 )
-def test_a_recorded_run_is_the_run(device, settings):
-    settings = dict(settings)
-    plan = plan_of(draws_for_each=settings.pop("draws_for_each", False))
-    ours, expected = training_of(torch.device(device), **settings), training_of(CPU, **settings)
+def test_a_recorded_run_is_the_run(device, settings, draws_for_each):
     count = by_device(device, 5, 6)  # the fifth is of the second epoch
-    stats = as_graph(ours, plan, count)
-    torch.testing.assert_close(stats.cpu(), eager(expected, plan, count), atol=2e-5, rtol=1e-3)
-    assert_same(ours, expected)
+    plan = plan_of(draws_for_each=draws_for_each)
+    assert_graph_is_eager(lambda where: training_of(where, **settings), plan, device, count)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_risk_of_the_host_weighs_between_two_graphs(device):
     def training(where):
-        cvar = DualCvar(window=3)
-        groups = np.arange(22) % 3
+        cvar, groups = DualCvar(window=3), np.arange(22) % 3
 
         def weigh(losses, batch, count):
             assert batch.group_ids.tolist() == [groups[pair] for pair in batch.pair_ids.tolist()]
@@ -136,10 +140,7 @@ def test_a_risk_of_the_host_weighs_between_two_graphs(device):
 
         return training_of(where, risk=Risk(weigh, memory=cvar), pair_groups=groups)
 
-    ours, expected = training(torch.device(device)), training(CPU)
-    stats = as_graph(ours, plan_of(), 3)
-    torch.testing.assert_close(stats.cpu(), eager(expected, plan_of(), 3), atol=2e-5, rtol=1e-3)
-    assert_same(ours, expected)
+    assert_graph_is_eager(training, plan_of(), device, 3)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -161,19 +162,15 @@ def test_a_recorded_run_resumes_exactly_and_where_the_other_stopped(device):
 def test_documents_that_are_many_times_in_a_batch_lose_no_gradient(device, risk):
     """Three documents of ten labels each, batches of twelve pairs."""
     rng = np.random.default_rng(0)
-    offsets, starts = np.array([0, 2, 9, 13]), np.arange(0, 31, 10)
-    features = Rows(
-        offsets, rng.integers(0, NUM_FEATURES, 13).astype(np.int32), rng.random(13, np.float32)
-    )
+    ids, values = rng.integers(0, NUM_FEATURES, 13).astype(np.int32), rng.random(13, np.float32)
     labels = [rng.choice(NUM_LABELS, 10, replace=False) for _ in range(3)]
-    part = Part(features, Rows(starts, np.concatenate(labels).astype(np.int32)), {})
-    ours, expected = (
-        training_of(where, part=part, batch_size=12, risk=risk)
-        for where in (torch.device(device), CPU)
+    positives = Rows(np.arange(0, 31, 10), np.concatenate(labels).astype(np.int32))
+    part = Part(Rows(np.array([0, 2, 9, 13]), ids, values), positives, {})
+    settings = {"part": part, "batch_size": 12, "risk": risk}
+    near = {"atol": 1e-5, "rtol": 1e-4}
+    assert_graph_is_eager(
+        lambda where: training_of(where, **settings), plan_of(), device, 2, **near
     )
-    stats = as_graph(ours, plan_of(), 2)
-    torch.testing.assert_close(stats.cpu(), eager(expected, plan_of(), 2), atol=2e-5, rtol=1e-3)
-    assert_same(ours, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.gpu
@@ -187,18 +184,13 @@ def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
     dataset = load_extreme(*paths, name=name, validation_fraction=0.0)
     num_labels = dataset.num_labels
     settings = {
-        "part": dataset.parts["train"],
-        "batch_size": batch_size,
-        "risk": MEAN,
+        "part": dataset.parts["train"], "batch_size": batch_size, "risk": MEAN,
         "sizes": (dataset.num_features, num_labels, 64),
-    }
+    }  # fmt: skip
     plan = dataclasses.replace(
-        plan_of(4),
-        sampler=UniformSampler(num_labels),
-        loss_fn=losses.softmax_loss,
-        num_sampled_labels=100,
-        num_hard_labels=100,
-    )
+        plan_of(4), sampler=UniformSampler(num_labels), loss_fn=losses.softmax_loss,
+        num_sampled_labels=100, num_hard_labels=100,
+    )  # fmt: skip
     ours, expected = training_of(torch.device("cuda"), **settings), training_of(CPU, **settings)
     step = GpuStep(ours, plan, precision=torch.float32)
     lengths = step.offsets.diff()
@@ -216,8 +208,7 @@ def test_kernels_take_no_more_shared_memory_than_is_asked_for(precision):
     from evenhand.kernels.gpu import gradients
 
     training = training_of(torch.device("cuda"), sizes=(NUM_FEATURES, NUM_LABELS, 512))
-    step = GpuStep(training, plan_of(), precision=precision)
-    take_steps(training, plan_of(), step, 1)
+    take_steps(training, plan_of(), GpuStep(training, plan_of(), precision=precision), 1)
     products = gradients._query_products, gradients._label_products
     kernels = [kernel for product in products for kernel in product.device_caches[0][0].values()]
     assert kernels
@@ -226,6 +217,16 @@ def test_kernels_take_no_more_shared_memory_than_is_asked_for(precision):
     if precision == torch.bfloat16:
         own = [k for k in kernels if "bf16" in str(k.src.signature)]
         assert 0 < max(k.metadata.shared for k in own) <= gradients.shared_memory(precision)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_step_on_a_gpu_is_a_graph():
+    training, plan = training_of(torch.device("cuda")), plan_of()
+    chosen = choose_step(training, plan)
+    assert (chosen.kind, chosen.reason) == ("CUDA graph", None)
+    assert take_steps(training, plan, chosen.step, 3).isfinite().all()
+    assert len(chosen.step.graphs) == 1
 
 
 def test_kernels_are_launched_on_the_device_of_the_run(monkeypatch):
@@ -267,37 +268,30 @@ def test_a_gpu_too_old_for_the_kernels_is_not_tried(as_if_on_cuda):
     training, properties = as_if_on_cuda
     assert why_no_graph(training, plan_of()) is None
     properties.name, properties.major, properties.minor = "Tesla T4", 7, 5
-    assert (
-        why_no_graph(training, plan_of())
-        == "Tesla T4 has compute capability 7.5, and the kernels need 8.0"
-    )
+    sentence = "Tesla T4 has compute capability 7.5, and the kernels need 8.0"
+    assert why_no_graph(training, plan_of()) == sentence
 
 
-@pytest.mark.parametrize(
-    ("precision", "needed"), [(torch.bfloat16, 73_728), (torch.float32, 98_304)]
-)
-def test_a_gpu_with_too_little_shared_memory_is_not_tried(as_if_on_cuda, precision, needed):
+def test_a_gpu_with_too_little_shared_memory_is_not_tried(as_if_on_cuda):
     training, properties = as_if_on_cuda
-    properties.shared_memory_per_block_optin = needed
-    assert why_no_graph(training, plan_of(), precision=precision) is None
-    properties.shared_memory_per_block_optin = needed - 1
-    assert f"{needed - 1:,} bytes of shared memory" in why_no_graph(
-        training, plan_of(), precision=precision
-    )
+    for precision, needed in ((torch.bfloat16, 73_728), (torch.float32, 98_304)):
+        properties.shared_memory_per_block_optin = needed
+        assert why_no_graph(training, plan_of(), precision=precision) is None
+        properties.shared_memory_per_block_optin = needed - 1
+        sentence = why_no_graph(training, plan_of(), precision=precision)
+        assert f"{needed - 1:,} bytes of shared memory" in sentence
 
 
-def test_the_memory_that_is_counted_is_what_is_copied(as_if_on_cuda, monkeypatch):
+def test_the_memory_that_is_counted_is_what_is_copied(as_if_on_cuda):
     training, properties = as_if_on_cuda
     step = GpuStep(training_of(CPU), plan_of(), precision=torch.float32)
     copied = [*step.pairs[:4], step.offsets, step.feature_ids, step.feature_values]
-    entries = [step.entry_ids, step.entry_sources, step.entry_values]
-    num_bytes = sum(tensor.nbytes for tensor in copied + entries)
-    properties.free = 2 * num_bytes  # a half of it may be taken, but sorting takes memory too
-    assert why_no_graph(training, plan_of()) == "the data set does not fit the device's memory"
-    properties.free = 2 * (num_bytes + 24 * len(step.entry_ids))
-    assert why_no_graph(training, plan_of()) is None
-    properties.free -= 1
-    assert why_no_graph(training, plan_of()) == "the data set does not fit the device's memory"
+    copied += [step.entry_ids, step.entry_sources, step.entry_values]
+    needed = sum(tensor.nbytes for tensor in copied) + 24 * len(step.entry_ids)  # to sort them
+    too_large = "the data set does not fit the device's memory"
+    for free, expected in ((2 * needed, None), (2 * needed - 1, too_large)):  # a half may be taken
+        properties.free = free
+        assert why_no_graph(training, plan_of()) == expected
 
 
 def test_a_sample_for_each_must_find_enough_labels_that_are_no_positives(as_if_on_cuda):
@@ -331,33 +325,19 @@ def test_a_run_on_a_gpu_without_a_graph_names_the_setting_that_prevents_it(as_if
     assert chosen.describe() == f"training step: eager (no CUDA graph: {reason})"
 
 
-def test_without_triton_the_step_is_eager_and_says_so(as_if_on_cuda, monkeypatch):
-    training, _ = as_if_on_cuda
-    monkeypatch.setitem(sys.modules, "evenhand.training.gpu_step", None)  # as if it failed to load
-    chosen = choose_step(training, plan_of())
-    assert (chosen.kind, chosen.reason) == ("eager", "triton is not installed")
-
-
-def test_all_settings_that_prevent_a_graph_are_named_together(as_if_on_cuda):
+def test_all_settings_that_prevent_a_graph_are_named_together_and_triton_alone(
+    as_if_on_cuda, monkeypatch
+):
     training, _ = as_if_on_cuda
     training.feed.has_whole_queries = True
-    training.model = Retriever(
-        MlpEncoder(2, WIDTH), NUM_LABELS, WIDTH, is_cosine=False, has_label_bias=True
-    )
+    dot = {"is_cosine": False, "has_label_bias": True}
+    training.model = Retriever(MlpEncoder(2, WIDTH), NUM_LABELS, WIDTH, **dot)
     assert why_no_graph(training, plan_of()) == (
         "the encoder is not a bag of sparse features and mining.whole_queries is true and "
         "model.label_bias is true"
     )
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_a_step_on_a_gpu_is_a_graph():
-    training, plan = training_of(torch.device("cuda")), plan_of()
-    chosen = choose_step(training, plan)
-    assert (chosen.kind, chosen.reason) == ("CUDA graph", None)
-    assert take_steps(training, plan, chosen.step, 3).isfinite().all()
-    assert len(chosen.step.graphs) == 1
+    monkeypatch.setitem(sys.modules, "evenhand.training.gpu_step", None)  # as if it failed to load
+    assert choose_step(training, plan_of())[1:3] == ("eager", "triton is not installed")
 
 
 @pytest.mark.parametrize("device", DEVICES)

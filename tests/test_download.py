@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import urllib.request
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from file_server import served
 
 BODY = np.random.default_rng(0).bytes(300_000)
 OTHER = np.random.default_rng(1).bytes(310_000)
+PART = ["data.bin.part", "data.bin.part.json"]
 
 
 def md5(body):
@@ -73,9 +75,6 @@ def test_a_file_that_is_there_is_checked_and_never_overwritten(server, tmp_path)
     assert not server.requests
 
 
-# --- cut off --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("checksum", [None, md5(BODY)])
 def test_a_file_that_is_cut_off_is_continued(server, tmp_path, checksum):
     server.cut_after = [100_000, 0]
@@ -84,24 +83,20 @@ def test_a_file_that_is_cut_off_is_continued(server, tmp_path, checksum):
     assert {request.get("If-Range") for request in server.requests[1:]} == {'"one"'}
 
 
-def test_a_later_command_continues_too(server, tmp_path):
+def test_a_later_command_continues_too_and_the_pauses_grow_and_end(server, tmp_path, monkeypatch):
     server.cut_after = [100_000, 50_000]
     match = r"cut off 2 times \(150000 of 300000 bytes came\) with 150000 bytes in data\.bin\.part"
-    left = ["data.bin.part", "data.bin.part.json"]
-    assert_refused(match, server, tmp_path, left=left, max_attempts=2)
+    assert_refused(match, server, tmp_path, left=PART, max_attempts=2)
     assert fetched(server, tmp_path).read_bytes() == BODY
     assert ranges(server)[-1] == "bytes=150000-"
     assert names(tmp_path) == ["data.bin"]
-
-
-def test_the_pauses_grow_and_end(server, tmp_path, monkeypatch):
     pauses = []
     monkeypatch.setattr(download.time, "sleep", pauses.append)
     server.cut_after = [1] * 20
     with pytest.raises(UserError):
-        fetch(RemoteFile("data.bin", server.url), tmp_path)
+        fetch(RemoteFile("new", server.url), tmp_path)
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
-    assert (tmp_path / "data.bin.part").read_bytes() == BODY[:8]
+    assert (tmp_path / "new.part").read_bytes() == BODY[:8]
 
 
 def test_a_server_that_does_not_know_ranges_sends_it_all_again(server, tmp_path):
@@ -158,12 +153,12 @@ def test_a_part_is_used_only_as_far_as_it_is_known(server, tmp_path, part, about
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_status_that_may_pass_is_asked_again(server, tmp_path, status):
-    server.status = [status, status]
+def test_a_status_that_may_pass_is_asked_again_and_absent_is_said_once(server, tmp_path, status):
+    server.status = [status, status, 404]
+    match = r"data\.bin answers with the status 404 \(Not Found\); .*was not written"
+    assert_refused(match, server, tmp_path)
+    assert len(server.requests) == 3
     assert fetched(server, tmp_path).read_bytes() == BODY
-
-
-# --- wrong answers --------------------------------------------------------------------------------
 
 
 def test_a_wrong_checksum_removes_the_part_and_says_both(server, tmp_path):
@@ -181,20 +176,16 @@ def test_a_wrong_checksum_removes_the_part_and_says_both(server, tmp_path):
 def test_a_content_range_that_does_not_fit_is_refused(server, tmp_path, said):
     server.cut_after = [100_000]
     server.content_range = said or " "
-    left = ["data.bin.part", "data.bin.part.json"]
-    assert_refused("was asked for bytes 100000- and answers with", server, tmp_path, left=left)
+    assert_refused("was asked for bytes 100000- and answers with", server, tmp_path, left=PART)
     assert (tmp_path / "data.bin.part").read_bytes() == BODY[:100_000]
 
 
 def test_a_file_beyond_the_limit_is_refused(server, tmp_path):
+    """Without a length, only a checksum tells that all came."""
     assert_refused("300000 bytes; more than 1000 are", server, tmp_path, max_bytes=1000)
     server.knows_length = False
     settings = {"max_bytes": 1000, "checksum": md5(BODY)}
     assert_refused("sends more than 1000 bytes", server, tmp_path, **settings)
-
-
-def test_without_a_length_only_a_checksum_tells_that_all_came(server, tmp_path):
-    server.knows_length = False
     assert_refused("does not say how long the file is", server, tmp_path)
     assert fetched(server, tmp_path, checksum=md5(BODY)).read_bytes() == BODY
 
@@ -206,71 +197,48 @@ def test_what_is_no_file_or_no_archive_does_not_get_the_name_of_one(server, tmp_
     assert_refused("sends a web page instead of the file", server, tmp_path)
 
 
-def test_absent_is_said_once(server, tmp_path):
-    server.status = [404]
-    match = r"data\.bin answers with the status 404 \(Not Found\); .*was not written"
-    assert_refused(match, server, tmp_path)
-    assert len(server.requests) == 1
-
-
-def test_a_server_that_is_not_there_or_silent(server, tmp_path, monkeypatch):
-    with served(b"") as (url, _):
-        pass
-    assert_refused("cannot be reached", server, tmp_path, url=url)
-
-    def too_late(*arguments, **settings):
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr(urllib.request.OpenerDirector, "open", too_late)
-    assert_refused(r"cut off 3 times \(timed out\)", server, tmp_path)
-
-
-def test_a_redirect_over_http_is_followed(server, tmp_path):
-    server.redirect = "/moved"
-    server.cut_after = [100_000]
+def test_a_redirect_from_https_to_http_is_refused(server, tmp_path):
+    """So is one to another scheme; over http it is followed."""
+    request = urllib.request.Request("https://host/a")
+    with pytest.raises(Exception, match="redirects to 'http://host/b', which is refused"):
+        download._Redirects().redirect_request(request, io.BytesIO(), 302, "", {}, "http://host/b")
+    for target in ("file:///etc/passwd", "ftp://127.0.0.1/a", "data:,a"):
+        server.redirect = target
+        assert_refused(f"'{target}'.* (is refused|is not allowed)", server, tmp_path)
+    server.requests.clear()
+    server.redirect, server.cut_after = "/moved", [100_000]
     assert fetched(server, tmp_path).read_bytes() == BODY
     assert ranges(server) == [None, None, "bytes=100000-", "bytes=100000-"]
 
 
-@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/a", "data:,a"])
-def test_a_redirect_to_another_scheme_is_refused(server, tmp_path, target):
-    server.redirect = target
-    assert_refused(f"'{target}'.* (is refused|is not allowed)", server, tmp_path)
-
-
-def test_a_redirect_from_https_to_http_is_refused():
-    request = urllib.request.Request("https://host/a")
-    with pytest.raises(Exception, match="redirects to 'http://host/b', which is refused"):
-        download._Redirects().redirect_request(request, io.BytesIO(), 302, "", {}, "http://host/b")
-
-
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/a", "data.bin", "FTP://host"])
-def test_only_http_is_fetched(server, tmp_path, url):
-    assert_refused("is not an http or https address", server, tmp_path, url=url)
-
-
-# --- the disk -------------------------------------------------------------------------------------
+def test_only_http_is_fetched(server, tmp_path, monkeypatch):
+    for url in ("file:///etc/passwd", "ftp://host/a", "data.bin", "FTP://host"):
+        assert_refused("is not an http or https address", server, tmp_path, url=url)
+    with served(b"") as (url, _):
+        pass
+    assert_refused("cannot be reached", server, tmp_path, url=url)
+    silent = Mock(side_effect=TimeoutError("timed out"))
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", silent)
+    assert_refused(r"cut off 3 times \(timed out\)", server, tmp_path)
 
 
 @pytest.mark.parametrize("place", ["sync", "open"])
 def test_a_full_disk_is_one_sentence_and_what_has_come_is_kept(
     server, tmp_path, monkeypatch, place
 ):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     class Filling(io.FileIO):
         def write(self, block):
             if self.tell() > 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise error
             return super().write(block)
 
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    left = ["data.bin.part", "data.bin.part.json"]
     with monkeypatch.context() as patched:
-        replaced = full if place == "sync" else Filling
+        replaced = Mock(side_effect=error) if place == "sync" else Filling
         patched.setattr(download, place, replaced, raising=False)
         match = r"data\.bin could not be written \(No space left.*stays in data\.bin\.part"
-        assert_refused(match, server, tmp_path, left=left)
+        assert_refused(match, server, tmp_path, left=PART)
     assert fetched(server, tmp_path).read_bytes() == BODY  # nothing was lost
     more = [] if place == "sync" else [f"bytes={download.BLOCK_BYTES}-"]
     assert ranges(server) == [None, *more]

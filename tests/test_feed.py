@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenhand.data import Part, Rows, pairs_of
+from evenhand.data import Part, Rows, pairs_of, take_rows
 from evenhand.data.csr import PairIndex
 from evenhand.errors import UserError
 from evenhand.kernels.random import permute
@@ -63,54 +63,36 @@ def batches_of(feed, count):
 
 
 def assert_same(first, second):
-    assert torch.equal(first.features, second.features)
-    assert torch.equal(first.label_ids, second.label_ids)
-    assert torch.equal(first.positive_ids, second.positive_ids)
-
-
-# Epochs
-
-
-# Masks
-
-
-def test_the_papers_mask_is_the_drawn_positive():
-    for batch in batches_of(feed_of(), 6):
-        assert torch.equal(batch.positive_ids, batch.label_ids.unsqueeze(1))
+    for name in ("features", "label_ids", "positive_ids"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
 
 
 def test_the_mask_of_all_positives_holds_every_one_of_the_query_and_the_drawn_one_first():
+    """The paper's mask holds the drawn one alone."""
+    for batch in batches_of(feed_of(), 6):
+        assert torch.equal(batch.positive_ids, batch.label_ids.unsqueeze(1))
     for batch in batches_of(feed_of(masks_all_positives=True), 6):
         rows = batch.positive_ids.tolist()
         for (query, label), row in zip(pairs_in(batch), rows, strict=True):
             assert row[0] == label
-            assert sorted(set(row) - {-1}) == sorted(POSITIVES[query])
-            assert len([entry for entry in row if entry >= 0]) == len(POSITIVES[query])
-
-
-# Features
+            assert sorted(entry for entry in row if entry >= 0) == sorted(POSITIVES[query])
 
 
 @pytest.mark.parametrize("has_values", [False, True])
 def test_sparse_features_are_those_of_the_query(has_values):
     part = sparse_part(has_values=has_values)
-    starts = np.cumsum([0, *map(len, FEATURES)])
     sparse, dense = feed_of(part), feed_of(dense_part())
     for _ in range(7):
         batch, queries = sparse.next_batch(), [query for query, _ in pairs_in(dense.next_batch())]
         assert isinstance(batch.features, Bags)
         ids, offsets, values = batch.features
         assert ids.dtype == offsets.dtype == torch.int64
+        expected = take_rows(part.features, np.array(queries))
+        assert ids.tolist() == [entry for query in queries for entry in FEATURES[query]]
+        assert offsets.tolist() == expected.offsets.tolist()
         assert (values is not None) == has_values
-        for b, query in enumerate(queries):
-            entries = slice(offsets[b], offsets[b + 1])
-            assert ids[entries].tolist() == FEATURES[query]
-            if values is not None:
-                expected = part.features.values[starts[query] : starts[query + 1]]
-                assert values[entries].tolist() == expected.tolist()
-
-
-# Going on
+        if has_values:
+            assert values.tolist() == expected.values.tolist()
 
 
 @pytest.mark.parametrize("has_whole_queries", [False, True])
@@ -127,9 +109,6 @@ def test_a_saved_place_goes_on_with_the_same_batches(num_taken, has_whole_querie
         assert_same(first, second)
     resumed.load(state)  # what was made ahead is thrown away
     assert_same(resumed.next_batch(), expected[0])
-
-
-# Made ahead
 
 
 def order_of(feed, key):
@@ -149,16 +128,15 @@ def test_batches_are_the_next_few_of_the_order_of_a_key_that_the_generator_drew(
 
 
 def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatch):
-    sound = feed_of()
+    sound, own_part, calls = feed_of(), dense_part(), []
     expected = batches_of(sound, 4)
     sound.close()
-    calls, own_part = [], dense_part()
 
     def failing(part, *arguments, **settings):
         if part is own_part:  # threads of other tests may still be at work
             calls.append(arguments)
-        if len(calls) == 3 and part is own_part:
-            raise UserError("the disk is gone")
+            if len(calls) == 3:
+                raise UserError("the disk is gone")
         return features_of(part, *arguments, **settings)
 
     monkeypatch.setattr(feed_module, "features_of", failing)
@@ -173,48 +151,38 @@ def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatc
     assert_same(feed.next_batch(), expected[2])
 
 
-def test_a_process_ends_though_batches_were_made_ahead():
-    code = "import test_feed; feed = test_feed.feed_of(); feed.next_batch(); raise SystemExit(3)"
-    answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=60
-    )
-    assert (answer.returncode, answer.stderr) == (3, b"")
-
-
-def tensors_of(batch):
-    found = []
-    feed_module.map_tensors(batch, lambda tensor: found.append(tensor) or tensor)
-    return found
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("part", [dense_part(), sparse_part(), sparse_part(has_values=True)])
 def test_on_a_gpu_the_batches_are_the_same(part):
+    def tensors_of(feed):
+        found = []
+        feed_module.map_tensors(feed.next_batch(), lambda tensor: found.append(tensor) or tensor)
+        return found
+
     on_cpu = feed_of(part, masks_all_positives=True)
     on_gpu = feed_of(part, masks_all_positives=True, device=torch.device("cuda"))
     for _ in range(12):
-        expected, found = (tensors_of(feed.next_batch()) for feed in (on_cpu, on_gpu))
+        expected, found = tensors_of(on_cpu), tensors_of(on_gpu)
         assert all(tensor.is_cuda for tensor in found)
         assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in expected]
     _, future = on_gpu.ahead[0]
     assert future.result().label_ids.is_pinned()
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, 11])
-def test_the_shares_of_the_ranks_are_the_batch_in_order(num_ranks):
-    part = sparse_part(has_values=True)
-    whole = feed_of(part, batch_size=10)
-    shares = [feed_of(part, batch_size=10, share=(r, num_ranks)) for r in range(num_ranks)]
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 11])  # some have no example at all
+@pytest.mark.parametrize("has_whole_queries", [False, True])
+def test_the_shares_of_the_ranks_are_the_batch_in_order(num_ranks, has_whole_queries):
+    how = {"batch_size": 4 if has_whole_queries else 10, "has_whole_queries": has_whole_queries}
+    whole = feed_of(**how)
+    shares = [feed_of(share=(rank, num_ranks), **how) for rank in range(num_ranks)]
     for _ in range(7):
-        batch = whole.next_batch()
-        parts = [feed.next_batch() for feed in shares]
-        assert [len(p.label_ids) for p in parts] == [
-            10 * (r + 1) // num_ranks - 10 * r // num_ranks for r in range(num_ranks)
-        ]
-        for name in ("label_ids", "pair_ids"):
-            assert torch.equal(torch.cat([getattr(p, name) for p in parts]), getattr(batch, name))
-        assert torch.equal(torch.cat([p.features.ids for p in parts]), batch.features.ids)
+        batch, parts = whole.next_batch(), [feed.next_batch() for feed in shares]
+        assert [pair for part in parts for pair in pairs_in(part)] == pairs_in(batch)
+        assert torch.equal(torch.cat([part.pair_ids for part in parts]), batch.pair_ids)
+        if not has_whole_queries:
+            ends = [10 * rank // num_ranks for rank in range(num_ranks + 1)]
+            assert [len(part.label_ids) for part in parts] == np.diff(ends).tolist()
 
 
 # --- whole queries ------------------------------------------------------------------------------
@@ -235,38 +203,28 @@ def test_whole_queries_are_each_in_a_batch_once_and_their_pairs_side_by_side(bat
             pairs += pairs_in(batch)
         assert len(pairs) == len(set(pairs)) == 10 // batch_size * batch_size
         assert set(pairs) <= set(PAIRS)
-        runs = [query for query, before in zip(pairs, [None, *pairs], strict=False)
-                if before is None or before[0] != query[0]]  # fmt: skip
-        assert len({query for query, _ in runs}) == len(runs)  # also over the ends of batches
+        runs = [query for query, _ in itertools.groupby(query for query, _ in pairs)]
+        assert len(set(runs)) == len(runs)  # also over the ends of batches
         orders.add(tuple(pairs))
     assert len(orders) > 1
 
 
-def test_whole_queries_are_shared_by_ranks():
-    for num_ranks in (2, 3, 7):  # some have no example at all
-        how = {"batch_size": 4, "seed": 9, "has_whole_queries": True}
-        ranks = [feed_of(share=(rank, num_ranks), **how) for rank in range(num_ranks)]
-        whole = feed_of(**how)
-        for _ in range(3):
-            shares = [pairs_in(rank.next_batch()) for rank in ranks]
-            assert list(itertools.chain(*shares)) == pairs_in(whole.next_batch())
-
-
-RANGE = r"batch_size must be between 1 and 10 \(the number of training pairs\), got"
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        *(({"batch_size": size}, f"{RANGE} {size}") for size in (-1, 0, 11)),
+def test_a_feed_that_cannot_be_is_refused():
+    for settings, sentence in (
+        *(({"batch_size": n}, rf"between 1 and 10 \(.* pairs\), got {n}") for n in (-1, 0, 11)),
         *(({"share": share}, "share must be") for share in ((-1, 2), (2, 2), (0, 0))),
         ({"has_whole_queries": True, "masks_all_positives": False}, "mask all their positives"),
-    ],
-)
-def test_a_feed_that_cannot_be_is_refused(settings, sentence):
-    settings = {"batch_size": 3, "masks_all_positives": True, **settings}
-    with pytest.raises(ValueError, match=sentence):
-        PairFeed(dense_part(), generator=torch.Generator(), device=CPU, **settings)
+    ):
+        settings = {"batch_size": 3, "masks_all_positives": True, **settings}
+        with pytest.raises(ValueError, match=sentence):
+            PairFeed(dense_part(), generator=torch.Generator(), device=CPU, **settings)
+
+
+def test_a_process_ends_though_batches_were_made_ahead():
+    code = "import test_feed; feed = test_feed.feed_of(); feed.next_batch(); raise SystemExit(3)"
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (3, b"")
 
 
 # --- the order of an epoch ------------------------------------------------------------------------
@@ -285,25 +243,20 @@ def key_of(number):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_epoch_has_every_pair_once_in_whatever_pieces_it_is_asked_for(order):
+    """A pool of it is made of a few runs of consecutive pairs."""
     for number in range(2):
         key = key_of(number)
         whole = order.pairs_at(0, order.num_pairs, key)
         assert torch.equal(whole.sort().values, torch.arange(order.num_pairs))
         for size in (17, 64):
-            pieces = [
-                order.pairs_at(first, min(first + size, order.num_pairs), key)
-                for first in range(0, order.num_pairs, size)
-            ]
+            firsts = range(0, order.num_pairs, size)
+            ends = [min(first + size, order.num_pairs) for first in firsts]
+            pieces = [order.pairs_at(a, b, key) for a, b in zip(firsts, ends, strict=True)]
             assert torch.equal(torch.cat(pieces), whole)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_pool_is_made_of_a_few_runs_of_consecutive_pairs(order):
-    for pool in range(order.num_pools):
-        start, end = order.pool_start(pool), order.pool_start(pool + 1)
-        pairs = order.pairs_at(start, end, key_of(3)).sort().values
-        num_runs = 1 + int((pairs.diff() > 1).sum())
-        assert num_runs <= 2 * order.pool_blocks + 1  # the last block, or one around the end
+        for pool in range(order.num_pools):
+            pairs = whole[order.pool_start(pool) : order.pool_start(pool + 1)].sort().values
+            num_runs = 1 + int((pairs.diff() > 1).sum())
+            assert num_runs <= 2 * order.pool_blocks + 1  # the last block, or one around the end
 
 
 def test_a_pair_is_as_likely_at_any_place():

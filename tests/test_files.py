@@ -6,8 +6,7 @@ import json
 import os
 import platform
 import stat
-import subprocess
-import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,8 +22,12 @@ def names(folder):
 
 
 def test_nothing_is_at_the_place_before_all_is_written(tmp_path):
-    path = tmp_path / "a/b/c.txt"
-    write_text(path, "Wien, ウィーン\n")
+    path, before = tmp_path / "a/b/c.txt", os.umask(0o022)
+    try:
+        write_text(path, "Wien, ウィーン\n")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644  # as open to others as the user wishes
     assert path.read_text("utf-8") == "Wien, ウィーン\n"
     with atomic_path(path) as staging:
         staging.write_text("new")
@@ -38,84 +41,52 @@ def test_nothing_is_at_the_place_before_all_is_written(tmp_path):
 def test_an_error_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch, place, name):
     path = tmp_path / "a.txt"
     path.write_text("old")
-
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(place, name, full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(place, name, Mock(side_effect=full))
     with pytest.raises(UserError, match=r"a\.txt could not be written \(No space left.*untouched"):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_file_is_as_open_to_others_as_the_user_wishes(tmp_path):
-    before = os.umask(0o022)
-    try:
-        write_text(tmp_path / "a.txt", "x")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o644
-
-
 def test_what_is_written_is_synced_before_it_takes_its_place(tmp_path, monkeypatch):
-    events = []
-    real_sync, real_replace = files.sync, os.replace
+    events, real_sync, real_replace, real_rename = [], files.sync, os.replace, os.rename
     monkeypatch.setattr(files, "sync", lambda path: (events.append(path.name), real_sync(path)))
     monkeypatch.setattr(os, "replace", lambda *p: (events.append("replace"), real_replace(*p)))
+    monkeypatch.setattr(os, "rename", lambda *p: (events.append("rename"), real_rename(*p)))
     write_text(tmp_path / "a.txt", "x")
-    assert events == [f".a.txt.{os.getpid()}.partial", "replace", tmp_path.name]
+    with atomic_folder(tmp_path / "a") as staging:
+        (staging / "b").mkdir()
+        (staging / "b/c").touch()
+    staged = f".a.txt.{os.getpid()}.partial"
+    assert events[:3] == [staged, "replace", tmp_path.name]
+    assert events[3:] == ["c", "b", staging.name, "rename", tmp_path.name]
 
 
 def test_json_goes_and_comes_back_and_nan_is_null(tmp_path):
-    value = {"a": [1, 2.5, "ウ"], "b": (float("nan"), None), "c": {"d": float("nan")}}
-    write_json(tmp_path / "a.json", value)
-    assert read_json(tmp_path / "a.json") == {
-        "a": [1, 2.5, "ウ"],
-        "b": [None, None],
-        "c": {"d": None},
-    }
-    assert "NaN" not in (tmp_path / "a.json").read_text("utf-8")
-
-
-def test_json_that_is_absent_or_damaged_is_named(tmp_path):
     path = tmp_path / "a.json"
     with pytest.raises(UserError, match=r"a\.json does not exist"):
         read_json(path)
+    write_json(path, {"a": [1, 2.5, "ウ"], "b": (float("nan"), None), "c": {"d": float("nan")}})
+    assert read_json(path) == {"a": [1, 2.5, "ウ"], "b": [None, None], "c": {"d": None}}
+    assert "NaN" not in path.read_text("utf-8")
     for data in (b"{", b"", b"\xff\xff"):
         path.write_bytes(data)
         with pytest.raises(UserError, match=r"a\.json is damaged"):
             read_json(path)
 
 
-# --- folders made whole ---------------------------------------------------------------------------
-
-
-def test_a_folder_is_whole_or_not_there(tmp_path):
+def test_a_folder_is_whole_or_not_there_and_made_by_one(tmp_path):
     with pytest.raises(RuntimeError, match="a bug"), atomic_folder(tmp_path / "a"):
         raise RuntimeError("a bug")
     assert not list(tmp_path.iterdir())
     with atomic_folder(tmp_path / "a") as staging:
         write_text(staging / "b/c.txt", "x")
         assert not (tmp_path / "a").exists()
-    assert small.bytes_of(tmp_path) == {"a/b/c.txt": b"x"}
-
-
-def test_all_of_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    events, real_sync, real_rename = [], files.sync, os.rename
-    monkeypatch.setattr(files, "sync", lambda path: (events.append(path.name), real_sync(path)))
-    monkeypatch.setattr(os, "rename", lambda *p: (events.append("rename"), real_rename(*p)))
-    with atomic_folder(tmp_path / "a") as staging:
-        (staging / "b").mkdir()
-        (staging / "b/c").touch()
-    assert events == ["c", "b", staging.name, "rename", tmp_path.name]
-
-
-def test_two_that_make_one_folder(tmp_path):
-    with atomic_folder(tmp_path / "a"):
         pid = rf"a is in use by process {os.getpid()}"
         with pytest.raises(UserError, match=pid), atomic_folder(tmp_path / "a"):
             pass
+    assert small.bytes_of(tmp_path) == {"a/b/c.txt": b"x"}
     with pytest.raises(UserError, match="exists already"), atomic_folder(tmp_path / "a"):
         pass
 
@@ -133,56 +104,25 @@ def test_what_a_killed_maker_left_goes_and_what_a_running_one_has_stays(tmp_path
     assert left == {"a", "b", f".a.{running}.partial", f".ab.{2**31 - 1}.partial"}
 
 
-# --- locks ----------------------------------------------------------------------------------------
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from evenhand.files import locked
-with locked(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.fixture
-def holder(tmp_path):
-    """Another process that holds a folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "run")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=small.ENVIRONMENT,
-    )
-    with process:
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-def test_a_folder_that_is_held_is_refused_with_the_holder_and_kill_9_frees_it(holder, tmp_path):
-    with pytest.raises(UserError) as caught, locked(tmp_path / "run"):
-        pass
-    sentence = str(caught.value)
-    assert f"run is in use by process {holder.pid} on {platform.node()} (since 20" in sentence
-    assert "wait for it or stop it" in sentence
-    assert holder.poll() is None
-    holder.kill()
-    holder.wait()
-    assert (tmp_path / "run/.lock").exists()  # left behind, and without meaning
+def test_a_folder_that_is_held_is_refused_with_the_holder_and_a_stale_lock_has_no_meaning(tmp_path):
+    """What the lock of another process does: the last test below."""
+    path = tmp_path / "run/.lock"
     with locked(tmp_path / "run"):
-        assert json.loads((tmp_path / "run/.lock").read_text("utf-8"))["pid"] == os.getpid()
-    assert not (tmp_path / "run/.lock").exists()
-
-
-def test_it_is_free_after_the_block_and_after_an_error(tmp_path):
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="a bug"), locked(tmp_path):
-            raise RuntimeError("a bug")
-    assert not list(tmp_path.iterdir())
+        left = path.read_text("utf-8")
+        assert json.loads(left)["pid"] == os.getpid()
+        with pytest.raises(UserError) as caught, locked(tmp_path / "run"):
+            pass
+    sentence = str(caught.value)
+    assert f"run is in use by process {os.getpid()} on {platform.node()} (since 20" in sentence
+    assert "wait for it or stop it" in sentence
+    path.write_text(left)  # as kill -9 leaves it
+    with locked(tmp_path / "run"):
+        assert path.exists()
+    assert not path.exists()
 
 
 def test_a_lock_that_was_removed_between_opening_and_locking_does_not_count(tmp_path, monkeypatch):
+    """And it is free after the block, also after an error."""
     real, calls = fcntl.flock, []
 
     def flock(handle, how):
@@ -191,18 +131,21 @@ def test_a_lock_that_was_removed_between_opening_and_locking_does_not_count(tmp_
         if len(calls) == 1:  # the last holder goes, and takes the file along
             (tmp_path / ".lock").unlink()
 
+    def fail():
+        with locked(tmp_path):
+            assert len(calls) == 2
+            assert (tmp_path / ".lock").exists()
+            raise RuntimeError("a bug")
+
     monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(tmp_path):
-        assert len(calls) == 2
-        assert (tmp_path / ".lock").exists()
+    with pytest.raises(RuntimeError, match="a bug"):
+        fail()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capsys, number):
-    def flock(handle, how):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     with locked(tmp_path), locked(tmp_path):
         pass
     assert capsys.readouterr().err.count("without locks") == 2
@@ -222,30 +165,23 @@ def test_a_holder_that_has_not_signed_yet_and_a_folder_that_cannot_be_made(tmp_p
         write_text(tmp_path / "file/inside.txt", "x")
 
 
-# --- commands -------------------------------------------------------------------------------------
-
-
 def test_a_folder_in_use_is_refused_to_writers_and_open_to_readers(tmp_path):
     save_dataset(small.text_dataset(), tmp_path / "data")
     small.settings_file(tmp_path / "a.toml", "data", training__num_steps=20)
-    (tmp_path / "x.csv").write_text(
-        "query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50))
-    )
-    for words in (["train", "a.toml", "--run", "run"], ["tune", "a.toml", "--run", "tune"]):
-        more = ["--trials", "2"] if words[0] == "tune" else []
-        assert small.run(tmp_path, *words, *more).code == 0
+    table = "query,label\n" + "".join(f"q{n},l{n % 3}\n" for n in range(50))
+    (tmp_path / "x.csv").write_text(table)
+    for words in (["train", "--run", "run"], ["tune", "--run", "tune", "--trials", "2"]):
+        assert small.run(tmp_path, words[0], "a.toml", *words[1:]).code == 0
     before = small.bytes_of(tmp_path)
     for folder, words in (
         ("run", ["train", "--resume", "--run", "run"]),
         ("tune", ["tune", "--resume", "--run", "tune", "--trials", "3"]),
         ("kept", ["demo", "--run", "kept"]),
+        ("made", ["data", "table", "x.csv", "--out", "made"]),
     ):
-        with locked(tmp_path / folder):
+        with (atomic_folder if folder == "made" else locked)(tmp_path / folder):
             answer = small.run(tmp_path, *words)
         assert f"{folder} is in use by process {os.getpid()} on" in answer.sentence
-    with atomic_folder(tmp_path / "made"):
-        answer = small.run(tmp_path, "data", "table", "x.csv", "--out", "made")
-    assert f"made is in use by process {os.getpid()}" in answer.sentence
     assert small.bytes_of(tmp_path) == before
     with locked(tmp_path / "run"):
         for words in (["search", "run", "wel"], ["report", "run"], ["evaluate", "run"]):

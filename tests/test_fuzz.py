@@ -15,8 +15,6 @@ from hypothesis import HealthCheck, given, settings
 
 from evenhand.data.text import MAX_MARKS, _stream_safe, featurizer_from, normalize
 from evenhand.errors import UserError
-from evenhand.files import parse_json
-from evenhand.run_folder import read_metrics
 from fuzz import record_targets
 from fuzz.array_targets import ARRAYS, RANKER
 from fuzz.inputs import corpus_of, inputs_of
@@ -129,16 +127,6 @@ def test_what_did_harm_is_refused(name, data, word):
     refusal = TARGETS[name].check_fn(data)
     assert isinstance(refusal, UserError)
     assert word in str(refusal)
-
-
-def test_json_in_other_scripts_is_read():
-    assert parse_json('{"a": ["\\ud83d\\ude00", "é", null]}') == {"a": ["😀", "é", None]}
-
-
-def test_a_line_of_metrics_is_ended_by_a_newline_alone(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "a": "\u2028\x85"}\n{"step": 2}\n{"st', "utf-8")
-    assert [row["step"] for row in read_metrics(path)] == [1, 2]
 
 
 def test_very_many_combining_marks_are_normalised_in_time():

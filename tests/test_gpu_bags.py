@@ -59,11 +59,9 @@ def update(table, given, vectors, device, *, step_number=1, is_cosine=False):
 
 
 COUNTS = {
-    "whole blocks": [4, 8],
-    "one more than a block": [5, 1, 9],
-    "hot and rare": [1, 0, 18, 2, 1],
-    "none": [0, 0],
-}
+    "whole blocks": [4, 8], "one more than a block": [5, 1, 9],
+    "hot and rare": [1, 0, 18, 2, 1], "none": [0, 0],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)

@@ -116,10 +116,12 @@ class Pair:
         self.optimizer.step(gradients["labels"], learning_rate=0.1)
         return mined
 
-    def assert_same(self, mined, *, atol=2e-5, rtol=1e-3):
+    def assert_step_is_that_of_torch(self, *, atol=2e-5, rtol=1e-3):
         def same(ours, expected):
             torch.testing.assert_close(ours.cpu().double(), expected.double(), atol=atol, rtol=rtol)
 
+        self.run_kernels()
+        mined = self.run_torch()
         kept, count = self.step.kept, int(self.step.kept.num_survivors)
         same(kept.losses, mined.losses)
         assert count == len(mined.survivors)
@@ -144,12 +146,12 @@ def _positives(labels, num_positives, num_labels, generator):
 
 
 SMALL = {
-    "batch_size": 3,
     "num_labels": 20,
     "num_sampled": 7,
     "k": 3,
     "hard_examples": 2,
     "width": 3,
+    "batch_size": 3,
 }
 KINDS = {"shared": False, "for each": True}
 
@@ -176,8 +178,7 @@ def test_steps_equal_those_in_torch(device, loss, for_each):
     is_adam = loss == "softmax"
     pair = Pair(device, loss=loss, for_each=for_each, is_adam=is_adam, **SMALL)
     for _ in range(1 + is_adam):
-        pair.run_kernels()
-        pair.assert_same(pair.run_torch())
+        pair.assert_step_is_that_of_torch()
 
 
 SHAPES = {
@@ -211,8 +212,7 @@ def test_every_shape_equals_torch(device, name, for_each):
     if name == "all labels sampled" and for_each:
         pytest.skip("an example's own positives cannot be drawn for it")
     pair = Pair(device, for_each=for_each, seed=1, **SHAPES[name])
-    pair.run_kernels()
-    pair.assert_same(pair.run_torch())
+    pair.assert_step_is_that_of_torch()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -223,8 +223,7 @@ def test_zero_vectors_score_zero_and_have_no_gradient_as_in_torch(device):
     pair.model.encoder.vectors[1] = 0
     for table in (pair.rows.table, pair.model.label_table):
         table[int(pair.labels[2])] = 0
-    pair.run_kernels()
-    pair.assert_same(pair.run_torch())
+    pair.assert_step_is_that_of_torch()
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -257,8 +256,7 @@ def test_a_sample_that_is_all_positives_leaves_the_positive_loss(device):
     pair.positives[:] = torch.arange(5)
     for row, label in enumerate(pair.labels.tolist()):
         pair.positives[row, 0], pair.positives[row, label] = label, 0
-    pair.run_kernels()
-    pair.assert_same(pair.run_torch())
+    pair.assert_step_is_that_of_torch()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
@@ -304,8 +302,7 @@ def test_a_large_step_equals_torch(loss, num_labels, for_each):
         scale=5.0 if loss == "softmax" else 1.0,
     )  # fmt: skip
     for _ in range(2):
-        pair.run_kernels()
-        pair.assert_same(pair.run_torch(), atol=1e-4, rtol=2e-2)
+        pair.assert_step_is_that_of_torch(atol=1e-4, rtol=2e-2)
 
 
 @pytest.mark.gpu

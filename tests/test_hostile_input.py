@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import small
-from evenhand.config import build_config
-from evenhand.data import Groups, save_dataset
+from evenhand.config import build_config, read_settings
+from evenhand.data import save_dataset
 from evenhand.tensor_store import open_store, save_tensors
 from small import bytes_of, run_main, settings_file
 
@@ -50,13 +50,9 @@ def refused(capsys, *arguments, says=()):
 def in_a_process(folder, *arguments, **environment):
     """The command as a user starts it, for what is decided when Python starts."""
     answer = subprocess.run(
-        [sys.executable, "-m", "evenhand", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
+        [sys.executable, "-m", "evenhand", *arguments], cwd=folder, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), **environment}, check=False, timeout=120,
+    )  # fmt: skip
     out, err = (stream.decode("utf-8", "replace") for stream in (answer.stdout, answer.stderr))
     return small.Answer(answer.returncode, out, err)
 
@@ -134,13 +130,21 @@ def test_what_a_terminal_cannot_show_is_replaced(home, encoding, words):
 # --- settings and environment ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [1e-12, 5e-324])
-def test_a_tail_however_thin_holds_one_example(home, tmp_path, capsys, monkeypatch, share):
-    config = build_config({"mining": {"tail_fraction": share, "method": "s2m"}})
-    assert config.mining.num_counting == 1
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("mining.tail_fraction=1e-12", "mining.method=s2m"),  # holds one example
+        ("mining.tail_fraction=5e-324", "mining.method=s2m"),
+        ("evaluation.cutoffs=[10,1000000]",),  # beyond all labels: finds them all
+    ],
+)
+def test_a_setting_at_its_limit_is_used(home, tmp_path, capsys, monkeypatch, settings):
     monkeypatch.chdir(home)
-    words = ("--set", f"mining.tail_fraction={share}", "--set", "mining.method=s2m", "--steps", 3)
-    assert run_main(capsys, "train", "a.toml", "--run", tmp_path / "run", *words).code == 0
+    words = [word for setting in settings for word in ("--set", setting)]
+    ended = run_main(capsys, "train", "a.toml", "--run", tmp_path / "run", "--steps", 3, *words)
+    assert ended.code == 0, ended.err
+    config = build_config(read_settings(tmp_path / "run/config.toml"))
+    assert config.mining.num_counting == (1 if "tail" in settings[0] else 8)
 
 
 def test_without_its_compiler_evenhand_says_so(home):
@@ -151,14 +155,17 @@ def test_without_its_compiler_evenhand_says_so(home):
     assert in_a_process(home, "data", "show", "data", NUMBA_DISABLE_JIT="0").code == 0
 
 
+ALL_OF_A_RUN = [
+    ["search", "{0}", "badoki"], ["evaluate", "{0}"], ["slices", "{0}"], ["compare", "{0}", "{0}"],
+    ["report", "{0}", "--out", "{1}/x.html"], ["export", "{0}", "--out", "{1}/vectors"],
+    ["train", "--resume", "--run", "{0}"],
+]  # fmt: skip
+
+
 def test_a_run_is_used_from_any_folder(home, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = home / "runs/a"
-    for words in (["search", run, "badoki"], ["evaluate", run], ["slices", run],
-                  ["compare", run, run], ["report", run, "--out", tmp_path / "x.html"],
-                  ["export", run, "--out", tmp_path / "vectors"],
-                  ["train", "--resume", "--run", run]):  # fmt: skip
-        answer = run_main(capsys, *words)
+    for words in ALL_OF_A_RUN:
+        answer = run_main(capsys, *(word.format(home / "runs/a", tmp_path) for word in words))
         assert answer.code == 0, answer.err
 
 
@@ -167,12 +174,9 @@ def test_data_that_moved_is_named_with_what_was_tried_and_the_flag(copy, tmp_pat
     about["dataset"]["folder"] = str(copy / "gone")
     (copy / "runs/a/run.json").write_text(json.dumps(about))
     (copy / "data").rename(copy / "elsewhere")
-    vectors = ["runs/a", "--out", tmp_path / "vectors"]
-    without = [["search", "runs/a", "badoki"], ["export", *vectors]]  # the folder holds enough
-    for words in (*without, ["evaluate", "runs/a"], ["slices", "runs/a"],
-                  ["compare", "runs/a", "runs/a"], ["report", "runs/a"],
-                  ["train", "--resume", "--run", "runs/a"]):  # fmt: skip
-        if words in without:
+    for words in ALL_OF_A_RUN:
+        words = [word.format("runs/a", tmp_path) for word in words]
+        if words[0] in ("search", "export"):  # the run folder holds enough
             assert run_main(capsys, *words).code == 0
             shutil.rmtree(tmp_path / "vectors", ignore_errors=True)
         else:
@@ -195,7 +199,6 @@ READERS = {
     "slices": ("slices", "runs/a", "--permutations", "19"),
     "export": ("export", "runs/a", "--out", "new", "--queries", "test"),
 }
-every_reader = pytest.mark.parametrize("reader", READERS)
 
 
 def reading(reader, data="data"):
@@ -226,53 +229,38 @@ def test_offsets_that_decrease_are_refused(copy, capsys, reader, name):
     refused(capsys, *reading(reader), says=["small", f"{name}.offsets", "decrease", "again"])
 
 
-@every_reader
+@pytest.mark.parametrize("reader", READERS)
 def test_a_data_set_without_a_train_part_is_refused(copy, capsys, reader):
-    path = copy / "data/dataset.json"
-    about = json.loads(path.read_text("utf-8"))
-    about["parts"] = ["validation", "test"]
-    path.write_text(json.dumps(about))
+    change_about(copy / "data", parts=["validation", "test"])
     refused(capsys, *reading(reader), says=["data/dataset.json", "no train part", "again"])
 
 
 def test_a_data_set_without_a_train_part_is_not_written(tmp_path):
-    dataset = small.with_parts(small.text_dataset(), train=None)
     with pytest.raises(Exception, match="no train part"):
-        save_dataset(dataset, tmp_path / "data")
+        save_dataset(small.with_parts(small.text_dataset(), train=None), tmp_path / "data")
     assert not any(tmp_path.iterdir())
+
+
+def change_about(folder, **changes):
+    about = json.loads((folder / "dataset.json").read_text("utf-8"))
+    (folder / "dataset.json").write_text(json.dumps(about | changes))
+    return about
 
 
 def test_a_column_of_empty_cells_is_left_out_and_the_rest_compared(copy, capsys):
     lines = [f"word{n % 90} {n},label {n % 9},{'ab'[n % 2]}," for n in range(900)]
     (copy / "pairs.csv").write_text("\n".join(["query,label,side,nothing", *lines, ""]))
-    words = ("--group", "side", "--group", "nothing", "--out", "pairs")
-    made = run_main(capsys, "data", "table", "pairs.csv", *words)
-    assert made.code == 0, made.err
     sizes = ("batch_size=32", "num_sampled_labels=9", "num_hard_labels=3", "num_hard_examples=8")
     sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
-    sets += ["--set", "model.embedding_dim=4"]
-    for run in ("runs/c", "runs/d"):
-        answer = run_main(capsys, "train", "--data", "pairs", "--run", run, "--steps", 5, *sets)
-        assert answer.code == 0, answer.err
-    compared = run_main(capsys, "compare", "runs/c", "runs/d")
-    assert compared.code == 0, compared.err
-    assert "'nothing' names no group" in compared.out
-    assert "side" in compared.out
-
-
-def test_a_saved_column_without_groups_is_no_obstacle(tmp_path, capsys, monkeypatch):
-    """As other programs, and earlier versions, may have written it."""
-    dataset = small.text_dataset()
-    for part in dataset.parts.values():
-        part.groups["nothing"] = Groups(np.full(len(part), -1, dtype=np.int32), ())
-    save_dataset(dataset, tmp_path / "data")
-    settings_file(tmp_path / "a.toml", "data", training__num_steps=5)
-    monkeypatch.chdir(tmp_path)
-    assert run_main(capsys, "train", "a.toml", "--run", "run").code == 0
-    for words in (["compare", "run", "run"], ["report", "run"], ["slices", "run"]):
+    for words in (
+        ("data", "table", "pairs.csv", "--group", "side", "--group", "nothing", "--out", "pairs"),
+        ("train", "--data", "pairs", "--run", "b", "--steps", 5, *sets),
+        ("report", "b"), ("slices", "b"), ("compare", "b", "b"),
+    ):  # fmt: skip
         answer = run_main(capsys, *words)
         assert answer.code == 0, answer.err
-    assert "'nothing'" in run_main(capsys, "compare", "run", "run").out
+    assert "'nothing' names no group" in answer.out
+    assert "side" in answer.out
 
 
 # --- sizes that are promised ----------------------------------------------------------------------
@@ -298,13 +286,10 @@ def test_a_header_that_promises_far_too_much_is_refused_at_once(
 
 @pytest.mark.parametrize("key", ["num_labels", "num_features"])
 def test_a_data_set_that_promises_far_too_much_is_refused(copy, capsys, key):
-    path = copy / "data/dataset.json"
-    about = json.loads(path.read_text("utf-8"))
-    about[key] = MANY
-    for name in ("names.offsets", "names.utf8", "coordinates", "groups.region"):
-        about["arrays"].pop(f"labels.{name}")
-    about["group_names"]["labels"] = {}
-    path.write_text(json.dumps(about))
+    about = change_about(copy / "data", **{key: MANY})
+    arrays = {name: of for name, of in about["arrays"].items() if not name.startswith("labels.")}
+    names = about["group_names"] | {"labels": {}}
+    change_about(copy / "data", arrays=arrays, group_names=names)
     refused(capsys, "data", "show", "data", says=["data/dataset.json", key, MANY, "again"])
 
 
@@ -334,10 +319,6 @@ def test_a_result_that_swells_is_not_unpacked(copy, capsys):
 # --- what is no file ------------------------------------------------------------------------------
 
 
-def fifo(path):
-    os.mkfifo(path)
-
-
 def unix_socket(path):
     here = os.getcwd()
     os.chdir(path.parent)  # the name of a socket must be short
@@ -346,16 +327,12 @@ def unix_socket(path):
     os.chdir(here)
 
 
-def device(path):
-    path.symlink_to("/dev/zero")
-
-
-def folder(path):
-    path.mkdir()
-
-
-SPECIAL = {"a pipe": fifo, "a socket": unix_socket, "a device": device, "a folder": folder}
-OTHERS = [kind for kind in SPECIAL if kind != "a pipe"]
+SPECIAL = {
+    "a pipe": os.mkfifo,
+    "a socket": unix_socket,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": os.mkdir,
+}
 INPUTS = [  # what is replaced, who reads it
     ("data/dataset.json", "show"), ("data/test.features.ids.npy", "show"),
     ("data/dataset.json", "evaluate"), ("data/train.positives.offsets.npy", "evaluate"),
@@ -393,7 +370,12 @@ READERS_OF_FILES = {
 @pytest.mark.parametrize(
     ("name", "reader", "kind"),
     [(*words, "a pipe") for words in INPUTS]
-    + [(*words, kind) for words in INPUTS[:2] + INPUTS[11:15] + INPUTS[17:19] for kind in OTHERS],
+    + [
+        (*words, kind)
+        for words in INPUTS[:2] + INPUTS[11:15] + INPUTS[17:19]
+        for kind in SPECIAL
+        if kind != "a pipe"
+    ],
     ids=lambda word: word.replace("/", "."),
 )
 def test_what_is_no_file_is_refused_at_once(copy, capsys, name, reader, kind):
@@ -415,17 +397,13 @@ def test_what_is_no_file_is_refused_at_once(copy, capsys, name, reader, kind):
 # --- the same mistakes elsewhere ------------------------------------------------------------------
 
 
-def test_a_working_folder_may_have_any_name(tmp_path, capsys, monkeypatch):
-    folder = tmp_path / NO_UTF8
-    folder.mkdir()
+def test_a_working_folder_may_have_any_name(home, tmp_path, capsys, monkeypatch):
+    folder = shutil.copytree(home, tmp_path / NO_UTF8)
     monkeypatch.chdir(folder)
     (folder / "x.txt").write_text("40 4 3\n" + "".join(f"{n % 3} {n % 4}:1\n" for n in range(40)))
-    words = ("--train", "x.txt", "--test", "x.txt")
-    assert run_main(capsys, "data", "extreme", *words).code == 0
-    assert run_main(capsys, "data", "stream", *words, "--out", "streamed").code == 0
-    save_dataset(small.text_dataset(), folder / "data")
-    settings_file(folder / "a.toml", "data", training__num_steps=3)
-    for words in (["train", "a.toml", "--run", "run"], ["compare", "run", "run"],
+    files = ["--train", "x.txt", "--test", "x.txt"]
+    for words in (["data", "extreme", *files], ["data", "stream", *files, "--out", "streamed"],
+                  ["train", "a.toml", "--run", "run"], ["compare", "run", "run"],
                   ["report", "run"], ["export", "run", "--out", "vectors"]):  # fmt: skip
         answer = run_main(capsys, *words)
         assert answer.code == 0, answer.err
@@ -451,17 +429,10 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("setting", "says"), SETTINGS)
-def test_a_setting_however_large_is_no_mistake_of_ours(home, tmp_path, capsys, monkeypatch, setting,
-                                                       says):  # fmt: skip
+def test_a_setting_however_large_is_refused(home, tmp_path, capsys, monkeypatch, setting, says):
     monkeypatch.chdir(home)
     words = ("--run", tmp_path / "run", "--steps", 3, "--set", setting)
     refused(capsys, "train", "a.toml", *words, says=says)
-
-
-def test_a_cutoff_beyond_all_labels_finds_them_all(home, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(home)
-    words = ("--run", tmp_path / "run", "--steps", 3, "--set", "evaluation.cutoffs=[10,1000000]")
-    assert run_main(capsys, "train", "a.toml", *words).code == 0
 
 
 def test_a_link_to_itself_and_a_number_of_buckets_are_refused(copy, capsys):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import evenhand
@@ -66,8 +67,8 @@ def full_name(node):
 def opens_to_write(call):
     """open(path, "w"), path.open("ab"): any mode that is not only for reading."""
     values = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
-    modes = [v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
-    return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+    modes = [set(v.value) for v in values if isinstance(getattr(v, "value", None), str)]
+    return any(mode <= set("rwaxbt+") and mode & set("wax+") for mode in modes)
 
 
 def raw_writes(tree):
@@ -76,20 +77,19 @@ def raw_writes(tree):
 
     def visit(node, is_safe):
         if isinstance(node, ast.With):
-            managers = [item.context_expr for item in node.items]
-            is_safe = is_safe or any(
-                isinstance(m, ast.Call) and full_name(m.func).split(".")[-1] in WHOLE
-                for m in managers
-            )
+            calls = [i.context_expr for i in node.items if isinstance(i.context_expr, ast.Call)]
+            is_safe |= any(full_name(call.func).split(".")[-1] in WHOLE for call in calls)
         if isinstance(node, ast.Call) and not is_safe:
             name = full_name(node.func)
             last = name.split(".")[-1]
             if name in WRITES_BY_FULL_NAME:
                 found.append(name)
-            elif last in WRITES or (last == "write_text" and isinstance(node.func, ast.Attribute)):
+            elif (
+                last in WRITES
+                or (last == "write_text" and isinstance(node.func, ast.Attribute))
+                or (last == "open" and opens_to_write(node))
+            ):
                 found.append(last)
-            elif last == "open" and opens_to_write(node):
-                found.append("open")
         for child in ast.iter_child_nodes(node):
             visit(child, is_safe)
 
@@ -98,23 +98,23 @@ def raw_writes(tree):
 
 
 def test_every_write_is_whole_or_has_a_reason():
-    counts = {}
-    for place, tree in TREES.items():
-        for name in raw_writes(tree):
-            counts[place, name] = counts.get((place, name), 0) + 1
-    expected = {key: count for key, (count, _) in ALLOWED.items()}
-    new = {key: count for key, count in counts.items() if count > expected.get(key, 0)}
+    counts = Counter((place, name) for place, tree in TREES.items() for name in raw_writes(tree))
+    expected = Counter({key: count for key, (count, _) in ALLOWED.items()})
+    new = counts - expected
     assert not new, f"write through evenhand.files, or say here why not: {new}"
     gone = {key for key in expected if key not in counts and (ROOT / key[0]).exists()}
     assert not gone, f"no longer there, so no longer allowed: {gone}"
 
 
 def test_what_the_source_never_does_would_be_found():
-    code = "open(p, 'w'); open(p); p.write_text(x); np.load(p); import pickle; eval(x)"
+    code = "open(p, 'w'); open(p); p.write_text(x); np.load(p); import pickle; eval(x)\n"
+    code += "run(x, shell=y); run(x, shell=False); torch.load(p, weights_only=True)"
     tree = ast.parse(code)
     assert raw_writes(tree) == ["open", "write_text"]
     assert raw_reads(tree) == ["open", "np.load"]
-    assert sorted(misdeeds(tree)) == ["eval", "import pickle", "np.load without allow_pickle=False"]
+    assert set(misdeeds(tree)) == {
+        "eval", "import pickle", "np.load without allow_pickle=False", "shell=True",
+    }  # fmt: skip
     safe = ast.parse("with atomic_path(p) as q:\n  open(q, 'w')\nopen_input(p); model.eval()")
     assert not raw_writes(safe) + raw_reads(safe) + misdeeds(safe)
 
@@ -170,39 +170,32 @@ NEVER_CALLED = {
 }  # fmt: skip
 
 
+NEEDED = {  # what a call must be given
+    "torch.load": ("weights_only", True), "np.load": ("allow_pickle", False),
+    "numpy.load": ("allow_pickle", False), "np.save": ("allow_pickle", False),
+    "numpy.save": ("allow_pickle", False),
+}  # fmt: skip
+
+
 def misdeeds(tree):
     """What a file does that none may do."""
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name.split(".")[0] for alias in node.names]
-            found += [f"import {name}" for name in names if name in NEVER_IMPORTED]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            name = node.module.split(".")[0]
-            found += [f"import {name}"] if name in NEVER_IMPORTED else []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+            packages = {name.split(".")[0] for name in names}
+            found += [f"import {name}" for name in packages & NEVER_IMPORTED]
         elif isinstance(node, ast.Call):
-            found += _bad_call(node)
+            name = full_name(node.func)
+            given = {w.arg: getattr(w.value, "value", None) for w in node.keywords}
+            if name in NEVER_CALLED or name.split(".")[-1] == "extractall":
+                found.append(name)
+            if name in NEEDED and given.get(NEEDED[name][0]) is not NEEDED[name][1]:
+                found.append("{} without {}={}".format(name, *NEEDED[name]))
+            if given.get("shell", False) is not False:
+                found.append("shell=True")
     return found
-
-
-def _bad_call(node):
-    name = full_name(node.func)
-    words = {word.arg: word.value for word in node.keywords}
-
-    def is_given(word, value):
-        return isinstance(words.get(word), ast.Constant) and words[word].value is value
-
-    if name in NEVER_CALLED or name.split(".")[-1] == "extractall":
-        return [name]
-    if name == "torch.load" and not is_given("weights_only", True):
-        return ["torch.load without weights_only=True"]
-    if name in ("np.load", "numpy.load") and not is_given("allow_pickle", False):
-        return ["np.load without allow_pickle=False"]
-    if name in ("np.save", "numpy.save") and not is_given("allow_pickle", False):
-        return ["np.save without allow_pickle=False"]
-    if "shell" in words and not is_given("shell", False):
-        return ["shell=True"]
-    return []
 
 
 def test_nothing_is_executed_from_data():

@@ -22,7 +22,7 @@ from evenhand.tensor_store import (
     open_store,
     save_tensors,
     sign,
-)
+)  # fmt: skip
 from experiments.simulated_ranks import run_ranks
 from small import bytes_of
 
@@ -34,20 +34,14 @@ def whole(seed=0):
     drawn = torch.randn(13, 6, generator=torch.Generator().manual_seed(seed))
     drawn[0, :3] = torch.tensor([float("nan"), -0.0, float("inf")])
     return {
-        "table": drawn.bfloat16(),
-        "wide": drawn.double(),
-        "flat": drawn[:, 0].contiguous(),
-        "deep": drawn.view(13, 2, 3),
-        "one row": drawn[:1],
-        "no rows": drawn[:0],
-        "transposed": drawn.T,
-        "scalar": torch.tensor(7 + seed),
-        "bytes": torch.arange(3, dtype=torch.uint8),
-        "truth": torch.tensor([True, False]),
-    }
+        "table": drawn.bfloat16(), "wide": drawn.double(), "flat": drawn[:, 0].contiguous(),
+        "deep": drawn.view(13, 2, 3), "one_row": drawn[:1], "no_rows": drawn[:0],
+        "transposed": drawn.T, "scalar": torch.tensor(7 + seed),
+        "bytes": torch.arange(3, dtype=torch.uint8), "truth": torch.tensor([True, False]),
+    }  # fmt: skip
 
 
-TABLES = ("table", "wide", "flat", "deep", "one row", "no rows")  # split over ranks
+TABLES = ("table", "wide", "flat", "deep", "one_row", "no_rows")  # split over ranks
 
 
 def save_whole(folder, seed=0, ranks=None, **options):
@@ -87,12 +81,18 @@ def assert_holds(folder, seed=0):
 def test_tensors_come_back_bit_for_bit(tmp_path, monkeypatch, saved_by, file_bytes, block_bytes):
     monkeypatch.setattr(tensor_store, "FILE_BYTES", file_bytes)
     monkeypatch.setattr(tensor_store, "BLOCK_BYTES", block_bytes)
-    save_by(saved_by, tmp_path / "a")
+    for name in "ab":  # the same tensors are the same bytes
+        save_by(saved_by, tmp_path / name)
     assert_holds(tmp_path / "a")
-    assert not [path for path in tmp_path.iterdir() if path.name != "a"]
+    files = bytes_of(tmp_path / "a")
+    assert bytes_of(tmp_path) == {f"{name}/{file}": files[file] for name in "ab" for file in files}
     if file_bytes == 2**20:
-        files = {f"rank-{rank}-file-0.safetensors" for rank in range(saved_by or 1)}
-        assert set(bytes_of(tmp_path / "a")) == {MANIFEST, *files}
+        ranks = {f"rank-{rank}-file-0.safetensors" for rank in range(saved_by or 1)}
+        assert set(files) == {MANIFEST, *ranks}
+    if (file_bytes, saved_by) == (2**20, 0):  # and anyone can read them
+        found = safetensors.torch.load_file(tmp_path / "a" / FILE)
+        assert found.keys() == whole().keys() - {"no_rows"}
+        assert found["transposed"].nan_to_num(9).equal(whole()["transposed"].nan_to_num(9))
 
 
 def test_any_rows_are_read_into_any_type_and_only_files_with_them_are_looked_at(tmp_path):
@@ -111,16 +111,6 @@ def test_any_rows_are_read_into_any_type_and_only_files_with_them_are_looked_at(
             saved.read("table", **wrong)
 
 
-def test_anyone_can_read_the_files_and_the_same_tensors_are_the_same_bytes(tmp_path):
-    for name in "ab":
-        save_whole(tmp_path / name, state={"step": 3, "best": 0.1})
-    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
-    found = safetensors.torch.load_file(tmp_path / "a" / FILE)
-    assert found.keys() == whole().keys() - {"no rows"}
-    assert found["transposed"].nan_to_num(9).equal(whole()["transposed"].nan_to_num(9))
-    assert open_store(tmp_path / "a").state == {"step": 3, "best": 0.1}
-
-
 def test_rows_that_no_rank_holds_are_an_error_of_all(tmp_path):
     def save(ranks):
         tables = {"a": Table(torch.ones(2), 2 * ranks.rank, 5)}
@@ -129,6 +119,18 @@ def test_rows_that_no_rank_holds_are_an_error_of_all(tmp_path):
 
     run_ranks(2, save)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("block_bytes", [2**26, 24])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_one_number_that_is_not_finite_is_found(monkeypatch, block_bytes, bad):
+    monkeypatch.setattr(tensor_store, "BLOCK_BYTES", block_bytes)
+    table = torch.zeros(50, 3, dtype=torch.bfloat16)
+    assert all_finite(table)
+    assert all_finite(torch.zeros(0, 3))
+    table[49, 2] = bad
+    assert not all_finite(table)
+    assert not all_finite(torch.tensor(bad))
 
 
 # --- kills and full disks -------------------------------------------------------------------------
@@ -194,14 +196,8 @@ def full(*arguments, **options):
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     save_whole(tmp_path / "a", seed=0)
     before, words = bytes_of(tmp_path), r"a could not be written \(No space left on device\); "
-    points = (
-        (os, "replace"),
-        (os, "fsync"),
-        (os, "mkdir"),
-        (tensor_store, "sync"),
-        (tensor_store, "write_file"),
-    )
-    for place, name in points:
+    points = [(os, name) for name in ("replace", "fsync", "mkdir")]
+    for place, name in (*points, (tensor_store, "sync"), (tensor_store, "write_file")):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(place, name, full)
             with pytest.raises(UserError, match=words):
@@ -246,29 +242,27 @@ def writing(data):
     return lambda path: path.write_bytes(data)
 
 
-DAMAGES = {  # file, what is done to it, what is said of it
-    "a bit": (FILE, flip, f"{FILE} does not match its SHA-256"),
-    "cut": (FILE, lambda path: path.write_bytes(path.read_bytes()[:-1]), f"{FILE} has .* bytes in"),
-    "no file": (FILE, os.unlink, f"{FILE} cannot be read: .*No such file"),
-    "a pipe": (FILE, to_pipe, f"{FILE} .* a pipe, not a file"),
-    "no manifest": (MANIFEST, os.unlink, f"{MANIFEST} is missing, or .* earlier version"),
-    "a pipe as a manifest": (MANIFEST, to_pipe, "a pipe, not a file"),
-    "no JSON": (MANIFEST, writing(b"{"), f"{MANIFEST}: "),
-    "no text": (MANIFEST, writing(b"\xff" * 50), f"{MANIFEST}: "),
-    "a list": (MANIFEST, writing(b"[]"), f"{MANIFEST} is not one of ours"),
-    "another format": (MANIFEST, writing(b'{"format": 1}'), "format 1, and .* reads 2"),
-    "another state": (
-        MANIFEST, lambda path: path.write_text(path.read_text().replace('"step": 3', '"step": 2')),
-        f"{MANIFEST}: it does not match its SHA-256",
-    ),
-}  # fmt: skip
+DAMAGES = [  # file, what is done to it, what is said of it
+    (FILE, flip, f"{FILE} does not match its SHA-256"),
+    (FILE, lambda path: path.write_bytes(path.read_bytes()[:-1]), f"{FILE} has .* bytes in"),
+    (FILE, os.unlink, f"{FILE} cannot be read: .*No such file"),
+    (FILE, to_pipe, f"{FILE} .* a pipe, not a file"),
+    (MANIFEST, os.unlink, f"{MANIFEST} is missing, or .* earlier version"),
+    (MANIFEST, to_pipe, "a pipe, not a file"),
+    (MANIFEST, writing(b"{"), f"{MANIFEST}: "),
+    (MANIFEST, writing(b"\xff" * 50), f"{MANIFEST}: "),
+    (MANIFEST, writing(b"[]"), f"{MANIFEST} is not one of ours"),
+    (MANIFEST, writing(b'{"format": 1}'), "format 1, and .* reads 2"),
+    (MANIFEST, lambda path: path.write_text(path.read_text().replace('"step": 3', '"step": 2')),
+     f"{MANIFEST}: it does not match its SHA-256"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_named(tmp_path, damage):
-    name, harm, words = DAMAGES[damage]
-    save_whole(tmp_path / "a", state={"step": 3})
-    harm(tmp_path / "a" / name)
+@pytest.mark.parametrize(("name", "damage_fn", "words"), DAMAGES)
+def test_what_is_damaged_is_named(tmp_path, name, damage_fn, words):
+    save_whole(tmp_path / "a", state={"step": 3, "best": 0.1})
+    assert open_store(tmp_path / "a").state == {"step": 3, "best": 0.1}
+    damage_fn(tmp_path / "a" / name)
     with pytest.raises(DamagedError, match=rf"^[^\n]*/a is damaged \([^\n]*{words}[^\n]*\)$"):
         open_store(tmp_path / "a").verify()
 
@@ -282,57 +276,38 @@ def forge(path, *keys, to):
     path.write_text(json.dumps(sign(manifest)))
 
 
-HUGE = 2**60
 FORGERIES = [
-    (("files", "../x.safetensors"), {"size": 1, "sha256": ""}, "not a file of ours"),
-    (("files", FILE), [], "not a file of ours"),
-    (("files", FILE, "size"), -1, "not a number of rows or bytes"),
-    (("files", FILE, "size"), True, "not a number of rows or bytes"),
-    (("files",), [], "not one of ours"),
-    (("tensors", "table", "shape"), [13, 2**40], "larger than the files"),
-    (("tensors", "no rows", "shape"), [0, HUGE], "not a number of rows or bytes"),
-    (("tensors", "table", "shape"), [14, 6], "13 of .*14"),
-    (("tensors", "table", "shape"), 3, "not one of ours"),
-    (("tensors", "table", "dtype"), "F4", "not one of ours"),
-    (("tensors", "table", "pieces"), [[FILE, 0, 6], [FILE, 7, 13]], "missing or doubled"),
-    (("tensors", "table", "pieces"), [[FILE, 0, 7], [FILE, 6, 13]], "missing or doubled"),
-    (("tensors", "table", "pieces"), [["/etc/passwd", 0, 13]], "missing or doubled"),
-    (("tensors", "table", "pieces"), [[FILE, 0, "13"]], "not one of ours"),
-    (("state",), 3, "not one of ours"),
+    ("files ../x.safetensors", {"size": 1, "sha256": ""}, "not a file of ours"),
+    (f"files {FILE}", [], "not a file of ours"),
+    (f"files {FILE} size", -1, "not a number of rows or bytes"),
+    (f"files {FILE} size", True, "not a number of rows or bytes"),
+    ("files", [], "not one of ours"),
+    ("tensors table shape", [13, 2**40], "larger than the files"),
+    ("tensors no_rows shape", [0, 2**60], "not a number of rows or bytes"),
+    ("tensors table shape", [14, 6], "13 of .*14"),
+    ("tensors table shape", 3, "not one of ours"),
+    ("tensors table dtype", "F4", "not one of ours"),
+    ("tensors table pieces", [[FILE, 0, 6], [FILE, 7, 13]], "missing or doubled"),
+    ("tensors table pieces", [[FILE, 0, 7], [FILE, 6, 13]], "missing or doubled"),
+    ("tensors table pieces", [["/etc/passwd", 0, 13]], "missing or doubled"),
+    ("tensors table pieces", [[FILE, 0, "13"]], "not one of ours"),
+    ("state", 3, "not one of ours"),
 ]
 
 
 def test_a_forged_manifest_is_refused(tmp_path):
     save_whole(tmp_path / "a")
-    genuine = (tmp_path / "a" / MANIFEST).read_bytes()
+    path = tmp_path / "a" / MANIFEST
+    genuine = path.read_bytes()
     for keys, value, words in FORGERIES:
-        (tmp_path / "a" / MANIFEST).write_bytes(genuine)
-        forge(tmp_path / "a" / MANIFEST, *keys, to=value)
+        path.write_bytes(genuine)
+        forge(path, *keys.split(), to=value)
         with pytest.raises(DamagedError, match=words):
             open_store(tmp_path / "a")
-
-
-def test_files_that_do_not_hold_what_a_forged_manifest_says_are_refused(tmp_path):
-    save_whole(tmp_path / "a")
-    path = tmp_path / "a" / MANIFEST
+    path.write_bytes(genuine)  # what the files do not hold shows when it is read
     forge(path, "tensors", "flat", "shape", to=[13, 2])
     forge(path, "tensors", "more", to=json.loads(path.read_text())["tensors"]["flat"])
     saved = open_store(tmp_path / "a")
     for name in ("flat", "more"):
         with pytest.raises(DamagedError, match=FILE):
             saved.load(name)
-
-
-# --- numbers --------------------------------------------------------------------------------------
-
-
-def test_one_number_that_is_not_finite_is_found(monkeypatch):
-    for block_bytes in (2**26, 24):
-        monkeypatch.setattr(tensor_store, "BLOCK_BYTES", block_bytes)
-        for bad in (float("nan"), float("inf"), float("-inf")):
-            table = torch.zeros(50, 3, dtype=torch.bfloat16)
-            assert all_finite(table)
-            assert all_finite(torch.zeros(0, 3))
-            table[49, 2] = bad
-            assert not all_finite(table)
-            assert not all_finite(torch.tensor(bad))

@@ -12,8 +12,8 @@ from evenhand.errors import UserError
 
 
 def table(tmp_path, text, name="pairs.csv") -> Path:
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    path, data = tmp_path / name, text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     return path
 
 
@@ -37,9 +37,6 @@ def groups_by_query(part, column):
     return {text: names[part.groups[column].ids[index]] for index, text in enumerate(part.texts)}
 
 
-MANY = "query,label\n" + "".join(f"Query {i},label {i % 7}\n" for i in range(300))
-
-
 @pytest.mark.parametrize("name", ["pairs.csv", "pairs.tsv", "pairs.csv.gz", "pairs.tsv.gz"])
 def test_a_table_is_read_as_csv_or_tsv_plain_or_compressed(tmp_path, name):
     text = 'query,label\nred shoe,Shoes\n"a\tb, c",Other\n'
@@ -56,12 +53,9 @@ def test_lines_with_the_same_query_merge_their_labels(tmp_path):
     dataset = all_train(table(tmp_path, text))
     assert pairs_by_name(dataset) == {"train": {"red shoe": {"A", "B"}, "hat": {"C"}}}
     assert dataset.label_counts().tolist() == [1, 1, 1]
-
-
-def test_features_are_those_the_saved_featurizer_gives(tmp_path):
-    dataset = all_train(table(tmp_path, "query,label\nred shoe,A\n"))
-    expected = featurizer_from(dataset.featurizer).featurize(["Red Shoe"])
-    assert dataset.parts["train"].features.ids.tolist() == expected.ids.tolist()
+    part = dataset.parts["train"]
+    expected = featurizer_from(dataset.featurizer).featurize(list(part.texts))
+    assert part.features.ids.tolist() == expected.ids.tolist()
 
 
 def test_a_pair_is_in_the_groups_of_all_its_lines_and_an_empty_cell_is_none(tmp_path):
@@ -91,27 +85,20 @@ def test_one_id_a_query_is_kept_only_where_it_says_all(tmp_path):
         assert (dataset.parts["train"].groups["g"].sets is None) == is_enough, lines
 
 
-def test_the_split_is_by_the_md5_of_the_query(tmp_path):
-    dataset = load_table(table(tmp_path, MANY), test_fraction=0.25, validation_fraction=0.125)
+def test_the_split_is_by_the_md5_of_the_query_and_groups_have_the_same_names(tmp_path):
+    text = "query,label,g\n" + "".join(f"Query {i},label {i % 7},{i % 50}\n" for i in range(300))
+    settings = {"test_fraction": 0.25, "validation_fraction": 0.125, "group_columns": ["g"]}
+    dataset = load_table(table(tmp_path, text), **settings)
     expected = defaultdict(set)
     for i in range(300):
         eighth = int(hashlib.md5(f"query {i}".encode()).hexdigest(), 16) * 8 // 2**128
-        expected["test" if eighth < 2 else "validation" if eighth < 3 else "train"].add(
-            f"query {i}"
-        )
+        name = "test" if eighth < 2 else "validation" if eighth < 3 else "train"
+        expected[name].add(f"query {i}")
     assert {name: set(part.texts) for name, part in dataset.parts.items()} == expected
-
-
-def test_groups_have_the_same_names_in_every_part(tmp_path):
-    text = "query,label,g\n" + "".join(f"query {i},x,{i}\n" for i in range(50))
-    dataset = load_table(table(tmp_path, text), group_columns=["g"])
-    assert len(dataset.parts) == 3
     for part in dataset.parts.values():
         assert part.groups["g"].names == tuple(sorted(map(str, range(50))))
-        assert groups_by_query(part, "g") == {text: text.split()[1] for text in part.texts}
-
-
-# --- what is refused ----------------------------------------------------------------------------
+        groups = {text: str(int(text.split()[1]) % 50) for text in part.texts}
+        assert groups_by_query(part, "g") == groups
 
 
 @pytest.mark.parametrize(
@@ -129,6 +116,7 @@ def test_groups_have_the_same_names_in_every_part(tmp_path):
         ("query,label\na\n", r"line 2: has 1 cells"),
         ('query,label\n"a"x,b\n', r"line 2: .*double each quote"),
         ('query,label\na,b\n"c,d\ne,f\n', r"line 4: unexpected end of data"),
+        (b"query,label\nna\xefve,b\n", r"line 2: .* is not UTF-8 text; save"),
     ],
 )
 def test_a_wrong_table_is_refused_by_file_line_and_column(tmp_path, text, message):
@@ -136,36 +124,19 @@ def test_a_wrong_table_is_refused_by_file_line_and_column(tmp_path, text, messag
         all_train(table(tmp_path, text))
 
 
-def test_text_that_is_not_utf8_is_refused_by_line(tmp_path):
-    path = tmp_path / "pairs.csv"
-    path.write_bytes("query,label\nna\u00efve,b\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"pairs\.csv, line 2: .* is not UTF-8 text; save"):
-        all_train(path)
-
-
-def test_an_unknown_ending_a_missing_file_and_a_missing_column_are_refused(tmp_path):
-    path = table(tmp_path, "query,label,country\na,b,DE\n", "groups.csv")
-    with pytest.raises(UserError, match=r"no column 'county'; did you mean 'country'\?"):
-        all_train(path, group_columns=["county"])
-    with pytest.raises(UserError, match=r"pairs\.xlsx: the ending must be \.csv or \.tsv"):
-        all_train(tmp_path / "pairs.xlsx")
-    with pytest.raises(UserError, match=r"pairs\.csv does not exist"):
-        all_train(tmp_path / "pairs.csv")
-
-
 @pytest.mark.parametrize(
-    ("fractions", "message"),
+    ("name", "settings", "message"),
     [
-        ({"test_fraction": 1.0}, "test_fraction must be at least 0 and below 1, got 1.0"),
-        ({"validation_fraction": -0.5}, "validation_fraction must be .* got -0.5"),
-        ({"test_fraction": 0.6, "validation_fraction": 0.4}, "together must be below 1"),
+        ("a.csv", {"group_columns": ["county"]}, r"no column 'county'; did you mean 'country'\?"),
+        ("pairs.xlsx", {}, r"pairs\.xlsx: the ending must be \.csv or \.tsv"),
+        ("pairs.csv", {}, r"pairs\.csv does not exist"),
+        ("a.csv", {"test_fraction": 1.0}, "test_fraction must be at least 0 and below 1, got 1.0"),
+        ("a.csv", {"validation_fraction": -0.5}, "validation_fraction must be .* got -0.5"),
+        ("a.csv", {"test_fraction": 0.9}, "together must be below 1"),
+        ("a.csv", {"test_fraction": 0.89}, "none of its 1 queries fell into the training part"),
     ],
 )
-def test_fractions_out_of_range_are_refused(tmp_path, fractions, message):
+def test_what_does_not_fit_the_table_is_refused(tmp_path, name, settings, message):
+    table(tmp_path, "query,label,country\na,b,DE\n", "a.csv")
     with pytest.raises(UserError, match=message):
-        load_table(table(tmp_path, MANY), **fractions)
-
-
-def test_a_table_too_small_to_train_on_is_refused(tmp_path):
-    with pytest.raises(UserError, match="none of its 1 queries fell into the training part"):
-        load_table(table(tmp_path, "query,label\na,b\n"), test_fraction=0.99, validation_fraction=0)
+        load_table(tmp_path / name, **{"validation_fraction": 0.1, **settings})

@@ -68,7 +68,7 @@ TUNING = {
 }  # fmt: skip
 
 
-@target("json", _json(ABOUT), _json(TUNING), b"[1, 2.5e3, null]")
+@target("json", _json(ABOUT), _json(TUNING), '["\\ud83d\\ude00", "é", 2.5e3, null]'.encode())
 def read_any_json(data: bytes) -> Exception | None:
     path = write("any.json", data)
     value, refusal = answer(lambda: read_json(path))
@@ -99,7 +99,7 @@ def read_run(data: bytes) -> Exception | None:
 @target(
     "metrics",
     b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25, "validation": {"mrr": 0.1}}\n',
-    b'{"step": 1}\n{"step": 2}\n{"step": 3, "lo',
+    '{"step": 1, "a": "\u2028\x85"}\n{"step": 2}\n{"step": 3, "lo'.encode(),
 )
 def read_log(data: bytes) -> Exception | None:
     path = write("metrics.jsonl", data)

@@ -32,7 +32,8 @@ LARGEST = float(np.finfo(np.float32).max)
     b"\xef\xbb\xbf3 5 3\r\n0 0:1\r\n2,0 1:-2.5 1:.5\r\n \r\n",
     b"1 2147483647 2147483647\n2147483646 2147483646:3.4e38",
     b"4 40 7\n6,6,5 0:1 1:2 3:4 \n0\n  7:7e7 8:+8.5E-2  9:00.10\n3 39:123456789012345678\n",
-    b"1 2 5\n" + b",".join(b"%d" % (n % 5) for n in range(1100)) + b" 0:1\n",
+    b"1 2 997\n" + b",".join(b"%d" % (n * n % 997) for n in range(1100)) + b" 0:1\n",
+    b"\xef\xbb\xbf1 5 3\r\n0,2,0 0:1\r",
 )
 def read_extreme(data: bytes) -> Exception | None:
     path = write("x.txt", data)

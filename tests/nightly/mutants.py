@@ -357,7 +357,7 @@ MUTANTS = [
     Mutant("kernels/sparse.py", "matrix.T @ vectors", "matrix.T @ vectors.flip(0)", "dense_matrix"),
     Mutant("kernels/sparse.py", "sort(stable=True)", "sort(descending=True)", "dense_matrix"),
     Mutant("kernels/sparse.py", "& (ids >= 0)", "", "leaves"),
-    Mutant("kernels/sparse.py", "check_ids(rows, len(starts) - 1)", "pass", "entries_of"),
+    Mutant("kernels/sparse.py", "check_ids(rows, len(starts) - 1)", "pass", "beyond"),
     Mutant("kernels/sparse.py", "firsts - new_starts[:-1], lengths", "firsts, lengths", "entries"),
     Mutant("kernels/sparse.py", "= entry + shift", "= entry", "entries_of"),
     Mutant(WEIGHTS, "[..., ::-1] @ weights", "@ weights", "order_weighted"),
@@ -461,7 +461,7 @@ MUTANTS = [
     Mutant(
         "data/download.py", 'file_digest(part, "md5")) != file.md5', "1) == 2", "wrong_checksum"
     ),
-    Mutant("data/download.py", "scheme not in SCHEMES or (", "(", "another_scheme"),
+    Mutant("data/download.py", "scheme not in SCHEMES or (", "(", "from_https"),
     Mutant("data/download.py", 'scheme == "http"', "False", "from_https"),
     Mutant(
         "data/download.py",
@@ -476,7 +476,7 @@ MUTANTS = [
         "get_content_type() == 1",
         "no_file",
     ),
-    Mutant("data/download.py", "total is None and file.md5 is None", "False", "length"),
+    Mutant("data/download.py", "total is None and file.md5 is None", "False", "limit"),
 ]
 
 # Mistakes that once no test saw.

@@ -38,7 +38,7 @@ def text_dataset(seed=0, name="small"):
     """Misspelt names of 60 towns: texts, features, two kinds of groups and coordinates."""
     import numpy as np
 
-    from evenhand.data import Dataset, Groups, NgramFeaturizer, Part, Rows, Strings
+    from evenhand.data import Dataset, Groups, NgramFeaturizer, Strings
 
     generator = np.random.default_rng(seed)
     names = ["".join(generator.choice(SYLLABLES, 3)) + str(label) for label in range(NUM_LABELS)]
@@ -50,25 +50,31 @@ def text_dataset(seed=0, name="small"):
         others = (labels + 1) % NUM_LABELS  # every fourth query has a second positive
         both = enumerate(zip(labels, others, strict=True))
         rows = [[y, z] if q % 4 == 0 else [y] for q, (y, z) in both]
-        offsets = np.cumsum([0, *map(len, rows)])
-        parts[part_name] = Part(
-            features=featurizer.featurize(texts),
-            positives=Rows(offsets, np.concatenate(rows).astype(np.int32)),
-            groups={"style": Groups((labels % 3).astype(np.int32), ("plain", "odd", "rare"))},
-            texts=Strings.pack(texts),
-        )
+        style = {"style": Groups((labels % 3).astype(np.int32), ("plain", "odd", "rare"))}
+        features, texts = featurizer.featurize(texts), Strings.pack(texts)
+        parts[part_name] = part_of(rows, features, groups=style, texts=texts)
+    region = Groups((np.arange(NUM_LABELS) % 4).astype(np.int32), tuple("NESW"))
     return Dataset(
         name=name,
         num_features=512,
         num_labels=NUM_LABELS,
         parts=parts,
         label_names=Strings.pack(names),
-        label_groups={
-            "region": Groups((np.arange(NUM_LABELS) % 4).astype(np.int32), tuple("NESW"))
-        },
+        label_groups={"region": region},
         label_coordinates=generator.uniform(-60, 60, (NUM_LABELS, 2)).astype(np.float32),
         featurizer=featurizer.settings(),
     )
+
+
+def part_of(labels, features=None, *, groups=None, texts=None):
+    """A part whose queries have these lists of labels, and a zero each if there are no features."""
+    import numpy as np
+
+    from evenhand.data import Part
+    from evenhand.data.csr import rows_from_lists
+
+    features = np.zeros((len(labels), 1), dtype=np.float32) if features is None else features
+    return Part(features, rows_from_lists(labels), groups or {}, texts)
 
 
 def tagged_dataset(seed=0):
@@ -89,7 +95,7 @@ def dense_dataset(seed=0, name="dense"):
     """Noisy copies of 60 points in 12 dimensions."""
     import numpy as np
 
-    from evenhand.data import Dataset, Part, Rows
+    from evenhand.data import Dataset
 
     generator = np.random.default_rng(seed)
     centres = generator.normal(size=(NUM_LABELS, 12))
@@ -98,7 +104,7 @@ def dense_dataset(seed=0, name="dense"):
         labels = generator.integers(NUM_LABELS, size=size).astype(np.int32)
         noise = 0.3 * generator.normal(size=(size, 12))
         features = (centres[labels] + noise).astype(np.float32)
-        parts[part_name] = Part(features, Rows(np.arange(size + 1), labels))
+        parts[part_name] = part_of(labels[:, None], features)
     return Dataset(name=name, num_features=12, num_labels=NUM_LABELS, parts=parts)
 
 
@@ -192,6 +198,12 @@ class Answer:
     code: int  # minus the number of the signal that ended it
     out: str
     err: str
+
+    @property
+    def output(self):
+        """What a command printed, checked to have succeeded."""
+        assert self.code == 0, self.err
+        return self.out
 
     @property
     def sentence(self):

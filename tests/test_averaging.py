@@ -1,19 +1,16 @@
 """The mean of several models' scores, as one model and as one run."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from evenhand.cli import main
-from evenhand.data import save_dataset
 from evenhand.ensemble import average_models, average_runs
 from evenhand.errors import UserError
 from evenhand.files import write_json
 from evenhand.models import BagEncoder, Bags, Retriever
 from evenhand.run_folder import read_about
-from experiments.table3 import fixture
-from small import dense_dataset
+from evenhand.runs import load_searcher, ranker_path
+from small import dense_dataset, run_main
+from test_searcher import RANKER, VOTES, config_of, trained
 
 BAGS = Bags(torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]), torch.tensor([1.0, 0.5, 2.0]))
 
@@ -43,35 +40,34 @@ def test_runs_on_dense_features_are_refused(tmp_path):
         average_runs([tmp_path] * 2, tmp_path / "out", dense_dataset(), console=None)
 
 
-def trained(tmp_path, name, *more):
-    settings = [
-        "model.similarity=dot", "model.label_bias=true", "model.embedding_dim=8",
-        "loss.name=softmax",
-        "mining.batch_size=64", "mining.num_sampled_labels=32", "mining.num_hard_labels=8",
-        "mining.num_hard_examples=32", "search.num_neighbours=5", "data.weighting=tf-idf", *more,
-    ]  # fmt: skip
-    folder = tmp_path / name
-    flags = [word for setting in settings for word in ("--set", setting)]
-    command = ["train", "--data", str(tmp_path / "data"), "--run", str(folder), "--steps", "3"]
-    assert main([*command, *flags]) == 0
-    return str(folder)
-
-
-def test_runs_become_a_run_that_can_be_evaluated_and_compared(tmp_path, capsys):
-    save_dataset(fixture(), tmp_path / "data")
-    runs = [trained(tmp_path, f"run{seed}", f"training.seed={seed}") for seed in (1, 2)]
-    for run, seconds in zip(runs, (2.5, 4.0), strict=True):
-        write_json(Path(run, "run.json"), read_about(Path(run)) | {"training_seconds": seconds})
-    out = str(tmp_path / "both")
-    assert main(["average", *runs, "--run", out]) == 0
-    assert read_about(Path(out))["training_seconds"] == 2.5 + 4.0
-    assert main(["evaluate", out, "--part", "validation"]) == 0
-    assert main(["compare", runs[0], out]) == 0
-    capsys.readouterr()
-    assert main(["average", *runs, "--run", out]) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert main(["average", runs[0], "--run", str(tmp_path / "one")]) == 2
-    assert "two runs or more" in capsys.readouterr().err
-    other = trained(tmp_path, "other", "model.scale=3.0")
-    assert main(["average", runs[0], other, "--run", str(tmp_path / "third")]) == 2
-    assert "model.scale" in capsys.readouterr().err
+@pytest.mark.parametrize("ranker", [{}, RANKER], ids=["no ranker", "ranker"])
+def test_runs_become_a_run_that_can_be_evaluated_and_compared(tmp_path, capsys, ranker):
+    """Where the runs have a ranker, the average has one of its own."""
+    changes = [{"training__seed": 1}, {"training__seed": 2}, {"model__scale": 3.0},
+               {"ranker__weight": 13.0}]  # fmt: skip
+    configs = [config_of(tmp_path / "data", **VOTES, **ranker, **of) for of in changes]
+    one, two, scaled, reweighted = (
+        trained(tmp_path, config=config, name=str(n))[0] for n, config in enumerate(configs)
+    )
+    for run, seconds in ((one, 2.5), (two, 4.0)):
+        write_json(run / "run.json", read_about(run) | {"training_seconds": seconds})
+    out = tmp_path / "both"
+    for words in (
+        ("average", one, two, "--run", out),
+        ("evaluate", out),
+        ("evaluate", one),
+        ("compare", one, out),
+    ):
+        assert run_main(capsys, *words).output
+    assert read_about(out)["training_seconds"] == 2.5 + 4.0
+    assert load_searcher(out, device=torch.device("cpu")).model.label_table.shape[1] == 16
+    assert ("ranker_seconds" in read_about(out)) == ranker_path(out).exists() == bool(ranker)
+    if ranker:
+        assert len({ranker_path(run).read_bytes() for run in (one, two, out)}) == 3
+    for words, sentence in (
+        ((one, two, "--run", out), "exists already"),
+        ((one, "--run", tmp_path / "none"), "two runs or more"),
+        ((one, scaled, "--run", tmp_path / "none"), "model.scale"),
+        ((one, reweighted, "--run", tmp_path / "none"), "differ in their [ranker] settings"),
+    ):
+        assert sentence in run_main(capsys, "average", *words).sentence

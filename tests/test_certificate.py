@@ -1,20 +1,16 @@
 import dataclasses
 import decimal
-import itertools
 import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from evenhand.data import Dataset, Part, Rows
+from evenhand.data import Dataset
 from evenhand.errors import UserError
-from evenhand.evaluation import evaluate
 from evenhand.evaluation.certificate import certify, is_certifiable, loss_sample
-from evenhand.search import ExactIndex
 from evenhand.theory.mean_bounds import mean_bound
 from evenhand.theory.subpopulation_bounds import (
     all_hold_probability,
@@ -24,6 +20,8 @@ from evenhand.theory.subpopulation_bounds import (
     tail_masses,
     weighted_cvar,
 )
+from small import part_of
+from test_evaluation import evaluated
 
 DELTA = 0.05
 FINE = np.concatenate([np.geomspace(0.004, 1, 60), [0.1, 0.2, 0.5]])  # tail fractions
@@ -81,6 +79,15 @@ def test_a_cap_of_one_bounds_the_mean_of_the_cluster_means():
     assert math.isclose(found.bounds[0], expected, abs_tol=2.0**-13)  # sums are rounded up
 
 
+def test_for_the_anchors_losses_are_rounded_up():
+    losses = np.random.default_rng(0).random(400)
+    clusters_of_one = certificate(losses, delta=DELTA, cluster_ids=np.arange(400), cap=1.0)
+    alone = certificate(losses, delta=DELTA)
+    for found, share in (alone, 0.4 / 2), (clusters_of_one, 1 / len(clusters_of_one.thresholds)):
+        exact = mean_bound(losses, delta=share * DELTA)
+        assert exact < found.excesses[0] < exact + 2.0**-13
+
+
 # --- the curve ------------------------------------------------------------------------------------
 
 loss_lists = st.lists(
@@ -114,15 +121,6 @@ def test_band_and_anchors_share_one_delta():
     assert math.isclose(excesses[0.75], alone[0.75])  # above the last anchor there is the band
 
 
-def test_for_the_anchors_losses_are_rounded_up():
-    losses = np.random.default_rng(0).random(400)
-    clusters_of_one = certificate(losses, delta=DELTA, cluster_ids=np.arange(400), cap=1.0)
-    alone = certificate(losses, delta=DELTA)
-    for found, share in (alone, 0.4 / 2), (clusters_of_one, 1 / len(clusters_of_one.thresholds)):
-        exact = mean_bound(losses, delta=share * DELTA)
-        assert exact < found.excesses[0] < exact + 2.0**-13
-
-
 @given(
     st.lists(st.floats(0, 1), min_size=1, max_size=8),
     st.lists(st.floats(0.01, 5), min_size=8, max_size=8),
@@ -151,25 +149,13 @@ def test_a_band_alone_bounds_by_the_worst_law_inside_it(losses, seed):
 # --- the band -------------------------------------------------------------------------------------
 
 
-def all_hold_by_counting(ranks, masses, num_draws):
-    """Every way in which the draws can fall between the masses."""
-    total = 0.0
-    cells = np.diff([0.0, *masses, 1.0])
-    for counts in itertools.product(range(num_draws + 1), repeat=len(cells)):
-        below = np.cumsum(counts)[:-1]
-        if sum(counts) == num_draws and all(below >= ranks):
-            ways = math.factorial(num_draws) / math.prod(map(math.factorial, counts))
-            total += ways * math.prod(c**n for c, n in zip(cells, counts, strict=True))
-    return total
-
-
 @given(st.data(), st.integers(1, 6))
 def test_the_probability_of_the_band_is_a_sum_over_all_counts(data, num_draws):
     size = data.draw(st.integers(1, min(4, num_draws)))
     ranks = data.draw(st.permutations(range(1, num_draws + 1)))[:size]
-    masses = data.draw(st.lists(st.floats(0.01, 1), min_size=size, max_size=size))
-    ranks, masses = np.sort(ranks), np.sort(masses)
-    expected = all_hold_by_counting(ranks, masses, num_draws)
+    masses = st.lists(st.floats(0.01, 1), min_size=size, max_size=size)
+    ranks, masses = np.sort(ranks), np.sort(data.draw(masses))
+    expected = 1 - float(chance_to_fail(ranks, masses, num_draws))
     assert math.isclose(all_hold_probability(ranks, masses, num_draws), expected, abs_tol=1e-9)
 
 
@@ -177,17 +163,14 @@ def test_the_probability_of_the_band_is_a_sum_over_all_counts(data, num_draws):
 def test_the_band_fails_with_probability_delta(num_draws):
     ranks, masses = tail_masses(num_draws, DELTA)
     generator = np.random.default_rng(0)
-    fails = 0
-    for _ in range(20):
-        uniforms = np.sort(generator.random((1000, num_draws)), axis=1)
-        fails += np.count_nonzero((uniforms[:, ranks - 1] > masses).any(axis=1))
+    uniforms = (np.sort(generator.random((1000, num_draws)), axis=1) for _ in range(20))
+    fails = sum(int((drawn[:, ranks - 1] > masses).any(axis=1).sum()) for drawn in uniforms)
     error = math.sqrt(DELTA * (1 - DELTA) / 20_000)
     assert abs(fails / 20_000 - DELTA) < 5 * error
 
 
 def chance_to_fail(ranks, masses, num_draws):
-    """The same for n uniform draws, by a chain of binomial laws in 60 digits."""
-    decimal.getcontext().prec = 60
+    """That fewer than `rank` of n uniform draws lie below a mass: a chain of binomial laws."""
     chances, reached, failing = {0: decimal.Decimal(1)}, decimal.Decimal(0), decimal.Decimal(0)
     for rank, mass in zip(ranks.tolist(), masses.tolist(), strict=True):
         if mass >= 1:
@@ -197,8 +180,8 @@ def chance_to_fail(ranks, masses, num_draws):
         for count, chance in chances.items():
             left = num_draws - count
             for more in range(left + 1):
-                ways = math.comb(left, more)
-                later[count + more] += chance * ways * share**more * (1 - share) ** (left - more)
+                ways = math.comb(left, more) * (share**more if more else 1)  # 0**0 is refused
+                later[count + more] += chance * ways * (1 - share) ** (left - more)
         failing += sum(later.pop(count) for count in range(rank))
         chances = later
     return failing
@@ -213,26 +196,11 @@ def chance_to_fail(ranks, masses, num_draws):
 )  # fmt: skip
 def test_the_band_fails_no_more_often_than_promised_not_even_by_rounding(num_draws, delta):
     """Of a tiny delta, 1 - delta has few digits."""
-    with decimal.localcontext():
+    with decimal.localcontext(prec=60):
         assert chance_to_fail(*tail_masses(num_draws, delta), num_draws) <= delta
 
 
 # --- bounds of a mean -----------------------------------------------------------------------------
-
-
-def mean_bound_by_scanning(values, weights, bets, delta):
-    """The largest candidate that no stake speaks against, among thousandths."""
-    kept = []
-    for candidate in np.arange(1, 1000) / 1000:
-        stake = 0.0
-        for bet in bets:
-            product = 1.0
-            for value, weight in zip(values, weights, strict=True):
-                product *= 1 + bet * (candidate * weight - value) / (1 - candidate)
-            stake += product / len(bets)
-        if stake < 1 / delta:
-            kept.append(candidate)
-    return max(kept, default=0.0)
 
 
 @given(
@@ -240,11 +208,16 @@ def mean_bound_by_scanning(values, weights, bets, delta):
     st.sampled_from([0.01, 0.2]),
 )
 def test_a_mean_bound_is_the_last_candidate_that_is_not_given_up(shares, delta):
+    """The largest thousandth that no mean of stakes speaks against."""
     weights = np.array([weight for _, weight in shares])
     values = weights * [share for share, _ in shares]
     smallest = min(0.5, math.sqrt(2 * math.log(1 / delta) / len(values)))
     bets = [(1 - 2**-10) / 2**n for n in range(1 + math.ceil(math.log2(1 / smallest)))]
-    expected = mean_bound_by_scanning(values, weights, bets, delta)
+    expected = 0.0
+    for candidate in np.arange(1, 1000) / 1000:
+        gains = (candidate * weights - values) / (1 - candidate)
+        if np.mean([np.prod(1 + bet * gains) for bet in bets]) < 1 / delta:
+            expected = candidate
     found = mean_bound(values, weights=weights, delta=delta)
     assert expected - 1e-6 <= found <= expected + 0.0011
 
@@ -279,9 +252,9 @@ def test_wrong_calls_are_refused(losses, options, message):
 
 
 def test_a_mean_bound_refuses_values_above_their_weight():
-    for values, weights in ([1.2], [1.0]), ([0.5], [0.4]), ([-0.1], [1.0]), ([1.0], [1.5]):
+    for value, weight in (1.2, 1.0), (0.5, 0.4), (-0.1, 1.0), (1.0, 1.5):
         with pytest.raises(ValueError, match="values must be between 0 and their weight"):
-            mean_bound(np.array(values), weights=np.array(weights), delta=DELTA)
+            mean_bound(np.array([value]), weights=np.array([weight]), delta=DELTA)
     with pytest.raises(ValueError, match="at least one draw"):
         mean_bound(np.zeros(0), delta=DELTA)
 
@@ -294,28 +267,13 @@ def dataset():
     """300 queries of 0 to 3 of 30 labels."""
     generator = np.random.default_rng(0)
     rows = [generator.choice(30, size=n, replace=False) for n in generator.integers(0, 4, 300)]
-    offsets = np.cumsum([0, *map(len, rows)])
-    part = Part(
-        generator.normal(size=(300, 4)).astype(np.float32),
-        Rows(offsets, np.concatenate(rows).astype(np.int32)),
-        {},
-    )
+    part = part_of(rows, generator.normal(size=(300, 4)).astype(np.float32))
     return Dataset("toy", 4, 30, {"train": part, "validation": part, "test": part})
 
 
 @pytest.fixture(scope="module")
 def outcome(dataset):
-    part = dataset.parts["test"]
-    table = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
-    features = torch.from_numpy(part.features)
-    return evaluate(
-        lambda rows: features[torch.from_numpy(rows)],
-        ExactIndex(table),
-        part,
-        dataset.label_counts(),
-        num_results=20,
-        cutoffs=(1, 10),
-    )
+    return evaluated(dataset, num_results=20, cutoffs=(1, 10))[0]
 
 
 def test_losses_of_queries_are_those_of_the_query_metrics(outcome):
@@ -349,19 +307,19 @@ def test_a_certificate_of_a_run_is_that_of_its_losses(outcome, dataset, loss, un
         np.testing.assert_array_equal(getattr(found, field.name), getattr(expected, field.name))
 
 
-def test_the_part_trained_on_is_refused_and_only_the_test_part_is_certifiable(outcome, dataset):
-    with pytest.raises(UserError, match="fitted to the train part"):
-        certify(outcome, dataset, "train")
+def test_what_cannot_be_certified_is_refused(outcome, dataset):
     certify(outcome, dataset, "validation")  # a figure, not a certificate
     assert [is_certifiable(name) for name in dataset.parts] == [False, False, True]
-
-
-def test_unknown_losses_and_units_are_refused(outcome, dataset):
-    for loss in ("hinge", "miss@", "miss@ten", "recall@10"):
-        with pytest.raises(UserError, match=r"unknown loss .* known: 'reciprocal rank'"):
-            certify(outcome, dataset, loss=loss)
-    for loss in ("miss@0", "miss@21"):
-        with pytest.raises(UserError, match="must look at 1 to 20 results"):
-            certify(outcome, dataset, loss=loss)
+    for changes, message in (
+        ({"part_name": "train"}, "fitted to the train part"),
+        ({"loss": "hinge"}, "unknown loss .* known: 'reciprocal rank'"),
+        ({"loss": "miss@"}, "unknown loss .* known: 'reciprocal rank'"),
+        ({"loss": "miss@ten"}, "unknown loss .* known: 'reciprocal rank'"),
+        ({"loss": "recall@10"}, "unknown loss .* known: 'reciprocal rank'"),
+        ({"loss": "miss@0"}, "must look at 1 to 20 results"),
+        ({"loss": "miss@21"}, "must look at 1 to 20 results"),
+    ):
+        with pytest.raises(UserError, match=message):
+            certify(outcome, dataset, **changes)
     with pytest.raises(ValueError, match="units must be one of queries, labels, whole labels"):
         certify(outcome, dataset, units="cities")

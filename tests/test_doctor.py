@@ -2,27 +2,105 @@
 
 import errno
 import json
-import os
 import re
-import shutil
 import tomllib
 import types
 from pathlib import Path
 
 import pytest
-import torch
 
 import small
 from evenhand import doctor
 from evenhand.doctor import BROKEN, MISSING, OK, SLOW, Finding, run_python
 
 
-def checked(finding, state):
-    """The finding, which must be in this state, and offer a remedy if anything is wrong."""
+def gives(value):
+    return lambda *_: value
+
+
+def raises(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def space(num_bytes):
+    return {"shutil.disk_usage": gives(types.SimpleNamespace(free=num_bytes))}
+
+
+def memory(num_pages):
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": num_pages, "SC_PHYS_PAGES": 2**21}
+    return {"os.sysconf": sizes.__getitem__}
+
+
+def gpu(free):
+    sizes = free * 2**30, 139 * 2**30
+    return {**HAS_GPU, "torch.cuda.device_count": gives(2), "torch.cuda.mem_get_info": gives(sizes)}
+
+
+def cache(**path):
+    kernel = types.SimpleNamespace(_cache=types.SimpleNamespace(**path))
+    return {"evenhand.kernels.rows._unit_rows_compiled": kernel}
+
+
+def threads(num_cores):
+    return {"torch.get_num_threads": gives(8), "evenhand.doctor.usable_cores": gives(num_cores)}
+
+
+HAS_GPU = {"torch.cuda.is_available": gives(True), "torch.cuda.get_device_name": gives("H200")}
+NO_GPU = {"torch.cuda.is_available": gives(False)}
+VERSION = "evenhand.doctor.version_of"
+FULL = OSError(errno.ENOSPC, "No space left on device")
+GOOD, BAD = Finding(OK, "fine"), Finding(BROKEN, "no compiler", "mend it")
+CHECKS = [  # check, its arguments, what it meets, what it finds, and words of that or of the remedy
+    ("package", ["torch"], {VERSION: gives(None)}, BROKEN, "not installed"),
+    ("package", ["torch"], {VERSION: gives("1.9.9")}, BROKEN, "too old"),
+    ("package", ["torch"], {VERSION: gives("2.11.0+cu")}, OK, "2.11.0+cu"),
+    ("evenhand", [], {VERSION: gives("2.11.0+cu")}, BROKEN, "2.11.0+cu is installed"),
+    ("evenhand", [], {VERSION: gives(None)}, OK, "source tree"),
+    ("memory", [], memory(2**20), OK, "4.0 GiB of 8.0 GiB free"),
+    ("memory", [], memory(2**10), SLOW, "of 8.0 GiB free"),
+    ("memory", [], {"os.sysconf": raises(ValueError("unknown"))}, MISSING, "not known"),
+    ("disk", [Path("not/there")], space(64 * 2**20), BROKEN, "make room"),
+    ("disk", [Path("not/there")], space(2**30), SLOW, "1.0 GiB free in not/there"),
+    ("disk", [Path("not/there")], space(2**40), OK, "free in not/there"),
+    ("disk", [Path("file")], space(2**40), BROKEN, "file cannot be written"),
+    ("disk", [Path()], space(2**40) | {"os.fsync": raises(FULL)}, BROKEN, "No space left"),
+    ("gpu", [], NO_GPU | {"torch.version.cuda": None}, MISSING, "without CUDA"),
+    ("gpu", [], NO_GPU | {"torch.version.cuda": "12.8"}, MISSING, "no GPU is seen ("),
+    ("gpu", [], gpu(130), OK, "H200, 130.0 GiB of 139.0 GiB free, and 1 more"),
+    ("gpu", [], gpu(13), SLOW, "H200"),
+    ("kernels", [BAD], HAS_GPU, BROKEN, "no compiler"),
+    ("kernels", [BAD], NO_GPU, MISSING, "without a GPU"),
+    ("kernels", [GOOD], HAS_GPU, OK, "fine"),
+    ("ranks", [], space(64 * 2**20), SLOW, "--shm-size"),
+    ("ranks", [], space(2**33), OK, "can be used"),
+    ("ranks", [], HAS_GPU | {"torch.distributed.is_nccl_available": gives(False)}, SLOW, "NCCL"),
+    ("ranks", [], {"torch.distributed.is_available": gives(False)}, MISSING, "not built in"),
+    ("compile_cache", [], cache(cache_path="."), OK, "kept in ."),
+    ("compile_cache", [], cache(cache_path="gone"), SLOW, "NUMBA_CACHE_DIR"),
+    ("compile_cache", [], cache(), SLOW, "nowhere to keep it"),
+    ("threads", [], threads(1.5), SLOW, "8 for 1.5 cores (OMP_NUM_THREADS) OMP_NUM_THREADS=1:"),
+    ("threads", [], threads(8.0), OK, "8 for 8 cores"),
+]
+
+
+@pytest.mark.parametrize(("check", "arguments", "patches", "state", "words"), CHECKS)
+def test_every_check_finds_what_is_there(
+    tmp_path, monkeypatch, check, arguments, patches, state, words
+):
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    for name, value in patches.items():
+        monkeypatch.setattr(name, value)
+    finding = getattr(doctor, f"check_{check}")(*arguments)
     assert finding.state == state, finding
-    assert finding.found
+    assert words in f"{finding.found} {finding.remedy}"
     assert finding.remedy or state == OK
-    return finding
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]  # nothing is left
 
 
 @pytest.fixture
@@ -54,10 +132,7 @@ def test_the_table_and_the_json_have_a_line_a_check(no_processes, tmp_path, caps
 
 
 def test_a_check_that_raises_has_found_something(no_processes, tmp_path, capsys, monkeypatch):
-    def broken():
-        raise KeyError("[b]a bug[/b]")
-
-    monkeypatch.setattr(doctor, "check_memory", broken)
+    monkeypatch.setattr(doctor, "check_memory", raises(KeyError("[b]a bug[/b]")))
     rows = json.loads(small.run_main(capsys, "doctor", tmp_path, "--json").out)["findings"]
     row = next(row for row in rows if row["check"] == "memory")
     assert (row["state"], row["remedy"]) == (BROKEN, "report this")
@@ -72,16 +147,7 @@ def test_what_is_needed_is_what_the_package_declares():
     assert {f"{name}>={least}" for name, least in doctor.NEEDED.items()} == declared
 
 
-def test_packages_that_are_missing_old_or_installed_twice(monkeypatch):
-    for found, state in ((None, BROKEN), ("1.9.9", BROKEN), ("2.11.0+cu", OK)):
-        monkeypatch.setattr(doctor, "version_of", lambda name, found=found: found)
-        checked(doctor.check_package("torch"), state)
-    assert "2.11.0+cu is installed" in checked(doctor.check_evenhand(), BROKEN).found
-    monkeypatch.setattr(doctor, "version_of", lambda name: None)
-    assert "source tree" in checked(doctor.check_evenhand(), OK).found
-
-
-def test_a_quota_counts_as_cores_and_more_threads_than_cores_are_too_many(monkeypatch, tmp_path):
+def test_a_quota_counts_as_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "CGROUP", tmp_path)
     whole = doctor.usable_cores()
     (tmp_path / "cpu.max").write_text("50000 100000\n")
@@ -89,86 +155,12 @@ def test_a_quota_counts_as_cores_and_more_threads_than_cores_are_too_many(monkey
     for text in ("max 100000\n", "", "x y\n", "5 0\n"):
         (tmp_path / "cpu.max").write_text(text)
         assert doctor.usable_cores() == whole
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(doctor, "usable_cores", lambda: 1.5)
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    finding = checked(doctor.check_threads(), SLOW)
-    assert finding.found == "8 for 1.5 cores (OMP_NUM_THREADS)"
-    assert "OMP_NUM_THREADS=1" in finding.remedy
-    monkeypatch.setattr(doctor, "usable_cores", lambda: 8.0)
-    checked(doctor.check_threads(), OK)
-
-
-def test_little_memory(monkeypatch):
-    pages = {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 2**20, "SC_PHYS_PAGES": 2**21}
-    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    assert checked(doctor.check_memory(), OK).found == "4.0 GiB of 8.0 GiB free"
-    pages["SC_AVPHYS_PAGES"] = 2**10
-    checked(doctor.check_memory(), SLOW)
-    monkeypatch.delattr(os, "sysconf")
-    checked(doctor.check_memory(), MISSING)
-
-
-def test_little_disk_and_one_that_cannot_be_written(monkeypatch, tmp_path):
-    usage = types.SimpleNamespace()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    for usage.free, state in ((64 * 2**20, BROKEN), (2**30, SLOW), (2**40, OK)):
-        checked(doctor.check_disk(tmp_path / "not/there"), state)
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "file").touch()
-    checked(doctor.check_disk(tmp_path / "file"), BROKEN)
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    assert "No space left" in checked(doctor.check_disk(tmp_path), BROKEN).found
-
-
-def test_a_gpu_that_is_there_full_or_hidden(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for version, sentence in ((None, "without CUDA"), ("12.8", "no GPU is seen (")):
-        monkeypatch.setattr(torch.version, "cuda", version)
-        assert sentence in checked(doctor.check_gpu(), MISSING).found
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
-    for free, state in ((130, OK), (13, SLOW)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda f=free: (f * 2**30, 139 * 2**30))
-        assert "H200" in checked(doctor.check_gpu(), state).found
-
-
-def test_gpus_without_nccl_and_little_shared_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "SHARED_MEMORY", tmp_path)
-    usage = types.SimpleNamespace(free=64 * 2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert "--shm-size" in checked(doctor.check_ranks(), SLOW).remedy
-    usage.free = 2**33
-    checked(doctor.check_ranks(), OK)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    assert "NCCL" in checked(doctor.check_ranks(), SLOW).remedy
-    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    checked(doctor.check_ranks(), MISSING)
-
-
-def test_machine_code_that_is_not_kept(monkeypatch, tmp_path):
-    from evenhand.kernels import rows
-
-    kernel = types.SimpleNamespace(_cache=types.SimpleNamespace(cache_path=str(tmp_path)))
-    monkeypatch.setattr(rows, "_unit_rows_compiled", kernel)
-    checked(doctor.check_compile_cache(), OK)
-    kernel._cache.cache_path = str(tmp_path / "gone")
-    assert "NUMBA_CACHE_DIR" in checked(doctor.check_compile_cache(), SLOW).remedy
-    del kernel._cache.cache_path
-    checked(doctor.check_compile_cache(), SLOW)
-
-
-# --- self-tests -----------------------------------------------------------------------------------
 
 
 def test_a_self_test_runs_in_a_child_whose_crash_or_hang_is_only_reported():
-    assert "agree with torch" in checked(doctor.run_self_test("loops"), OK).found
+    finding = doctor.run_self_test("loops")
+    assert finding.state == OK, finding
+    assert "agree with torch" in finding.found
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     for code, sentence in {
         crash: "it died of SIGILL",
@@ -193,7 +185,3 @@ def test_loops_and_kernels_that_compute_something_else_are_found(monkeypatch):
     monkeypatch.setattr(bags, "bag_vectors", lambda *tensors, out: out.fill_(1.0))
     with pytest.raises(SystemExit, match="a kernel answers"):
         doctor.try_kernels()
-    good, bad = Finding(OK, "fine"), Finding(BROKEN, "no compiler", "mend it")
-    for has_gpu, trial, state in ((True, bad, BROKEN), (False, bad, MISSING), (True, good, OK)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
-        checked(doctor.check_kernels(trial), state)

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+import small
 from evenhand import export_vectors
-from evenhand.build import build_model
-from evenhand.data import Strings, save_dataset
-from evenhand.data.vector_writer import Block, write_blocks
+from evenhand.data import Strings
 from evenhand.errors import UserError
 from evenhand.export_vectors import export_run
-from evenhand.run_folder import load_model, run_config, save_model
-from evenhand.runs import begin_run, evaluate_model, query_data_of, query_data_path
+from evenhand.run_folder import load_model, run_config
+from evenhand.runs import evaluate_model, query_data_of, query_data_path
 from evenhand.search.searcher import save_query_data
 from small import config, dense_dataset, run_main, text_dataset
 from test_saved_models import begun_run, save_by
@@ -51,24 +50,23 @@ def read_back(folder, of):
         if file["of"] != of:
             continue
         if path.suffix == ".npy":
-            array = np.load(path, allow_pickle=False)
-            assert len(array) == file["num_rows"]
-            found[file["holds"]].append(array)
+            columns = {file["holds"]: np.load(path, allow_pickle=False)}
         elif path.suffix == ".jsonl":
-            found["names"] += [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+            lines = path.read_text("utf-8").split("\n")[:-1]
+            columns = {"names": [json.loads(line) for line in lines]}
         else:
             import pyarrow.parquet
 
-            table = pyarrow.parquet.read_table(path)
-            assert len(table) == file["num_rows"]
-            found["ids"].append(table["id"].to_numpy())
-            found["vectors"].append(np.stack(table["vector"].to_numpy(zero_copy_only=False)))
-            if "bias" in table.column_names:
-                found["biases"].append(table["bias"].to_numpy())
-            if "name" in table.column_names:
-                found["names"] += table["name"].to_pylist()
+            table = pyarrow.parquet.read_table(path).to_pydict()
+            columns = {"vectors": np.array(table["vector"], np.float32), "ids": table["id"]}
+            if "bias" in table:
+                columns["biases"] = np.array(table["bias"], np.float32)
+            columns["names"] = table.get("name", [])
+        for name, rows in columns.items():
+            assert len(rows) == file["num_rows"]
+            found[name].append(rows)
     joined = [np.concatenate(found[name]) if found[name] else None for name in list(found)[:3]]
-    return manifest, *joined, found["names"]
+    return manifest, *joined, [name for names in found["names"] for name in names]
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -78,27 +76,20 @@ def test_brute_force_over_the_files_finds_what_the_index_finds(
     tmp_path, monkeypatch, case, file_format, num_ranks
 ):
     monkeypatch.setattr(export_vectors, "BLOCK_BYTES", 7 * 8 * 4)  # 7 rows
-    run, dataset, make = begun_run(tmp_path, text_dataset(), **CASES[case])
-    settings = config("none", **CASES[case])
+    names = [f'{n} "a"\n\u2028ウィーン\\n' for n in range(59)] + [""]
+    named = dataclasses.replace(text_dataset(), label_names=Strings.pack(names))
+    run, dataset, make = begun_run(tmp_path, named, **CASES[case])
     save_by(num_ranks, run, make(1))
-    told = []
-    export_run(
-        run,
-        tmp_path / "out",
-        dataset,
-        file_format=file_format,
-        num_shards=3,
-        part_name="test",
-        device=CPU,
-        progress_fn=lambda done, total: told.append((done, total)),
-    )
-    manifest, ids, vectors, biases, names = read_back(tmp_path / "out", "labels")
-    _, query_ids, queries, _, texts = read_back(tmp_path / "out", "queries")
+    told, out = [], tmp_path / "out"
+    what = {"file_format": file_format, "num_shards": 3, "part_name": "test"}
+    export_run(run, out, dataset, **what, device=CPU, progress_fn=lambda *done: told.append(done))
     assert told[-1] == (180, 180)
     assert told == sorted(told)
+    manifest, ids, vectors, biases, found_names = read_back(out, "labels")
+    _, query_ids, queries, _, texts = read_back(out, "queries")
     np.testing.assert_array_equal(ids, np.arange(60))
     np.testing.assert_array_equal(query_ids, np.arange(120))
-    assert names == list(dataset.label_names)
+    assert found_names == names
     assert texts == list(dataset.parts["test"].texts)
     assert (biases is not None) == manifest["has_biases"]
     assert manifest["metric"] == ("dot" if "model__similarity" in CASES[case] else "cosine")
@@ -108,11 +99,11 @@ def test_brute_force_over_the_files_finds_what_the_index_finds(
         np.testing.assert_allclose(np.linalg.norm(queries, axis=1), manifest["scale"], rtol=1e-6)
     scores = queries @ vectors.T + (0 if biases is None else biases)  # (Q, L)
     found = np.argsort(-scores, axis=1, kind="stable")[:, :10]
-    outcome = evaluate_model(load_model(run, dataset, device=CPU), dataset, "test", settings)
-    np.testing.assert_array_equal(ids[found], outcome.retrieved_ids)
-    np.testing.assert_allclose(
-        np.take_along_axis(scores, found, axis=1), outcome.retrieved_scores, rtol=1e-5, atol=1e-6
-    )
+    model, settings = load_model(run, dataset, device=CPU), config("none", **CASES[case])
+    expected = evaluate_model(model, dataset, "test", settings)
+    np.testing.assert_array_equal(ids[found], expected.retrieved_ids)
+    best = np.take_along_axis(scores, found, axis=1)
+    np.testing.assert_allclose(best, expected.retrieved_scores, rtol=1e-5, atol=1e-6)
 
 
 def test_shards_are_cut_by_size_and_memory_is_bounded(tmp_path, monkeypatch):
@@ -130,16 +121,6 @@ def test_shards_are_cut_by_size_and_memory_is_bounded(tmp_path, monkeypatch):
     assert manifest["files"][0]["name"] == "labels-00001-of-00003.vectors.npy"
     _, ids, _, biases, names = read_back(tmp_path / "out", "labels")
     assert (len(ids), biases, names, manifest["num_queries"]) == (60, None, [], 0)
-
-
-def test_names_of_every_kind_survive(tmp_path):
-    names = ['say "a"', "two\nlines", "\u2028", "ウィーン", "\\n", ""]
-    block = Block(np.arange(6), np.zeros((6, 2), np.float32), None, names)
-    written = write_blocks(tmp_path, "labels", [block], file_format="npy", shape=(6, 2))
-    assert [file["holds"] for file in written] == ["vectors", "ids", "names"]
-    lines = (tmp_path / "labels.names.jsonl").read_bytes().decode().split("\n")
-    assert [json.loads(line) for line in lines[:-1]] == names
-    assert list(Strings.pack(names)) == names
 
 
 @pytest.mark.parametrize("case", ["cosine", "both"])
@@ -187,26 +168,23 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 
 def test_without_a_model_the_part_pyarrow_or_room_nothing_is_written(tmp_path, monkeypatch):
-    dataset = text_dataset()
-    parts = {name: part for name, part in dataset.parts.items() if name != "validation"}
-    dataset = save_dataset(dataclasses.replace(dataset, parts=parts), tmp_path / "data")
-    settings = config(tmp_path / "data", training__evaluate_every=0)
-    begin_run(tmp_path / "run", settings, dataset, device=CPU)
-    run, out = tmp_path / "run", tmp_path / "out"
-    with pytest.raises(UserError, match="holds no trained model yet"):
-        export_run(run, out, dataset, device=CPU)
-    save_model(run, build_model(settings, 512, 60, is_sparse=True))
-    with pytest.raises(UserError, match="has no validation part"):
-        export_run(run, out, dataset, part_name="validation", device=CPU)
+    dataset = small.with_parts(text_dataset(), validation=None)
+    run, dataset, make = begun_run(tmp_path, dataset, training__evaluate_every=0)
+
+    def refuse(message, **what):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match=message):
+            export_run(run, tmp_path / "out", dataset, **what, device=CPU)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    refuse("holds no trained model yet")
+    save_by(0, run, make(1))
+    refuse("has no validation part", part_name="validation")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(UserError, match=r"pip install 'evenhand\[parquet\]'"):
-        export_run(run, out, dataset, file_format="parquet", device=CPU)
+    refuse(r"pip install 'evenhand\[parquet\]'", file_format="parquet")
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("evenhand.data.vector_writer.file_digest", full)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match="No space left"):
-        export_run(run, out, dataset, device=CPU)
-    assert sorted(tmp_path.rglob("*")) == before
+    refuse("No space left")

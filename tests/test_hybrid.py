@@ -93,26 +93,25 @@ def test_search_and_scores_are_those_of_the_loops(seed, count, num_candidates, n
         )
 
 
+def three_nearest(train, power):
+    """Of training queries with a label each, and the query (1, 0)."""
+    labels = Rows(np.arange(len(train) + 1), np.arange(len(train), dtype=np.int32))
+    sizes = {"num_features": 2, "num_neighbours": 3, "power": power}
+    query = rows_of(np.array([[1, 0]], np.float32))
+    return Neighbours(rows_of(np.array(train, np.float32)), labels, **sizes), query
+
+
 def test_of_equally_similar_queries_the_first_are_the_neighbours():
-    train = np.array([[1, 0], [2, 0], [1, 0], [1, 0], [0, 1]], np.float32)
-    neighbours = Neighbours(
-        rows_of(train), Rows(np.arange(6), np.arange(5, dtype=np.int32)),
-        num_features=2, num_neighbours=3, power=1.0,
-    )  # fmt: skip
-    ids, similarities = neighbours.nearest(rows_of(np.array([[1, 0]], np.float32)))
+    neighbours, query = three_nearest([[1, 0], [2, 0], [1, 0], [1, 0], [0, 1]], 1.0)
+    ids, similarities = neighbours.nearest(query)
     assert ids.tolist() == [[1, 0, 2]]
     assert similarities.tolist() == [[2, 1, 1]]
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0])
 def test_training_queries_without_a_feature_in_common_have_no_vote(power):
-    train = np.array([[0, 1], [1, 0], [0, 1]], np.float32)
-    neighbours = Neighbours(
-        rows_of(train), Rows(np.arange(4), np.arange(3, dtype=np.int32)),
-        num_features=2, num_neighbours=3, power=power,
-    )  # fmt: skip
-    votes = neighbours.votes(rows_of(np.array([[1, 0]], np.float32)))
-    assert votes.of(torch.arange(3).unsqueeze(0)).tolist() == [[0, 1, 0]]
+    neighbours, query = three_nearest([[0, 1], [1, 0], [0, 1]], power)
+    assert neighbours.votes(query).of(torch.arange(3).unsqueeze(0)).tolist() == [[0, 1, 0]]
 
 
 def test_what_does_not_fit_together_is_refused():

@@ -1,6 +1,5 @@
 """The model of a run folder, written by any number of ranks, read by any other."""
 
-import shutil
 import types
 
 import pytest
@@ -65,6 +64,7 @@ def assert_equal(found, expected):
 def test_any_number_of_ranks_reads_what_any_other_wrote(tmp_path, kind):
     make_dataset, changes = KINDS[kind]
     run, dataset, make = begun_run(tmp_path, make_dataset(), **changes)
+    assert set(split_names(make(0))) <= set(TABLES)
     with pytest.raises(UserError, match="holds no trained model yet"):
         load_model(run, dataset, device=CPU)
     for seed, saved_by in enumerate((0, 2, 3, 7, 0)):
@@ -84,11 +84,10 @@ def assert_ranks_load(num_ranks, run, dataset, model):
 
 
 def test_some_rows_are_read_in_any_type_and_the_sizes_are_enough(tmp_path):
-    run, dataset, make = begun_run(tmp_path, text_dataset(), **DOT)
+    run, _, make = begun_run(tmp_path, text_dataset(), **DOT)
     model = make(1)
     save_by(3, run, model)
     sizes = types.SimpleNamespace(num_features=512, num_labels=60, is_sparse=True)
-    assert all(getattr(dataset, name) == size for name, size in vars(sizes).items())
     rows = {"label_rows": RowRange(17, 45), "feature_rows": RowRange(500, 500)}
     part = load_model(run, sizes, device=CPU, dtype=torch.bfloat16, **rows)
     assert torch.equal(part.label_table, model.label_table[17:45].bfloat16())
@@ -113,9 +112,6 @@ def test_weights_of_version_0_1_are_loaded_and_make_way_for_new_ones(tmp_path):
     assert_equal(load_model(run, dataset, device=CPU), make(2))
 
 
-# --- bad input ------------------------------------------------------------------------------------
-
-
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
     run, dataset, make = begun_run(tmp_path, text_dataset())
     save_by(2, run, make(0))
@@ -136,18 +132,23 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
 
 def test_weights_of_other_settings_or_that_are_no_numbers_are_refused(tmp_path):
     run, dataset, make = begun_run(tmp_path, text_dataset())
-    for change, words in (
-        ({"model__embedding_dim": 9}, r"encoder.weight is \(512, 9\), and must be \(512, 8\)"),
-        (DOT, r"label_bias is \(60, 1\), and must be not there"),
+    wide, biased = (
+        build_model(config("none", **changes), 512, 60, is_sparse=True)
+        for changes in ({"model__embedding_dim": 9}, DOT)
+    )
+    spoilt = make(1)
+    spoilt.label_table.data[-1, -1] = float("nan")
+    for model, message in (
+        (
+            wide,
+            r"not fit this run's settings.*encoder.weight is \(512, 9\), and must be \(512, 8\)",
+        ),
+        (biased, r"not fit this run's settings.*label_bias is \(60, 1\), and must be not there"),
+        (spoilt, "label_table holds a number that is not finite"),
     ):
-        save_model(run, build_model(config("none", **change), 512, 60, is_sparse=True))
-        with pytest.raises(UserError, match=f"does not fit this run's settings.*{words}"):
+        save_model(run, model)
+        with pytest.raises(UserError, match=message):
             load_model(run, dataset, device=CPU)
-    model = make(1)
-    model.label_table.data[-1, -1] = float("nan")
-    save_model(run, model)
-    with pytest.raises(UserError, match="label_table holds a number that is not finite"):
-        load_model(run, dataset, device=CPU)
 
 
 def test_a_model_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
@@ -164,29 +165,23 @@ def test_a_model_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
     assert_equal(load_model(run, dataset, device=CPU), make(2))
 
 
-# --- runs -----------------------------------------------------------------------------------------
-
-
 def test_a_run_is_evaluated_by_more_ranks_than_rows_and_written_once(tmp_path):
     run, dataset, make = begun_run(tmp_path, text_dataset(), **DOT)
     how = {"device": CPU, "console": Console(quiet=True)}
-    save_by(2, run, make(1))
-    expected = evaluate_run(run, dataset, "test", **how)
-    assert expected
-    one = (run / "evaluation/test/scores.json").read_bytes()
-    for num_ranks in (3, 32):  # the last two of 32 have no label
-        shutil.rmtree(run / "evaluation")
-        for scores in run_ranks(
-            num_ranks, lambda ranks: evaluate_run(run, dataset, "test", **how, ranks=ranks)
-        ):
-            assert scores == expected
-        assert (run / "evaluation/test/scores.json").read_bytes() == one
-
-
-def test_a_run_with_a_model_counts_as_trained(tmp_path):
-    run, _, make = begun_run(tmp_path, text_dataset())
     write_json(run / "run.json", read_json(run / "run.json") | {"best_step": 3})
     assert not is_trained(run)
     save_by(2, run, make(1))
     assert is_trained(run)
-    assert set(TABLES) >= set(split_names(make(1)))
+    expected, scores = (
+        evaluate_run(run, dataset, "test", **how),
+        run / "evaluation/test/scores.json",
+    )
+    assert expected
+    one = scores.read_bytes()
+    for num_ranks in (3, 32):  # the last two of 32 have no label
+        scores.unlink()
+        for found in run_ranks(
+            num_ranks, lambda ranks: evaluate_run(run, dataset, "test", **how, ranks=ranks)
+        ):
+            assert found == expected
+        assert scores.read_bytes() == one

@@ -11,9 +11,6 @@ from evenhand.kernels.rows import unit
 from evenhand.search import ExactIndex, SearchResult, exact
 from evenhand.search.exact import BestSoFar
 
-# float32 on a CPU is searched in threads with compiled loops, all else by torch in blocks.
-both_forms = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
 
 def vectors(*shape, seed=0, integers=False):
     """Small integers make exact ties, and products without rounding."""
@@ -74,7 +71,8 @@ def test_threads_find_the_same_as_blocks(num_threads, has_bias, monkeypatch):
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-@both_forms
+# float32 on a CPU is searched in threads with compiled loops, all else by torch in blocks.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_score_that_is_not_a_number_does_not_break_the_search(dtype):
     labels = torch.ones(2000, 1, dtype=dtype)
     labels[[5, 900]] = torch.nan
@@ -101,9 +99,6 @@ def test_wrong_sizes_are_refused():
         ExactIndex(torch.ones(4, 2), block_size=0)
     with pytest.raises(ValueError, match="num_results must be at least 1, got 0"):
         ExactIndex(torch.ones(4, 2)).search(torch.ones(1, 2), 0)
-
-
-# --- the best of blocks ---------------------------------------------------------------------------
 
 
 def awkward_scores(generator, shape):
@@ -149,16 +144,14 @@ def test_the_best_of_blocks_are_those_of_a_full_sort(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_vectors_made_of_rows_at_every_search_give_what_vectors_made_once_give(dtype):
-    generator = torch.Generator().manual_seed(0)
-    table = torch.randn(500, 6, generator=generator).to(dtype)
-    queries = torch.randn(30, 6, generator=generator)
+@pytest.mark.parametrize("block_size", [7, 65_536])
+def test_vectors_made_of_rows_at_every_search_give_what_vectors_made_once_give(dtype, block_size):
+    table, queries = vectors(500, 6).to(dtype), vectors(30, 6, seed=1)
+    ids = torch.randint(-1, 500, (30, 3))
     once = ExactIndex(unit(table.float()))
-    ids = torch.randint(-1, 500, (30, 3), generator=generator)
-    for block_size in (7, 65_536):
-        index = ExactIndex(table, block_size=block_size, vectors_fn=lambda rows: unit(rows.float()))
-        for asked in (queries, queries.double().float()[:1]):
-            found, expected = index.search(asked, 5), once.search(asked, 5)
-            assert torch.equal(found.label_ids, expected.label_ids)
-            torch.testing.assert_close(found.scores, expected.scores)
-        torch.testing.assert_close(index.scores_of(queries, ids), once.scores_of(queries, ids))
+    index = ExactIndex(table, block_size=block_size, vectors_fn=lambda rows: unit(rows.float()))
+    for asked in (queries, queries[:1]):
+        found, expected = index.search(asked, 5), once.search(asked, 5)
+        assert torch.equal(found.label_ids, expected.label_ids)
+        torch.testing.assert_close(found.scores, expected.scores)
+    torch.testing.assert_close(index.scores_of(queries, ids), once.scores_of(queries, ids))

@@ -12,24 +12,10 @@ from rich.console import Console
 import small
 from evenhand import runs
 from evenhand.build import check_against_data, check_ranker
-from evenhand.config import build_config, to_toml
 from evenhand.data import Rows, Strings, open_dataset, save_dataset, take_rows
 from evenhand.data.text import NgramFeaturizer
 from evenhand.errors import UserError
 from evenhand.run_folder import load_model, load_result, read_about
-from evenhand.runs import (
-    begin_run,
-    build_searcher,
-    evaluate_model,
-    evaluate_run,
-    load_run_ranker,
-    load_searcher,
-    open_data,
-    query_data_of,
-    query_data_path,
-    ranker_path,
-    train_run,
-)
 from evenhand.search import LinearRanker
 from evenhand.search import searcher as query_data_module
 from evenhand.search.reranker import load_ranker, save_ranker
@@ -44,34 +30,28 @@ HANDICAP = {"search__frequency_discount": 0.3}
 def config_of(folder, **changes):
     """A run of three steps on feature rows; changes are named section__key."""
     values = {
-        "data": {"dataset": str(folder), "weighting": "tf-idf"},
-        "model": {"similarity": "dot", "label_bias": True, "embedding_dim": 8},
-        "loss": {"name": "softmax"},
-        "mining": {
-            "batch_size": 64, "num_sampled_labels": 32, "num_hard_labels": 8,
-            "num_hard_examples": 32,
-        },
-        "training": {"num_steps": 3, "checkpoint_every": 0},
-        "evaluation": {"num_resamples": 0},
+        "data__weighting": "tf-idf",
+        "model__similarity": "dot", "model__label_bias": True, "loss__name": "softmax",
+        "mining__batch_size": 64, "mining__num_sampled_labels": 32, "mining__num_hard_labels": 8,
+        "mining__num_hard_examples": 32, "training__num_steps": 3, "training__checkpoint_every": 0,
+        "evaluation__num_resamples": 0,
     }  # fmt: skip
-    for name, value in changes.items():
-        section, key = name.split("__")
-        values.setdefault(section, {})[key] = value
-    return build_config(values)
+    return small.config(folder, **values | changes)
 
 
-def begun(home, dataset=None, config=None):
+def begun(home, dataset=None, config=None, name="run"):
     """A run folder that is ready to be trained, its settings and its data."""
-    save_dataset(dataset or fixture(), home / "data")
+    if not (home / "data").exists():
+        save_dataset(dataset or fixture(), home / "data")
     config = config or config_of(home / "data", **VOTES, **RANKER)
-    opened = open_data(config.data, QUIET)
-    begin_run(home / "run", config, opened, device=CPU)
-    return home / "run", config, opened
+    opened = runs.open_data(config.data, QUIET)
+    runs.begin_run(home / name, config, opened, device=CPU)
+    return home / name, config, opened
 
 
-def trained(home, dataset=None, config=None):
-    run = begun(home, dataset, config)
-    assert train_run(*run, device=CPU, console=QUIET)
+def trained(*arguments, **options):
+    run = begun(*arguments, **options)
+    assert runs.train_run(*run, device=CPU, console=QUIET)
     return run
 
 
@@ -89,19 +69,15 @@ def test_a_copied_run_answers_texts_without_its_data(tmp_path, capsys, monkeypat
     with monkeypatch.context() as patch:  # nor is it opened where it is there
         patch.setattr(runs, "open_dataset", None)
         assert small.run_main(capsys, *words) == before
-    query_data = query_data_path(tmp_path / "run")
-    query_data.rename(tmp_path / "aside")
+    shutil.copytree(tmp_path / "run", tmp_path / "elsewhere/run")
+    runs.query_data_path(tmp_path / "run").unlink()
     assert small.run_main(capsys, *words) == before  # a run of an earlier version
-    (tmp_path / "aside").rename(query_data)
-    (tmp_path / "elsewhere").mkdir()
-    shutil.move(tmp_path / "run", tmp_path / "elsewhere/run")
     shutil.rmtree(tmp_path / "data")
-    words[1] = tmp_path / "elsewhere/run"
-    assert small.run_main(capsys, *words) == before
-    query_data_path(words[1]).unlink()
     assert "no dataset.json in" in small.run_main(capsys, *words).sentence
     with pytest.raises(UserError, match="train --resume --run"):
-        load_searcher(words[1], device=CPU)
+        runs.load_searcher(words[1], device=CPU)
+    words[1] = tmp_path / "elsewhere/run"
+    assert small.run_main(capsys, *words) == before
     save_dataset(small.text_dataset(seed=1), tmp_path / "other")
     answer = small.run_main(capsys, *words, "--data", tmp_path / "other")
     assert "trained on another data set" in answer.sentence
@@ -120,12 +96,12 @@ def test_a_copied_run_answers_texts_without_its_data(tmp_path, capsys, monkeypat
 def test_a_copied_run_finds_for_features_what_its_evaluation_found(tmp_path, changes, weighting):
     config = config_of(tmp_path / "data", data__weighting=weighting, **changes)
     run, _, dataset = trained(tmp_path, config=config)
-    evaluate_run(run, dataset, "test", device=CPU, console=QUIET)
+    runs.evaluate_run(run, dataset, "test", device=CPU, console=QUIET)
     features = open_dataset(tmp_path / "data").parts["test"].features  # not weighted
     features = Rows(*map(np.array, features))
     shutil.copytree(run, tmp_path / "elsewhere/run")
     shutil.rmtree(tmp_path / "data")
-    searcher = load_searcher(tmp_path / "elsewhere/run", device=CPU)
+    searcher = runs.load_searcher(tmp_path / "elsewhere/run", device=CPU)
     found, outcome = searcher.search(features, 10), load_result(run, "test").outcome
     np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids)
     np.testing.assert_allclose(found.scores, outcome.retrieved_scores, rtol=1e-5)
@@ -137,21 +113,22 @@ def test_a_copied_run_finds_for_features_what_its_evaluation_found(tmp_path, cha
 def test_dense_queries_are_answered_and_others_refused(tmp_path):
     config = small.config(tmp_path / "data", training__num_steps=3)
     run, _, dataset = trained(tmp_path, small.dense_dataset(), config)
-    searcher, queries = load_searcher(run, device=CPU), dataset.parts["test"].features
+    searcher, queries = runs.load_searcher(run, device=CPU), dataset.parts["test"].features
     found = searcher.search(np.asarray(queries[:4], np.float64), 5)
-    outcome = evaluate_model(load_model(run, dataset, device=CPU), dataset, "test", config)
+    outcome = runs.evaluate_model(load_model(run, dataset, device=CPU), dataset, "test", config)
     np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids[:4, :5])
     assert searcher.label_names([3]) == ["label 3"]
-    with pytest.raises(ValueError, match=r"dense, of width 12, got \(2, 11\)"):
-        searcher.search(np.zeros((2, 11)))
-    with pytest.raises(ValueError, match="got sparse rows"):
-        searcher.search(Rows(np.array([0, 1]), np.array([3], np.int32)))
-    with pytest.raises(UserError, match="cannot turn a text into features"):
-        searcher.search(["Wien"])
+    for asked, message in (
+        (np.zeros((2, 11)), r"dense, of width 12, got \(2, 11\)"),
+        (Rows(np.array([0, 1]), np.array([3], np.int32)), "got sparse rows"),
+        (["Wien"], "cannot turn a text into features"),
+    ):
+        with pytest.raises((ValueError, UserError), match=message):
+            searcher.search(asked)
 
 
 def test_rows_that_are_none_of_the_model_are_refused(tmp_path):
-    searcher = load_searcher(trained(tmp_path)[0], device=CPU)
+    searcher = runs.load_searcher(trained(tmp_path)[0], device=CPU)
     rows = {"offsets": np.array([0, 1]), "ids": np.array([0], np.int32)}
     rows["values"] = np.ones(1, np.float32)
     for change, words in (
@@ -220,13 +197,13 @@ def test_damaged_query_data_are_refused_in_one_sentence(tmp_path, damage):
 def test_query_data_of_another_run_are_refused(tmp_path):
     config = small.config(tmp_path / "data", training__num_steps=3)
     run, _, dataset = trained(tmp_path, small.text_dataset(), config)
-    data = query_data_of(dataset, config)
-    save_query_data(query_data_path(run), data._replace(fingerprint="of another"))
+    data = runs.query_data_of(dataset, config)
+    save_query_data(runs.query_data_path(run), data._replace(fingerprint="of another"))
     with pytest.raises(UserError, match="trained on another data set"):
-        load_searcher(run, device=CPU)
-    save_query_data(query_data_path(run), data._replace(num_features=2**31 - 1))
+        runs.load_searcher(run, device=CPU)
+    save_query_data(runs.query_data_path(run), data._replace(num_features=2**31 - 1))
     with pytest.raises(UserError, match="does not fit"):  # before memory of that size is asked for
-        load_searcher(run, device=CPU)
+        runs.load_searcher(run, device=CPU)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -238,18 +215,14 @@ def test_a_frequency_discount_takes_the_logarithm_of_its_pairs_off_every_label(h
     model = runs.build_training(plain, dataset, CPU).training.model
     if has_bias:
         torch.nn.init.normal_(model.label_bias)
-    texts, labels = ["a", "b"], torch.arange(dataset.num_labels).expand(2, -1)
-    before, after = (
-        searcher.index.scores_of(searcher.encode(texts), labels)
-        for searcher in (
-            build_searcher(model, query_data_of(dataset, one), one) for one in (plain, config)
-        )
-    )
-    num_pairs = [0] * dataset.num_labels
-    for label in dataset.parts["train"].positives.ids.tolist():
-        num_pairs[label] += 1
-    taken = torch.tensor([0.7 * np.log(1 + count) for count in num_pairs])
-    torch.testing.assert_close(before - after, taken.expand(2, -1).float(), rtol=1e-4, atol=1e-5)
+    scores, labels = [], torch.arange(dataset.num_labels).expand(2, -1)
+    for one in (plain, config):
+        searcher = runs.build_searcher(model, runs.query_data_of(dataset, one), one)
+        scores.append(searcher.index.scores_of(searcher.encode(["a", "b"]), labels))
+    pairs = dataset.parts["train"].positives.ids.tolist()
+    taken = [0.7 * np.log(1 + pairs.count(label)) for label in range(dataset.num_labels)]
+    expected = torch.tensor(taken).expand(2, -1).float()
+    torch.testing.assert_close(scores[0] - scores[1], expected, rtol=1e-4, atol=1e-5)
 
 
 # --- runs with a ranker ---------------------------------------------------------------------------
@@ -260,23 +233,19 @@ def test_a_run_leaves_a_ranker_that_its_evaluation_uses(tmp_path):
     about = read_about(folder)
     assert about["is_complete"]
     assert about["ranker_seconds"] >= 0
-    assert sorted(path.name for path in (folder / "model").iterdir()) == [
-        "query_data.safetensors", "ranker.safetensors", "weights",
-    ]  # fmt: skip
-    ranker, model = (
-        load_run_ranker(folder, config, dataset),
-        load_model(folder, dataset, device=CPU),
-    )
+    names = sorted(path.name for path in (folder / "model").iterdir())
+    assert names == ["query_data.safetensors", "ranker.safetensors", "weights"]
+    ranker = runs.load_run_ranker(folder, config, dataset)
+    model = load_model(folder, dataset, device=CPU)
     again = runs.mine_and_fit_ranker(model, dataset, config, console=QUIET)
-    for one, other in zip(
-        (*again.weights, again.biases), (*ranker.weights, ranker.biases), strict=True
-    ):
+    arrays = [(*one.weights, one.biases) for one in (ranker, again)]
+    for one, other in zip(*arrays, strict=True):
         np.testing.assert_array_equal(one, other)
-    evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
+    runs.evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
     found = load_result(folder, "test").outcome
-    expected = evaluate_model(model, dataset, "test", config, ranker=ranker)
+    expected = runs.evaluate_model(model, dataset, "test", config, ranker=ranker)
     np.testing.assert_array_equal(found.ranks, expected.ranks)
-    assert (found.ranks != evaluate_model(model, dataset, "test", config).ranks).any()
+    assert (found.ranks != runs.evaluate_model(model, dataset, "test", config).ranks).any()
 
 
 def killed(*arguments, **settings):
@@ -288,26 +257,26 @@ def test_a_kill_or_a_wish_to_stop_costs_no_more_than_the_ranker(tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(runs, "mine_and_fit_ranker", killed)
         with pytest.raises(KeyboardInterrupt):
-            train_run(*run, device=CPU, console=QUIET)
+            runs.train_run(*run, device=CPU, console=QUIET)
     assert not read_about(folder)["is_complete"]
     with pytest.raises(UserError, match="no fitted ranker yet; finish it: evenhand train --resume"):
-        evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
+        runs.evaluate_run(folder, dataset, "test", device=CPU, console=QUIET)
     weights = small.weights_file(folder).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(runs, "train", killed)  # the model must not be trained again
         patch.setattr("evenhand.search.reranker.PAIRS_OF_TASK", 64)
-        assert not train_run(*run, device=CPU, console=QUIET, should_stop_fn=lambda: True)
-        assert not ranker_path(folder).exists()
-        assert train_run(*run, device=CPU, console=QUIET)
-        ranker = ranker_path(folder).read_bytes()
+        assert not runs.train_run(*run, device=CPU, console=QUIET, should_stop_fn=lambda: True)
+        assert not runs.ranker_path(folder).exists()
+        assert runs.train_run(*run, device=CPU, console=QUIET)
+        ranker = runs.ranker_path(folder).read_bytes()
         patch.setattr(runs, "mine_and_fit_ranker", killed)  # nor fitted, once all is there
-        assert train_run(*run, device=CPU, console=QUIET)
+        assert runs.train_run(*run, device=CPU, console=QUIET)
     assert read_about(folder)["is_complete"]
     assert small.weights_file(folder).read_bytes() == weights
     shutil.rmtree(folder / "model/weights")  # trained anew, it gets a ranker of its own
-    ranker_path(folder).write_bytes(b"of another model")
-    assert train_run(*run, device=CPU, console=QUIET)
-    assert ranker_path(folder).read_bytes() == ranker
+    runs.ranker_path(folder).write_bytes(b"of another model")
+    assert runs.train_run(*run, device=CPU, console=QUIET)
+    assert runs.ranker_path(folder).read_bytes() == ranker
 
 
 def test_a_damaged_ranker_is_refused(tmp_path):
@@ -325,39 +294,18 @@ def test_a_damaged_ranker_is_refused(tmp_path):
             load_ranker(path, **sizes | change)
 
 
-def test_an_average_has_a_ranker_of_its_own(tmp_path, capsys):
-    save_dataset(fixture(), tmp_path / "data")
-    folders = [tmp_path / f"run{seed}" for seed in (1, 2)]
-    (tmp_path / "a.toml").write_text(to_toml(config_of(tmp_path / "data", **RANKER)))
-    for seed, folder in enumerate(folders):
-        words = ["train", tmp_path / "a.toml", "--run", folder, "--seed", seed]
-        assert small.run_main(capsys, *words).code == 0
-    out = tmp_path / "both"
-    assert small.run_main(capsys, "average", *folders, "--run", out).code == 0
-    assert small.run_main(capsys, "evaluate", out, "--part", "validation").code == 0
-    assert len({ranker_path(folder).read_bytes() for folder in (*folders, out)}) == 3
-    assert "ranker_seconds" in read_about(out)
-    assert load_searcher(out, device=CPU).model.label_table.shape[1] == 16
-    text = (folders[1] / "config.toml").read_text().replace("weight = 12.0", "weight = 13.0")
-    (folders[1] / "config.toml").write_text(text)
-    answer = small.run_main(capsys, "average", *folders, "--run", tmp_path / "other")
-    assert "differ in their [ranker] settings" in answer.sentence
-
-
 # --- settings -------------------------------------------------------------------------------------
 
 
 def test_settings_that_the_data_cannot_meet_are_refused():
-    dataset = fixture()
-    for changes, words in (
-        ({"ranker__num_mined_labels": 10**6}, r"num_mined_labels must be at most \d+ \(the lab"),
-        ({"search__num_neighbours": 401}, r"search\.num_neighbours must be at most 400"),
+    for check_fn, changes, dataset, words in (
+        (check_against_data, {"ranker__num_mined_labels": 10**6}, fixture(), r"most \d+ \(the lab"),
+        (check_against_data, {"search__num_neighbours": 401}, fixture(), "must be at most 400"),
+        (check_ranker, RANKER, small.text_dataset(), "needs sparse features with values"),
+        (check_ranker, RANKER, small.dense_dataset(), "needs sparse features with values"),
     ):
-        with pytest.raises(UserError, match=words):
-            check_against_data(config_of("unused", **changes), dataset)
-    for other in (small.text_dataset(), small.dense_dataset()):
-        with pytest.raises(UserError, match=r"num_mined_labels needs sparse features with values"):
-            check_ranker(config_of("unused", **RANKER), other)
+        with pytest.raises(UserError, match=f"num_.* {words}"):
+            check_fn(config_of("unused", **changes), dataset)
     for name, value in {
         "ranker__num_mined_labels": -1, "ranker__positive_cost": 0.0, "search__neighbour_power": -1,
     }.items():  # fmt: skip

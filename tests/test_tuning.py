@@ -1,6 +1,8 @@
 """Choosing settings: the rule, what is searched, k' of the smallest group, and the page."""
 
 import dataclasses
+import functools
+import html
 import math
 import re
 from fractions import Fraction
@@ -36,12 +38,9 @@ RULE = Rule("recall@10 on worst 3 of script", "recall@10", 0.02)
 
 def trial_of(number, average, criterion, *, k_prime=8, role="", **changes):
     method = "snm" if role == "SNM" else "s2m"
+    rate = {"training.learning_rate": number / 100}
     values = {
-        "settings": {
-            "mining.method": method,
-            K_PRIME: k_prime,
-            "training.learning_rate": number / 100,
-        },
+        "settings": {"mining.method": method, K_PRIME: k_prime, **rate},
         "low": criterion - 0.02,
         "high": criterion + 0.03,
         "figures": {"all": average, "tail": average / 2},
@@ -61,24 +60,17 @@ tables = st.lists(st.tuples(hundredths, hundredths), min_size=1, max_size=9)
 @example([(6, 4), (6, 3)], 0)
 def test_choice_and_front_are_those_of_a_slow_reading_of_the_rule(table, max_drop):
     rows = [(n, a, c) for n, (a, c) in enumerate(table, start=1) if None not in (a, c)]
-    order = []  # the next is one that no other is better than
-    while len(order) < len(rows):
-        rest = [row for row in rows if row not in order]
-        for n, a, c in rest:
-            is_better = [d > c or (d == c and (b > a or (b == a and m < n))) for m, b, d in rest]
-            if not any(is_better):
-                order.append((n, a, c))
-                break
+    order = [n for n, a, c in sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))]
     trials = [
         trial_of(n, *(NAN if figure is None else figure / 100 for figure in row))
         for n, row in enumerate(table, start=1)
     ]
     results = Results(trials, Rule("c", "a", max_drop / 100))
-    near = [n for n, a, _ in order if all(other[1] - a <= max_drop for other in rows)]
+    near = [n for n in order if all(a - table[n - 1][0] <= max_drop for _, a, _ in rows)]
     assert [trial.number for trial in results.feasible] == near
     assert results.chosen is (results.feasible[0] if near else None)
     ranked = [trial.number for trial in results.ranked]
-    assert ranked[: len(rows)] == [n for n, _, _ in order]
+    assert ranked[: len(rows)] == order
     assert sorted(ranked) == [trial.number for trial in trials]  # none is lost
     unbeaten = [
         n
@@ -110,26 +102,10 @@ def test_rivals_are_near_the_best_average_and_within_the_interval():
     assert Results([without, within], RULE).rivals == ""
 
 
-@pytest.mark.parametrize(
-    ("criteria", "said"),
-    [
-        ([0.25, 0.24], "within its interval, so hardly to be told from it: trial 2"),
-        ([0.0, 0.0], "it finds nothing by that criterion, so the average alone decided"),
-    ],
-)
-def test_how_far_a_choice_is_to_be_trusted_is_said(criteria, said):
-    trials = [trial_of(n, 0.5, criterion) for n, criterion in enumerate(criteria, start=1)]
-    first, *others = describe_choice(Results(trials, RULE))
-    assert first.startswith(f"chosen: trial 1, the highest {RULE.criterion} of the trials near")
-    assert "(2 of 2: recall@10 at most 0.02 below 0.5000)" in first
-    assert [said in line for line in others] == [True]
-
-
 # --- what is searched -----------------------------------------------------------------------------
 
 
-def config(**changes):
-    return small.config("nowhere", **changes)
+config = functools.partial(small.config, "nowhere")
 
 
 def settings_of(trials):
@@ -143,22 +119,23 @@ def test_the_first_trials_are_the_baseline_and_the_config_as_given():
     assert given_ == config()
     assert snm.mining.method == "snm"
     assert snm == dataclasses.replace(config(), mining=snm.mining)
-    without = plan_trials(
-        config(mining__method="snm"), {K_PRIME: Choices((1, 2))}, num_trials=2, seed=0
-    )
-    assert [trial.role for trial in without] == ["SNM"]  # nothing to search: k' has no effect
-    all_labels = config(mining__method="topk-sgd")
-    trials = plan_trials(all_labels, default_space(all_labels), num_trials=2, seed=0)
-    assert [trial.role for trial in trials] == ["SGD", "as given"]
+    for method, space, roles in (
+        ("snm", {K_PRIME: Choices((1, 2))}, ["SNM"]),  # nothing to search: k' has no effect
+        ("topk-sgd", None, ["SGD", "as given"]),
+    ):
+        base = config(mining__method=method)
+        trials = plan_trials(base, space or default_space(base), num_trials=2, seed=0)
+        assert [trial.role for trial in trials] == roles
 
 
 @given(st.integers(2, 24), st.integers(0, 1000), st.sampled_from(["s2m", "s2m-annealed", "snm"]))
 def test_trials_follow_from_the_seed_none_is_twice_and_more_begin_with_fewer(count, seed, method):
     base = config(mining__method=method)
-    trials = plan_trials(base, default_space(base), num_trials=count, seed=seed)
+    space = default_space(base)
+    trials = plan_trials(base, space, num_trials=count, seed=seed)
     assert len(trials) == count
-    assert plan_trials(base, default_space(base), num_trials=24, seed=seed)[:count] == trials
-    others = plan_trials(base, default_space(base), num_trials=count, seed=seed + 1)
+    assert plan_trials(base, space, num_trials=24, seed=seed)[:count] == trials
+    others = plan_trials(base, space, num_trials=count, seed=seed + 1)
     assert others[:1] == trials[:1]
     assert (others != trials) == any(not trial.role for trial in trials)
     for settings in settings_of(trials):
@@ -175,18 +152,27 @@ def test_a_space_that_holds_few_trials_gives_each_of_them_once():
     assert sorted(pairs) == [(4, 0.0), (4, 1.0), (8, 0.0), (8, 1.0), (32, 1.0)]
 
 
-@pytest.mark.parametrize("num_dimensions", [1, 2, 3, 5])
-@pytest.mark.parametrize("num_points", [16, 50])
-def test_points_fill_the_space_more_evenly_than_chance(num_dimensions, num_points):
+def test_people_are_shown_what_differs_and_k_prime_always():
+    words = ["training.learning_rate=0.01,0.02", "mining.anneal_fraction=0,1"]
+    trials = plan_trials(config(), parse_space(words, config()), num_trials=4, seed=0)
+    shown = format_settings(settings_of(trials))
+    assert shown[0] == {"k'": "all", "rate": "0.05", "anneal": "–"}
+    assert shown[1] == {"k'": "8", "rate": "0.05", "anneal": "1.0"}
+    assert format_settings([{"mining.method": "s2m", K_PRIME: 4}]) == [{"k'": "4"}]
+    methods = [{"mining.method": method, K_PRIME: 4} for method in ("s2m", "cvar")]
+    assert list(format_settings(methods)[0]) == ["k'", "method"]
+
+
+@pytest.mark.parametrize("shape", [(16, 1), (50, 1), (16, 2), (50, 3), (16, 5)])
+def test_points_fill_the_space_more_evenly_than_chance(shape):
     generator = np.random.default_rng(0)
-    shape = (num_points, num_dimensions)
     chance = [qmc.discrepancy(generator.random(shape), method="CD") for _ in range(200)]
     for seed in range(10):
-        points = np.array(list(_even_points(num_dimensions, seed=seed, num_points=num_points)))
+        points = np.array(list(_even_points(shape[1], seed=seed, num_points=shape[0])))
         assert points.shape == shape
         assert 0 <= points.min() <= points.max() < 1
         assert qmc.discrepancy(points, method="CD") < np.mean(chance)
-        if num_dimensions == 1:  # the golden ratio
+        if shape[1] == 1:  # the golden ratio
             step = (points[1, 0] - points[0, 0]) % 1
             assert step == pytest.approx((math.sqrt(5) - 1) / 2, abs=1e-12)
 
@@ -224,35 +210,17 @@ def test_a_span_is_searched_in_ratios_or_where_0_is_among_it_in_differences(shar
 
 
 def test_words_become_a_space_and_a_space_words():
-    words = [
-        f"{K_PRIME}=4, 8,16",
-        "training.learning_rate=1e-2..0.05",
-        "training.num_steps=10..20",
-        "training.learning_rate_shape=linear,cosine",
-        "mining.anneal_fraction=0..1",
-    ]
-    space = parse_space(words, config())
-    assert space == {
-        K_PRIME: Choices((4, 8, 16)),
-        "training.learning_rate": Span(0.01, 0.05),
-        "training.num_steps": Span(10, 20),
-        "training.learning_rate_shape": Choices(("linear", "cosine")),
-        "mining.anneal_fraction": Span(0.0, 1.0),
+    axes = {
+        K_PRIME: ("4, 8,16", Choices((4, 8, 16))),
+        "training.learning_rate": ("1e-2..0.05", Span(0.01, 0.05)),
+        "training.num_steps": ("10..20", Span(10, 20)),
+        "training.learning_rate_shape": ("linear,cosine", Choices(("linear", "cosine"))),
+        "mining.anneal_fraction": ("0..1", Span(0.0, 1.0)),
     }
+    space = parse_space([f"{name}={words}" for name, (words, _) in axes.items()], config())
+    assert space == {name: axis for name, (_, axis) in axes.items()}
     assert isinstance(space["mining.anneal_fraction"].high, float)
     assert parse_space([f"{name}={axis}" for name, axis in space.items()], config()) == space
-
-
-def test_people_are_shown_what_differs_and_k_prime_always():
-    words = ["training.learning_rate=0.01,0.02", "mining.anneal_fraction=0,1"]
-    trials = plan_trials(config(), parse_space(words, config()), num_trials=4, seed=0)
-    shown = format_settings(settings_of(trials))
-    assert shown[0] == {"k'": "all", "rate": "0.05", "anneal": "–"}
-    assert shown[1] == {"k'": "8", "rate": "0.05", "anneal": "1.0"}
-    methods = parse_space(["mining.method=s2m,cvar"], config())
-    trials = plan_trials(config(), methods, num_trials=4, seed=0)
-    assert list(format_settings(settings_of(trials))[0]) == ["k'", "method"]
-    assert format_settings([{"mining.method": "s2m", K_PRIME: 4}]) == [{"k'": "4"}]
 
 
 def test_a_k_prime_that_is_a_share_of_the_batch_is_searched_as_a_number():
@@ -296,17 +264,12 @@ def test_k_prime_is_what_a_group_fills_of_a_batch_rounded_up(num_members, num_ot
 
 
 def test_the_share_of_a_group_is_counted_over_training_pairs():
+    """Groups of queries are counted in test_group_memberships.py."""
     dataset = small.text_dataset()
-    part = dataset.parts["train"]
-    counts = {"odd": 0, "W": 0}
-    for query in range(len(part)):
-        for label in part.positives.row(query):
-            counts["odd"] += part.groups["style"].ids[query] == 1
-            counts["W"] += dataset.label_groups["region"].ids[label] == 3
-    num_pairs = len(part.positives.ids)
-    assert count_members(dataset, "style=odd") == (counts["odd"], num_pairs)
-    assert count_members(dataset, " region = W") == (counts["W"], num_pairs)
-    groups = dataset.label_groups["region"]._replace(names=(*"NESW", "nobody"))
+    labels, groups = dataset.parts["train"].positives.ids, dataset.label_groups["region"]
+    count = sum(groups.ids[label] == 3 for label in labels)
+    assert count_members(dataset, " region = W") == (count, len(labels))
+    groups = groups._replace(names=(*"NESW", "nobody"))
     dataset = dataclasses.replace(dataset, label_groups={"region": groups})
     with pytest.raises(UserError, match="no training pair"):
         count_members(dataset, "region=nobody")
@@ -326,61 +289,74 @@ TRIALS = [
 @pytest.fixture
 def page_of(tmp_path):
     def page_of(trials=TRIALS, *, title="What it found", rule=RULE, command="evenhand train"):
-        path, results = tmp_path / "tradeoff.html", Results(trials, rule)
-        write_search_page(results, path, title=title, command=command)
+        path = tmp_path / "tradeoff.html"
+        write_search_page(Results(trials, rule), path, title=title, command=command)
         return path.read_text("utf-8")
 
     return page_of
 
 
-def words_of(text, without=("style", "script", "svg")):
-    """The words of a page without what stands in some elements."""
-    for tag in without:
-        text = re.sub(rf"<{tag}\b.*?</{tag}>", "", text, flags=re.DOTALL)
-    return " ".join(re.sub(r"<[^>]+>", " ", text).split()).replace("&#39;", "'")
+def words_of(text):
+    """The words of a page, without its style, script and pictures."""
+    text = re.sub(r"<(style|script|svg)\b.*?</\1>", "", text, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def elements_of(text, name):
+    """All elements whose tag matches."""
+    return re.findall(rf"<(?:{name})\b.*?</(?:{name})>", text, re.DOTALL)
+
+
+def legend_of(page):
+    """The words of the items of the legend."""
+    (legend,) = re.findall(r'<ul class="legend".*?</ul>', page, re.DOTALL)
+    return [words_of(item) for item in elements_of(legend, "li")]
 
 
 def marks_of(page):
     """Where the marks of the first picture stand, in the order of the trials, and their titles."""
-    picture = re.search(r"<figure.*?</figure>", page, re.DOTALL)[0]
-    marks = re.findall(r'<svg x="([\d.]+)" y="([\d.]+)".*?<title>(.*?)</title>', picture, re.DOTALL)
-    return [(float(x), float(y), title.replace("&#39;", "'")) for x, y, title in marks]
+    mark = r'<svg x="([\d.]+)" y="([\d.]+)".*?<title>(.*?)</title>'
+    marks = re.findall(mark, elements_of(page, "figure")[0], re.DOTALL)
+    return [(float(x), float(y), html.unescape(title)) for x, y, title in marks]
 
 
 @pytest.mark.parametrize(
-    ("trials", "said"),
+    ("trials", "on_page", "printed"),
     [
         (TRIALS, "Trial 3 is chosen, with k' = 8: recall@10 on worst 3 of script is 35.0 %, "
          "recall@10 is 48.5 %. Beside SNM that is +15.0 points for the worst served and −1.5 "
-         "points for all."),
-        (TRIALS, "at most 2 points below the best one's (50.0 %), which are 3 of 5"),
+         "points for all.", f"chosen: trial 3, the highest {RULE.criterion} of the trials near"),
+        (TRIALS, "at most 2 points below the best one's (50.0 %), which are 3 of 5",
+         "(3 of 5: recall@10 at most 0.02 below 0.5000)"),
         ([*TRIALS[:2], trial_of(3, 0.485, 0.31)],
-         "Within its interval (29.0–34.0 %), and so hardly to be told from it: trial 2."),
+         "Within its interval (29.0–34.0 %), and so hardly to be told from it: trial 2.",
+         "within its interval, so hardly to be told from it: trial 2"),
         ([trial_of(1, 0.5, 0.5, role="SNM", k_prime=64), trial_of(2, 0.4, 0.6)],
-         "It is the SNM baseline: no other setting did better."),
+         "It is the SNM baseline: no other setting did better.", "trial 1"),
         ([trial_of(1, 0.5, 0.4, role="SNM", k_prime=64), trial_of(2, 0.5, 0.6, k_prime=64)],
-         "Trial 2 is chosen, with k' = 64 (as in SNM): "),
+         "Trial 2 is chosen, with k' = 64 (as in SNM): ", "trial 2"),
+        ([trial_of(1, 0.5, 0.0), trial_of(2, 0.5, 0.0)], "Trial 1 is chosen",
+         "it finds nothing by that criterion, so the average alone decided"),
     ],
 )  # fmt: skip
-def test_the_page_says_what_was_chosen_by_which_rule_and_how_far_to_trust_it(page_of, trials, said):
+def test_page_and_terminal_say_what_was_chosen_by_which_rule_and_how_far_to_trust_it(
+    page_of, trials, on_page, printed
+):
     words = words_of(page_of(trials))
-    assert said in words
+    assert on_page in words
     assert "flatter" in words
+    assert printed in " ".join(describe_choice(Results(trials, RULE)))
 
 
 def test_every_trial_has_a_row_the_best_first_and_the_failed_last(page_of):
     page = page_of()
-    body = re.search(r"<tbody>(.*)</tbody>", page, re.DOTALL)[1]
-    rows = [
-        [words_of(cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL)]
-        for row in re.findall(r"<tr.*?</tr>", body, re.DOTALL)
+    head, *rows = [
+        [words_of(cell) for cell in elements_of(row, "th|td")] for row in elements_of(page, "tr")
     ]
-    head = [words_of(cell) for cell in re.findall(r'<th scope="col".*?</th>', page)]
     assert head == ["trial", "k'", "rate", "recall@10", "criterion", "near best", "unbeaten",
                     "seconds", "tail"]  # fmt: skip
-    assert [row[0] for row in rows] == [
-        "4", "3 chosen", "2 as given", "1 SNM", "5 the loss of step 3 is nan",
-    ]  # fmt: skip
+    failed = "5 the loss of step 3 is nan"
+    assert [row[0] for row in rows] == ["4", "3 chosen", "2 as given", "1 SNM", failed]
     assert rows[1][1:] == ["8", "0.03", "48.5", "35.0 33.0–38.0", "yes", "yes", "12", "24.2"]
     assert rows[3][1] == "all"
     assert rows[0][5:8] == ["", "yes", "12"]
@@ -397,8 +373,7 @@ def test_the_picture_has_a_mark_a_trial_and_names_its_anchors(page_of):
     assert page.count('class="tick faint"') == 4  # the intervals
     said = re.search(r"<title>(\d+ trials: .*?)</title>", page)[1]
     assert said.startswith("4 trials: recall@10 to the right, recall@10 on worst 3 of script up")
-    legend = words_of(re.search(r'<ul class="legend".*?</ul>', page, re.DOTALL)[0])
-    assert legend == "k' = 2 k' = 4 k' = 8 k' = 16 k' = 64 (all: SNM)"
+    assert legend_of(page) == [*(f"k' = {k}" for k in (2, 4, 8, 16)), "k' = 64 (all: SNM)"]
     # To the right is a better average, and upwards, where y is less, a better criterion.
     assert [x for x, *_ in marks] == sorted((x for x, *_ in marks), reverse=True)
     assert [y for _, y, _ in marks] == sorted((y for _, y, _ in marks), reverse=True)
@@ -411,15 +386,12 @@ def test_the_picture_has_a_mark_a_trial_and_names_its_anchors(page_of):
 
 
 def test_a_trial_far_below_the_others_does_not_press_them_together(page_of):
-    assert "<details>" not in page_of()
-    far = dataclasses.replace(TRIALS[3], average=0.01)
-    trials = [*TRIALS[:3], far]
-    page = page_of(trials)
+    far, snm = (dataclasses.replace(TRIALS[n], average=0.01) for n in (3, 0))
+    page = page_of([*TRIALS[:3], far])
     assert "Not in this picture: 1 trial with much lower averages." in page
     assert [figure.count("<title>trial") for figure in page.split("<figure")[1:]] == [3, 4]
-    # The anchors are always there.
-    snm = dataclasses.replace(TRIALS[0], average=0.01)
-    assert "<details>" not in page_of([snm, *TRIALS[1:3]])
+    for trials in (TRIALS, [snm, *TRIALS[1:3]]):  # the anchors are always there
+        assert "<details>" not in page_of(trials)
 
 
 @pytest.mark.parametrize(
@@ -434,25 +406,23 @@ def test_a_trial_far_below_the_others_does_not_press_them_together(page_of):
     ids=["one", "equal", "without intervals", "no baseline", "many sizes"],
 )
 def test_odd_searches_have_a_page_too(page_of, trials):
-    page = page_of(trials)
-    assert "nan" not in page.partition("<script>")[0].lower()
-    assert all(0 <= x <= 640 and 0 <= y <= 400 for x, y, _ in marks_of(page))
-
-
-def test_names_cannot_become_markup(page_of):
     evil = '<script>alert("x")</script>'
     rule = Rule(f"recall@10 on {evil}=1", evil, 0.02)
-    page = page_of(title=evil, rule=rule, command=evil)
+    page = page_of(trials, title=evil, rule=rule, command=evil)
+    assert "nan" not in page.partition("<script>")[0].lower()
+    assert all(0 <= x <= 640 and 0 <= y <= 400 for x, y, _ in marks_of(page))
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
 
 
-def test_each_size_has_a_shape_of_its_own_while_there_are_shapes(page_of):
-    def legend(*sizes):
-        page = page_of([trial_of(n, 0.5, 0.5, k_prime=k) for n, k in enumerate(sizes, start=1)])
-        items = re.search(r'<ul class="legend".*?</ul>', page, re.DOTALL)[0]
-        return [words_of(item) for item in re.findall("<li>.*?</li>", items, re.DOTALL)]
-
-    assert legend(8, 2, 8, 4) == ["k' = 2", "k' = 4", "k' = 8"]
-    assert legend(*range(1, 7)) == [f"k' = {n}" for n in range(1, 7)]
-    assert legend(*range(1, 20)) == [f"k' = {n} to {min(n + 3, 19)}" for n in range(1, 20, 4)]
+@pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [
+        ((8, 2, 8, 4), (2, 4, 8)),
+        (range(1, 7), range(1, 7)),
+        (range(1, 20), [f"{n} to {min(n + 3, 19)}" for n in range(1, 20, 4)]),
+    ],
+)
+def test_each_size_has_a_shape_of_its_own_while_there_are_shapes(page_of, sizes, shown):
+    page = page_of([trial_of(n, 0.5, 0.5, k_prime=k) for n, k in enumerate(sizes, start=1)])
+    assert legend_of(page) == [f"k' = {words}" for words in shown]

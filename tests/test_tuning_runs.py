@@ -12,7 +12,7 @@ import pytest
 
 import small
 from evenhand.config import build_config, read_settings
-from evenhand.data import Rows, save_dataset
+from evenhand.data import save_dataset
 from evenhand.tuning.space import count_members, with_settings
 from small import bytes_of, fruits_of, run, run_main, settings_file, start, wait_for
 
@@ -37,9 +37,7 @@ def home(tmp_path_factory):
     save_dataset(texts, folder / "data")
     save_dataset(small.with_parts(texts, validation=None), folder / "unjudged")
     settings_file(folder / "a.toml", "data", **QUICK)
-    answer = run(folder, *TUNE, "--run", "whole")
-    assert answer.code == 0, answer.err
-    (folder / "whole.out").write_text(answer.out, "utf-8")
+    (folder / "whole.out").write_text(run(folder, *TUNE, "--run", "whole").output, "utf-8")
     return folder
 
 
@@ -47,28 +45,30 @@ def home(tmp_path_factory):
 def user(home, monkeypatch, capsys):
     """Runs a command there that must succeed, and returns what it prints."""
     monkeypatch.chdir(home)
+    return lambda *arguments: run_main(capsys, *arguments).output
 
-    def user(*arguments):
-        answer = run_main(capsys, *arguments)
-        assert answer.code == 0, answer.err
-        return answer.out
 
-    return user
+@pytest.fixture
+def refused(home, monkeypatch, capsys):
+    """Runs a command there that must be refused, and returns the sentence."""
+    monkeypatch.chdir(home)
+    return lambda *arguments: run_main(capsys, *arguments).sentence
 
 
 def tuning_of(folder):
-    return json.loads((folder / "tuning.json").read_text("utf-8"))
+    """What is written down of a search, without the times."""
+    tuning = json.loads((folder / "tuning.json").read_text("utf-8"))
+    for trial in tuning["trials"]:
+        assert trial.pop("seconds") >= 0
+    return tuning
 
 
 def fruits(folder):
     """What must not depend on how often a search was stopped: all but times and folders' names."""
     tuning = tuning_of(folder)
-    for trial in tuning["trials"]:
-        del trial["seconds"]
     del tuning["command"]
     best = (folder / "best.toml").read_text("utf-8").splitlines()[2:]
-    runs = {path.name: fruits_of(path) for path in sorted((folder / "trials").iterdir())}
-    return tuning, best, runs
+    return tuning, best, {path.name: fruits_of(path) for path in (folder / "trials").iterdir()}
 
 
 def test_the_folder_holds_all_that_was_promised_and_the_figures_are_those_of_evaluations(home):
@@ -79,7 +79,7 @@ def test_the_folder_holds_all_that_was_promised_and_the_figures_are_those_of_eva
         "criterion": "recall@10 on worst tenth of region", "average": "recall@10",
         "max_drop": 0.005, "is_complete": True, "data_folder": str(home / "data"),
     }  # fmt: skip
-    assert {name: tuning[name] for name in expected} == expected
+    assert tuning | expected == tuning
     for trial in tuning["trials"]:
         folder = home / f"whole/trials/{trial['number']:03d}"
         assert set(bytes_of(folder)) == {  # no weights
@@ -88,27 +88,27 @@ def test_the_folder_holds_all_that_was_promised_and_the_figures_are_those_of_eva
         }  # fmt: skip
         rows = json.loads((folder / "evaluation/validation/scores.json").read_text("utf-8"))
         rows = {(r["column"], r["group"]): r for r in rows if r["metric"] == "recall@10"}
-        worst = rows["region", "worst tenth"]
+        worst, figures = rows["region", "worst tenth"], trial["figures"]
         assert trial["average"] == rows["all", "all"]["value"]
-        assert [trial[key] for key in ("criterion", "low", "high")] == [
-            worst[key] for key in ("value", "low", "high")
-        ]
-        assert trial["figures"]["tail"] == rows["frequency", "tail"]["value"]
-        assert {"all", "head", "torso", "tail", "worst 3 regions"} <= set(trial["figures"])
+        figures_of_worst = {"criterion": worst["value"], "low": worst["low"], "high": worst["high"]}
+        assert trial | figures_of_worst == trial
+        assert figures["tail"] == rows["frequency", "tail"]["value"]
+        assert {"all", "head", "torso", "tail", "worst 3 regions"} <= set(figures)
 
 
 def test_what_is_printed_says_what_was_chosen_by_which_rule_and_what_to_do_next(home):
     out = (home / "whole.out").read_text("utf-8")
     chosen = tuning_of(home / "whole")["chosen"]
     assert out.startswith("4 trials, judged on the validation part: the highest recall@10 on worst")
-    assert f"searched: {K_PRIME}=2,4,8,16,32 mining.num_hard_labels=1,5,20" in out
-    assert "trial 2 of 4 (as given): recall@10 0." in out
     assert "step 1" not in out  # a line a trial is enough where the output is a file
     assert re.search(rf"│ +{chosen} │.*│ yes +│ chosen", out)
-    assert f"chosen: trial {chosen}, the highest recall@10 on worst tenth of region" in out
-    assert "flatter" in out
-    for word in ("train whole/best.toml --run whole-best", "whole/tuning.json", "tradeoff.html"):
-        assert word in out
+    for words in (
+        f"searched: {K_PRIME}=2,4,8,16,32 mining.num_hard_labels=1,5,20",
+        "trial 2 of 4 (as given): recall@10 0.",
+        f"chosen: trial {chosen}, the highest recall@10 on worst tenth of region",
+        "flatter", "train whole/best.toml --run whole-best", "whole/tuning.json", "tradeoff.html",
+    ):  # fmt: skip
+        assert words in out
 
 
 def test_the_best_settings_train_as_their_first_line_says(home, user):
@@ -121,20 +121,16 @@ def test_the_best_settings_train_as_their_first_line_says(home, user):
     assert read_settings(home / best / "config.toml") == read_settings(chosen / "config.toml")
 
 
-def test_a_test_part_that_training_would_refuse_is_not_even_looked_at(user, home, capsys):
+def test_a_test_part_that_training_would_refuse_is_not_even_looked_at(user, refused, home):
     dataset = small.text_dataset()
     features = dataset.parts["test"].features
-    values = np.full(len(features.ids), np.nan, dtype=np.float32)
-    features = Rows(features.offsets, features.ids, values)
+    features = features.with_values(np.full(len(features.ids), np.nan, dtype=np.float32))
     part = dataclasses.replace(dataset.parts["test"], features=features)
     save_dataset(small.with_parts(dataset, test=part), home / "poisoned")
     flags = ("a.toml", "--data", "poisoned", "--run", "poison")
-    assert "NaN" in run_main(capsys, "train", *flags).sentence
+    assert "NaN" in refused("train", *flags)
     user("tune", *flags, "--trials", 4)
-    tuning, expected = tuning_of(home / "poison"), tuning_of(home / "whole")
-    for trial in tuning["trials"] + expected["trials"]:
-        del trial["seconds"]
-    assert tuning["trials"] == expected["trials"]
+    assert tuning_of(home / "poison")["trials"] == tuning_of(home / "whole")["trials"]
     about = json.loads((home / "poison/trials/001/run.json").read_text("utf-8"))
     assert set(about["dataset"]["num_queries"]) == {"train", "validation"}
     assert not list(home.glob("*/trials/*/evaluation/test"))
@@ -178,23 +174,19 @@ def test_train_takes_k_prime_from_the_smallest_group_too(user, home):
     assert "run folder: guard" in user(*resume)
 
 
-def test_a_trial_that_diverges_is_out_and_the_others_go_on(user, home):
+def test_a_trial_that_diverges_is_out_and_where_all_do_none_is_chosen(user, refused, home):
     out = user("tune", "a.toml", "--run", "wild", "--search", "training.learning_rate=1e38")
     tuning = tuning_of(home / "wild")
-    assert [bool(trial["failure"]) for trial in tuning["trials"]] == [False, False, True]
-    assert tuning["trials"][2]["criterion"] is None
+    *others, wild = tuning["trials"]
+    assert not any(trial["failure"] for trial in others)
+    assert wild["criterion"] is None
     assert not any((home / "wild/trials/003" / name).exists() for name in ("checkpoints", "model"))
     assert "so it is out" in out
     assert tuning["chosen"] in (1, 2)
-    assert tuning["trials"][2]["failure"] in (home / "wild/tradeoff.html").read_text("utf-8")
+    assert wild["failure"] in (home / "wild/tradeoff.html").read_text("utf-8")
     assert "3 of 3 trials finished already" in user("tune", "--resume", "--run", "wild")
-
-
-def test_where_every_trial_diverges_none_is_chosen(home, monkeypatch, capsys):
-    monkeypatch.chdir(home)
     flags = ("--run", "hopeless", "--learning-rate", "1e38", "--search", f"{K_PRIME}=4")
-    answer = run_main(capsys, "tune", "a.toml", *flags)
-    assert "no trial of hopeless came to an end" in answer.sentence
+    assert "no trial of hopeless came to an end" in refused("tune", "a.toml", *flags)
     assert not (home / "hopeless/best.toml").exists()
 
 
@@ -212,10 +204,8 @@ def kill_and_resume(home, folder, function, call, when, num_recorded):
     assert answer.code == -signal.SIGKILL, answer.err
     assert len(tuning_of(folder)["trials"]) == num_recorded
     before = bytes_of(folder / "trials")
-    answer = run(home, "tune", "--resume", "--run", folder)
-    assert answer.code == 0, answer.err
-    said = f"{num_recorded} of 4 trials finished already"
-    assert (said in answer.out) == (num_recorded > 0)
+    out = run(home, "tune", "--resume", "--run", folder).output
+    assert (f"{num_recorded} of 4 trials finished already" in out) == (num_recorded > 0)
     assert fruits(folder) == fruits(home / "whole")
     after = bytes_of(folder / "trials")
     for name, data in before.items():  # no finished trial was touched
@@ -228,13 +218,11 @@ def test_a_killed_search_goes_on_and_ends_as_one_never_disturbed(home, tmp_path,
     kill_and_resume(home, tmp_path / "killed", *kill)
 
 
-def test_a_complete_search_resumed_trains_nothing_and_says_the_same(home):
-    folder = home / "complete"
-    shutil.copytree(home / "whole", folder)
+def test_a_complete_search_resumed_trains_nothing_and_says_the_same(home, tmp_path):
+    folder = shutil.copytree(home / "whole", tmp_path / "complete")
     (folder / "best.toml").unlink()
     disturb = ["evenhand.runs.train", 1, "kill"]
-    answer = run(home, "tune", "--resume", "--run", folder, disturb=disturb)
-    assert answer.code == 0, answer.err
+    assert run(home, "tune", "--resume", "--run", folder, disturb=disturb).output
     assert fruits(folder) == fruits(home / "whole")
     assert bytes_of(folder / "trials") == bytes_of(home / "whole/trials")
 
@@ -251,15 +239,14 @@ def test_a_search_that_is_asked_to_stop_stops_and_can_go_on(home):
     assert list((home / "stopped/trials/001/checkpoints").iterdir())
 
 
-def test_a_search_can_be_given_more_trials_and_ends_as_one_that_had_them_at_once(home):
-    folder = home / "longer"
-    for words in (("a.toml", "--trials", 2), ("--resume", "--trials", 4)):
-        answer = run(home, "tune", "--run", folder, *words)
-        assert answer.code == 0, answer.err
-    assert "2 of 4 trials finished already" in answer.out
-    assert fruits(folder) == fruits(home / "whole")
-    sentence = run(home, "tune", "--run", folder, "--resume", "--trials", 3).sentence
-    assert "--trials must be at least 4" in sentence
+def test_a_search_can_be_given_more_trials_and_ends_as_one_that_had_them_at_once(
+    user, refused, home
+):
+    user("tune", "--run", "longer", "a.toml", "--trials", 2)
+    more = ("tune", "--run", "longer", "--resume", "--trials")
+    assert "2 of 4 trials finished already" in user(*more, 4)
+    assert fruits(home / "longer") == fruits(home / "whole")
+    assert "--trials must be at least 4" in refused(*more, 3)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -304,38 +291,35 @@ REFUSED = [  # flags, what the sentence must hold
 
 @pytest.mark.parametrize(("flags", "fragments"), REFUSED, ids=[str(flags) for flags, _ in REFUSED])
 def test_what_cannot_be_searched_is_refused_in_a_sentence_and_leaves_nothing(
-    home, monkeypatch, capsys, flags, fragments
+    home, refused, flags, fragments
 ):
-    monkeypatch.chdir(home)
     names = {path.name for path in home.iterdir()}
-    sentence = run_main(capsys, "tune", "a.toml", "--run", "refused", *flags).sentence
-    for fragment in fragments:
-        assert fragment in sentence, sentence
+    sentence = refused("tune", "a.toml", "--run", "refused", *flags)
+    assert all(fragment in sentence for fragment in fragments), sentence
     assert {path.name for path in home.iterdir()} == names
 
 
-def test_a_folder_that_is_there_is_not_touched_and_another_is_not_resumed(
-    home, monkeypatch, capsys
-):
-    monkeypatch.chdir(home)
+def test_a_folder_that_is_there_is_not_touched_and_another_is_not_resumed(home, refused):
     before = bytes_of(home / "whole")
-    assert "exists already" in run_main(capsys, *TUNE, "--run", "whole").sentence
-    assert "no tuning.json" in run_main(capsys, "tune", "--resume", "--run", "data").sentence
-    assert "--run" in run_main(capsys, "tune", "--resume").sentence
-    assert "no seed" in run_main(capsys, "tune", "--resume", "--run", "whole", "--seed", 3).sentence
+    assert "exists already" in refused(*TUNE, "--run", "whole")
+    for words, sentence in (
+        (["--run", "data"], "no tuning.json"),
+        ([], "--run"),
+        (["--run", "whole", "--seed", 3], "no seed"),
+    ):
+        assert sentence in refused("tune", "--resume", *words)
     assert bytes_of(home / "whole") == before
 
 
 def test_a_search_is_resumed_on_its_own_data_and_not_on_other_or_from_a_damaged_file(
-    home, tmp_path, monkeypatch, capsys
+    home, user, refused, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(home / "whole", "copy")
     resume = ("tune", "--resume", "--run", "copy")
-    answer = run_main(capsys, *resume)  # here is no data: it is where the search found it
-    assert answer.code == 0, answer.err
+    user(*resume)  # here is no data: it is where the search found it
     save_dataset(small.text_dataset(seed=1), tmp_path / "data")
-    assert "begun on another data set" in run_main(capsys, *resume).sentence
+    assert "begun on another data set" in refused(*resume)
     for damage in ('{"space": 3}', "[]", '{"planned": '):
         (tmp_path / "copy/tuning.json").write_text(damage, "utf-8")
-        assert "damaged" in run_main(capsys, *resume).sentence
+        assert "damaged" in refused(*resume)

@@ -56,7 +56,7 @@ METHODS = {
         "s2m, with k' shrinking from the whole batch", is_annealed=True, at_whole_batch="snm"
     ),
     "s2m-even": Method(
-        "s2m-annealed by the loss expected at test time, mixed with the mean",
+        "s2m-annealed by expected test loss, mixed with the mean",
         risk="even",
         is_annealed=True,
     ),

@@ -100,22 +100,6 @@ def kills_table() -> list[str]:
     return [*_head("", ""), *(_line([name, f"{value:,}"]) for name, value in rows.items())]
 
 
-def time_table() -> list[str]:
-    """Milliseconds of the parts of a step, a column for each number of ranks."""
-    rows = _rows("ranks", "time")
-    names = [f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}" for row in rows]
-    lines = _head("ms of rank 0", *names)
-    parts = dict.fromkeys(what for row in rows for what in row["seconds"])
-    computing = [what for what in parts if what.startswith("compute")]
-    waiting = [what for what in parts if what not in computing and what != "the rest"]
-    for what in [*computing, *waiting, "the rest"]:
-        cells = [f"{1000 * row['seconds'].get(what, 0):.1f}" for row in rows]
-        lines.append(_line([what if what in (*computing, "the rest") else f"wait: {what}", *cells]))
-    lines.append(_line(["**step, median**", *(f"{1000 * row['median_step']:.1f}" for row in rows)]))
-    ratios = [f"{row['overlap_ratio']:.3f}" for row in rows]
-    return [*lines, _line(["step without overlap, over that", *ratios])]
-
-
 def real_table() -> list[str]:
     lines = _head("loss", "steps", "label gradients, of the model", "all bytes, of the model",
                   "fewest, most label gradients possible, of the model")  # fmt: skip
@@ -154,24 +138,6 @@ def simulation_table() -> list[str]:
     return lines
 
 
-def step_table() -> list[str]:
-    lines = _head(
-        "ranks", "examples a rank", "bytes a rank", "model", "model, label gradients", "load: sent"
-    )
-    for row in _rows("simulation", "step"):
-        mean, model = row["mean"], row["model"]
-        cells = [
-            str(row["ranks"]),
-            f"{row['batch_size'] / row['ranks']:,.0f}",
-            f"{mean['sent']:,.0f}",
-            _percent(model["sent"] / mean["sent"]),
-            _percent(model[GRADIENTS] / mean[GRADIENTS]),
-            f"{row['load']['sent']:.2f}",
-        ]
-        lines.append(_line(cells))
-    return lines
-
-
 def plan_table() -> list[str]:
     spec = importlib.util.spec_from_file_location("scale_plan", HERE / "scale" / "plan.py")
     assert spec is not None
@@ -189,10 +155,8 @@ def tables() -> dict[str, list[str]]:
         "bytes": bytes_table(),
         "purposes": purpose_table(),
         "memory": memory_table(),
-        "time": time_table(),
         "real": real_table(),
         "simulation": simulation_table(),
-        "steps": step_table(),
         "plan": plan_table(),
         "hundred_million": hundred_million_table(),
         "kills": kills_table(),

@@ -9,9 +9,6 @@ what the loopback device carried, less what it carried while nothing ran.
 
 `memory`: peak resident memory of 10^7 labels x 128, in one process and on each of two ranks.
 
-`time`: where a step of 1, 2 and 4 ranks spends its time, and whether it pays to fetch label rows
-while queries are encoded: steps with and without, in turns in one run.
-
 `real`: a training on place names by 8 ranks (threads): how far survivors that agree about hard
 labels send less than survivors that choose independently.
 """
@@ -22,14 +19,12 @@ import itertools
 import os
 import resource
 import socket
-import statistics
 import struct
 import sys
 import tempfile
 import time
 import tomllib
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
@@ -42,7 +37,6 @@ import torch.distributed as dist
 import torch.multiprocessing
 from problem import Problem, about_run, model_of, part_of, rank_step, scheduled, whole_step
 from rich.console import Console
-from torch import Tensor
 
 from evenhand.build import build_training
 from evenhand.config import Config, build_config
@@ -50,7 +44,6 @@ from evenhand.data import Dataset, Rows
 from evenhand.distributed.ranks import ProcessRanks, Ranks
 from evenhand.files import read_json, write_json
 from evenhand.runs import open_data
-from evenhand.training import rank_step as rank_step_module
 from evenhand.training.rank_step import RankStep
 from evenhand.training.step import Step
 
@@ -267,115 +260,6 @@ def _meminfo(key: str) -> int:
     raise SystemExit(f"/proc/meminfo has no {key}")
 
 
-# --- time -----------------------------------------------------------------------------------------
-
-
-class TimedRanks:
-    """Ranks that tell how long they waited for each other, by what was sent."""
-
-    def __init__(self, ranks: Ranks, *, is_overlapped: bool) -> None:
-        self.inner, self.is_overlapped = ranks, is_overlapped
-        self.rank, self.num_ranks, self.sent = ranks.rank, ranks.num_ranks, ranks.sent
-        self.seconds: Counter[str] = Counter()
-
-    def start_exchange(
-        self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
-    ) -> Callable[[], Tensor]:
-        wait = self.timed(
-            what, lambda: self.inner.start_exchange(rows, sent=sent, received=received, what=what)
-        )
-        if self.is_overlapped:
-            return lambda: self.timed(what, wait)
-        ready = self.timed(what, wait)
-        return lambda: ready
-
-    def gather(self, rows: Tensor, *, counts: Sequence[int], what: str) -> Tensor:
-        return self.timed(what, lambda: self.inner.gather(rows, counts=counts, what=what))
-
-    def sum_(self, values: Tensor, *, what: str) -> Tensor:
-        return self.timed(what, lambda: self.inner.sum_(values, what=what))
-
-    def timed(self, what: str, function: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        found = function()
-        self.seconds[what] += time.perf_counter() - began
-        return found
-
-
-def measure_time(console: Console, *, num_turns: int = 12) -> list[dict[str, Any]]:
-    problem = Problem(labels=10**6)
-    rows = []
-    for num_ranks in (1, 2, 4):
-        found = in_processes(num_ranks, _times_of_rank, problem, num_turns)[0]
-        rows.append(
-            {"ranks": num_ranks, "turns": num_turns, **dataclasses.asdict(problem), **found}
-        )
-        shown = {name: f"{1000 * value:.1f}" for name, value in found["seconds"].items()}
-        console.print(
-            f"{num_ranks} ranks: {1000 * found['median_step']:.1f} ms a step; without overlap "
-            f"{found['overlap_ratio']:.3f} times as long; {shown}"
-        )
-    return rows
-
-
-def _times_of_rank(ranks: ProcessRanks, problem: Problem, num_turns: int) -> dict[str, Any]:
-    """Turns of a few steps with overlap and without; medians, and the mean seconds of each part."""
-    timed = TimedRanks(ranks, is_overlapped=True)
-    step = rank_step(problem, part_of(problem), timed)
-    watch = TimedRanks(ranks, is_overlapped=True)
-    _watch(step, watch, timed)
-    for _ in range(3):
-        step(scheduled(problem))
-    for own in (timed, watch):
-        own.seconds.clear()
-    times: dict[bool, list[float]] = {True: [], False: []}
-    parts: Counter[str] = Counter()
-    for turn in range(2 * num_turns):
-        timed.is_overlapped = turn % 2 == 0
-        timed.seconds.clear()
-        watch.seconds.clear()
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(5):
-            step(scheduled(problem))
-        times[timed.is_overlapped].append((time.perf_counter() - began) / 5)
-        if timed.is_overlapped:
-            parts.update({what: count / 5 for what, count in timed.seconds.items()})
-            parts.update({what: count / 5 for what, count in watch.seconds.items()})
-    seconds = {what: count / num_turns for what, count in parts.items()}
-    seconds["the rest"] = _mean(times[True]) - sum(seconds.values())
-    return {
-        "median_step": statistics.median(times[True]),
-        "median_step_without_overlap": statistics.median(times[False]),
-        "overlap_ratio": statistics.median(times[False]) / statistics.median(times[True]),
-        "turns_overlapped": times[True],
-        "turns_not_overlapped": times[False],
-        "seconds": dict(sorted(seconds.items(), key=lambda item: -item[1])),
-    }
-
-
-def _watch(step: RankStep, watch: TimedRanks, timed: TimedRanks) -> None:
-    """Times the parts of a step that are functions of their own, less what they waited inside."""
-
-    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            waited = timed.seconds.total()
-            found = watch.timed(name, lambda: function(*arguments, **options))
-            watch.seconds[name] -= timed.seconds.total() - waited
-            return found
-
-        return call
-
-    training = step.training
-    rank_step_module.mine = watched("compute: scores and mining", rank_step_module.mine)
-    rank_step_module.gradients_of = watched("compute: gradients", rank_step_module.gradients_of)
-    for exchange in step.exchanges.values():
-        exchange.sum_gradients = watched("compute: sums of gradients", exchange.sum_gradients)
-    training.optimizers.step = watched("compute: updates", training.optimizers.step)
-    training.feed.next_batch = watched("compute: next batch", training.feed.next_batch)
-    rank_step_module.fetch_rows = watched("compute: feature rows", rank_step_module.fetch_rows)
-
-
 # --- a real training ------------------------------------------------------------------------------
 
 
@@ -396,7 +280,7 @@ def measure_real(console: Console, *, num_ranks: int = 8) -> list[dict[str, Any]
                 "steps": [first, last],
                 "counted": sent,
                 "model": expected,
-                "kept_bounds": kept_label_bounds(shape, num_examples=shape.share),
+                "kept_bounds": kept_label_bounds(shape),
             }
             rows.append(row)
             ratios = {what: round(sent[what] / expected[what], 3) for what in expected}
@@ -457,7 +341,6 @@ def _mean(values: Sequence[float]) -> float:
 PARTS = {
     "bytes": measure_bytes,
     "memory": measure_memory,
-    "time": measure_time,
     "real": measure_real,
 }
 

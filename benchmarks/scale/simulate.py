@@ -9,14 +9,13 @@ uniform sample, of Zipf positives, of bags of Zipf features, and of what random 
 are in order of frequency, so that the first ranks own all that is frequent, or in random order.
 The batch is 4,096 examples for all ranks together (`fixed`), or 256 for each (`growing`).
 
-`step` is the whole training step on real tables of 10^5 labels.
-
 `load` is the busiest rank over the mean one, for bytes sent, bytes received, and rows that owners
 are asked for.
 """
 
 import argparse
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,31 +26,25 @@ from typing import Any
 import numpy as np
 import torch
 from problem import (
-    SCALE,
     Problem,
     about_run,
-    model_of,
-    part_of,
-    rank_step,
-    scheduled,
     shuffled,
     zipf_ids,
 )
 from rich.console import Console
 from torch import Tensor
 
-from evenhand.data import Part
 from evenhand.distributed.ranks import Ranks
 from evenhand.distributed.row_exchange import RowExchange, sorted_distinct_ids
 from evenhand.distributed.shards import Shards, share_of
-from evenhand.files import read_json, write_json
-from evenhand.models import BagEncoder, Retriever, RowGradients
+from evenhand.files import write_json
+from evenhand.models import RowGradients
 from evenhand.sampling import UniformSampler
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
 from experiments.scaling_laws import zipf_law
 from experiments.simulated_ranks import run_ranks
-from experiments.step_costs import StepShape, bytes_sent, owed_rows, touched
+from experiments.step_costs import bytes_sent, owed_rows, touched
 
 RANKS = (8, 32, 128, 512)
 FIXED_BATCH, SHARE = 4096, 256
@@ -69,10 +62,6 @@ def problem_of(num_ranks: int, batch: str) -> Problem:
         positive_exponent=1.0,
         queries=size,
     )
-
-
-def shape_of(problem: Problem, num_ranks: int) -> StepShape:
-    return dataclasses.replace(problem.shape(num_ranks), table_bytes=2, gradient_bytes=2)
 
 
 class CountedRanks:
@@ -172,7 +161,8 @@ def exchanged(ranks: Ranks, *, streams: Sequence[Stream]) -> dict[str, float]:
 def _looked_up(rows: RowExchange, ids: Tensor, problem: Problem) -> int:
     """Asks for rows of a table that takes no memory; how many rows others asked of this one."""
     request = rows.request(sorted_distinct_ids(ids)[0])
-    table = torch.zeros(1, problem.dim, dtype=DTYPE).expand(len(rows.own), -1)
+    own = rows.shards.rows_of(rows.ranks.rank)
+    table = torch.zeros(1, problem.dim, dtype=DTYPE).expand(own.size, -1)
     rows.start_fetch(request, table)()
     return len(request.owed_rows)
 
@@ -189,8 +179,7 @@ def simulated_exchange(num_ranks: int, batch: str, order: str, *, steps: int) ->
     streams = [stream_of(problem, is_shuffled=is_shuffled, seed=seed) for seed in range(steps)]
     began = time.perf_counter()
     found = run_ranks(num_ranks, partial(exchanged, streams=streams), timeout=TIMEOUT)
-    # float32 gradients: sums in bfloat16 would lose small ones.
-    shape = dataclasses.replace(shape_of(problem, num_ranks), gradient_bytes=4)
+    shape = dataclasses.replace(problem.shape(num_ranks), table_bytes=2)
     expected = bytes_sent(shape)
     names = found[0].keys()
     means = {name: float(np.mean([own[name] for own in found])) for name in names}
@@ -211,47 +200,9 @@ def simulated_exchange(num_ranks: int, batch: str, order: str, *, steps: int) ->
     if order == "frequency":
         rows = Shards(problem.labels, num_ranks).rows_of(0)
         first = zipf_law(problem.labels, rows=(rows.first, rows.last))
-        expected_rows = owed_rows(shape, first, range_rows=len(rows))
+        expected_rows = owed_rows(shape, first, range_rows=rows.size)
         row["model"]["load of owed label rows"] = expected_rows / touched(shape).labels
     return row
-
-
-def simulated_step(num_ranks: int, *, steps: int = 2) -> dict[str, Any]:
-    """The whole training step, on views of one table."""
-    problem = Problem(labels=10**5, batch_size=FIXED_BATCH, hard_examples=1024, features=20_000)
-    part, model = part_of(problem), model_of(problem)
-    began = time.perf_counter()
-    run_fn = partial(_stepped, problem=problem, part=part, whole=model, steps=steps)
-    sent = run_ranks(num_ranks, run_fn, timeout=TIMEOUT)
-    expected = bytes_sent(problem.shape(num_ranks))
-    totals = [own["sent"] for own in sent]
-    means = {what: float(np.mean([own[what] for own in sent])) for what in ("sent", *expected)}
-    return {
-        "ranks": num_ranks,
-        **dataclasses.asdict(problem),
-        "steps": steps,
-        "seconds": round(time.perf_counter() - began, 1),
-        "mean": means,
-        "load": {"sent": max(totals) / means["sent"]},
-        "model": {"sent": sum(expected.values()), **expected},
-    }
-
-
-def _stepped(
-    ranks: Ranks, *, problem: Problem, part: Part, whole: Retriever, steps: int
-) -> dict[str, float]:
-    own = Retriever(BagEncoder(0, problem.dim), 0, problem.dim, scale=SCALE)
-    for table, cut in (
-        (whole.label_table, own.label_table),
-        (whole.encoder.weight, own.encoder.weight),
-    ):
-        cut.data = table.data[slice(*Shards(len(table), ranks.num_ranks).rows_of(ranks.rank))]
-    step = rank_step(problem, part, ranks, model=own)
-    for _ in range(steps):
-        step(scheduled(problem))
-    step.training.feed.close()
-    sent = {what: count / steps for what, count in ranks.sent.items()}
-    return {**sent, "sent": sum(sent.values())}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -259,38 +210,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS))
-    parser.add_argument(
-        "--parts", nargs="+", choices=["exchange", "step"], default=["exchange", "step"]
-    )
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     console = Console()
-    found = read_json(options.json) if options.json and options.json.exists() else {}
-    for name in options.parts:
-        found[name] = {**about_run(), "rows": []}
-        cases: list[Callable[[], dict[str, Any]]]
-        if name == "step":
-            cases = [partial(simulated_step, num_ranks) for num_ranks in options.ranks]
-        else:
-            cases = [
-                partial(simulated_exchange, num_ranks, batch, order, steps=max(1, 64 // num_ranks))
-                for num_ranks in options.ranks
-                for batch in ("fixed", "growing")
-                for order in ("random", "frequency")
-            ]
-        for case in cases:
-            row = case()
-            found[name]["rows"].append(row)
-            loads = {what: round(load, 3) for what, load in row["load"].items()}
-            console.print(
-                f"{name}, {row['ranks']} ranks, batch {row['batch_size']:,} "
-                f"{row.get('order', '')}: {row['mean']['sent']:,.0f} bytes, model "
-                f"{row['model']['sent'] / row['mean']['sent'] - 1:+.2%}, load {loads}, "
-                f"{row['seconds']} s"
-            )
-            if options.json:
-                write_json(options.json, found)
+    found: dict[str, Any] = {"exchange": {**about_run(), "rows": []}}
+    for num_ranks, batch, order in itertools.product(
+        options.ranks, ("fixed", "growing"), ("random", "frequency")
+    ):
+        row = simulated_exchange(num_ranks, batch, order, steps=max(1, 64 // num_ranks))
+        found["exchange"]["rows"].append(row)
+        loads = {what: round(load, 3) for what, load in row["load"].items()}
+        console.print(
+            f"{num_ranks} ranks, batch {row['batch_size']:,} {order}: "
+            f"{row['mean']['sent']:,.0f} bytes, model "
+            f"{row['model']['sent'] / row['mean']['sent'] - 1:+.2%}, load {loads}, "
+            f"{row['seconds']} s"
+        )
+        if options.json:
+            write_json(options.json, found)
 
 
 if __name__ == "__main__":

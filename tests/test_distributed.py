@@ -1,12 +1,9 @@
-"""What ranks say to each other, and who is named when one is late."""
-
-import time
-import types
+"""What ranks say to each other."""
 
 import pytest
 import torch
 
-from evenhand.distributed.ranks import Pulse, late_message, num_launched, num_restarts
+from evenhand.distributed.ranks import num_launched, num_restarts
 from evenhand.distributed.row_exchange import RowExchange, places_among, sorted_distinct_ids
 from evenhand.distributed.shards import Shards, share_of, share_sizes
 from evenhand.models import RowGradients
@@ -76,41 +73,6 @@ def test_gradients_find_their_rows_in_whatever_order_they_come():
 def test_places_among_none_are_none():
     ids = torch.tensor([[3, -1]])
     assert places_among(ids, torch.tensor([], dtype=torch.long)).tolist() == [[-1, -1]]
-
-
-def named(calls, silent=(), own_calls=9, has_store=True):
-    """The message of rank 0 of three, where the others have begun so many calls."""
-    now = time.monotonic()
-    seen = {
-        rank: (Pulse(1, count, f"host{rank}, process {rank}"), now - 100 * (rank in silent))
-        for rank, count in enumerate([own_calls, *calls])
-    }
-    ranks = types.SimpleNamespace(rank=0, num_ranks=3, calls=own_calls)
-    return late_message(ranks, seen, waited=30.0, has_store=has_store)
-
-
-def test_the_late_rank_is_named():
-    behind = named([9, 8])
-    assert behind == (
-        "rank 0 has waited 30 s for rank 2 (host2, process 2), which still runs, but is behind"
-    )
-    both = named([8, 8])
-    assert "rank 1 (host1" in both
-    assert "rank 2 (host2" in both
-    assert named([9, 9], silent=[1]).endswith(
-        "rank 1 (host1, process 1), which says nothing any more"
-    )
-    assert named([9, 9]).endswith("and all of them wait")
-    # Rank 0 has the store in its own process, and so never lacks it.
-    assert named([9, 8], has_store=False) == behind
-
-
-def test_rank_0_is_named_when_its_store_is_silent():
-    seen = {rank: (Pulse(1, 9, f"host{rank}, process {rank}"), 0.0) for rank in range(3)}
-    ranks = types.SimpleNamespace(rank=2, num_ranks=3, calls=9)
-    assert late_message(ranks, seen, waited=30.0, has_store=False) == (
-        "rank 2 has waited 30 s for rank 0 (host0, process 0), whose store does not answer any more"
-    )
 
 
 def test_what_torchrun_tells(monkeypatch):

@@ -12,7 +12,6 @@ import torch
 
 import small
 from evenhand.data import open_dataset, save_dataset
-from evenhand.distributed.ranks import EXIT_LATE
 from evenhand.run_folder import load_model, read_about
 from small import last_step, run, settings_file, start_ranks, wait_for
 
@@ -111,23 +110,18 @@ def test_a_killed_rank_is_told_of_and_the_same_command_started_again_continues(h
     assert interruption["lost_steps"] >= 10
 
 
-@pytest.mark.parametrize(
-    ("hung", "complaint"),
-    [(1, "which says nothing any more"), (0, "whose store does not answer any more")],
-)
-def test_a_hung_rank_is_named(home, hung, complaint):
+@pytest.mark.parametrize("hung", [0, 1])
+def test_a_rank_does_not_wait_for_ever_for_one_that_hangs(home, hung):
     name = f"hung-{hung}"
-    command = ("train", "long.toml", "--run", name, "--rank-timeout", "3")
+    command = ("train", "long.toml", "--run", name, "--rank-timeout", "8")
     processes = start_ranks(home, *command, num_ranks=2)
     wait_for(lambda: last_step(home / name) >= 5)
     processes[hung].kill(signal.SIGSTOP)
     other = processes[1 - hung].wait()
     processes[hung].kill(signal.SIGKILL)
     processes[hung].wait()
-    assert other.code == EXIT_LATE
-    assert f"rank {1 - hung} has waited" in other.err
-    assert f"rank {hung} (" in other.err
-    assert f"process {processes[hung].pid}), {complaint}" in other.err
+    assert f"rank {1 - hung} lost the others" in other.sentence
+    assert "--resume" in other.sentence
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -34,14 +34,9 @@ from evenhand.version import __version__
 
 OK, SLOW, MISSING, BROKEN = "ok", "slow", "missing", "broken"
 COLOURS = {OK: "green", SLOW: "yellow", MISSING: "dim", BROKEN: "bold red"}
-NEEDED = {  # as in pyproject.toml
-    "torch": "2.11", "numba": "0.60", "numpy": "1.26", "rich": "13", "safetensors": "0.4",
-    "scipy": "1.11", "filelock": "3.30", "typer": "0.20", "jinja2": "3.1",
-}  # fmt: skip
-CGROUP, SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")
+CGROUP = Path("/sys/fs/cgroup")
 TEST_SECONDS = 40.0  # importing torch alone may take several
-LITTLE_MEMORY, LITTLE_SHARED = 2 * 2**30, 2**30  # bytes
-LEAST_DISK, LITTLE_DISK = 100 * 2**20, 2 * 2**30
+LEAST_DISK, LITTLE_DISK = 100 * 2**20, 2 * 2**30  # bytes
 REMEDIES = {  # of self-tests
     "loops": "remove numba's cache (__pycache__/*.nbi); if that does not help, install numba anew",
     "kernels": "pip install the triton that fits torch, and a C compiler (gcc)",
@@ -67,14 +62,12 @@ def print_findings(folder: Path, *, console: Console, as_json: bool) -> bool:
         checks: dict[str, Callable[[], Finding]] = {
             "evenhand": check_evenhand,
             "python": lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}"),
-            **{name: partial(check_package, name) for name in NEEDED},
-            "memory": check_memory,
+            **{word: partial(check_package, word) for word in requirements()},
             "disk": partial(check_disk, folder),
             "gpu": check_gpu,
             "compiled code": check_compile_cache,
             "compiled loops": loops.result,
             "GPU kernels": lambda: check_kernels(kernels.result()),
-            "ranks": check_ranks,
             "threads": check_threads,
         }
         for name, check_fn in checks.items():
@@ -116,27 +109,24 @@ def check_evenhand() -> Finding:
     return Finding(OK, __version__ + ("" if known else ", from its source tree"))
 
 
-def check_package(name: str) -> Finding:
-    found, least = version_of(name), NEEDED[name]
+def requirements() -> list[str]:
+    """What the package needs, such as 'torch>=2.11'; none of it is known in a bare source tree."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return [word for word in metadata.requires("evenhand") or () if "extra ==" not in word]
+    return []
+
+
+def check_package(requirement: str) -> Finding:
+    match = re.match(r"([\w-]+).*?>=([\d.]+)", requirement)
+    assert match is not None
+    found, least = version_of(match[1]), match[2]
     if found is not None and TorchVersion(found) >= least:
         return Finding(OK, found)
     state = "not installed" if found is None else f"{found} is too old"
-    return Finding(BROKEN, state, f"pip install '{name}>={least}'")
+    return Finding(BROKEN, state, f"pip install '{requirement}'")
 
 
 # --- what is usable -------------------------------------------------------------------------------
-
-
-def check_memory() -> Finding:
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        free, total = (page * os.sysconf(f"SC_{name}PHYS_PAGES") for name in ("AV", ""))
-    except (AttributeError, OSError, ValueError):
-        return Finding(MISSING, "not known on this system", "nothing")
-    found = f"{gibibytes(free)} of {gibibytes(total)} free"
-    if free < LITTLE_MEMORY:
-        return Finding(SLOW, found, "see what else runs here (top); large tables may not fit")
-    return Finding(OK, found)
 
 
 def check_gpu() -> Finding:
@@ -193,18 +183,6 @@ def check_kernels(trial: Finding) -> Finding:
         return trial
     remedy = "nothing: on the CPU, training takes the eager step"
     return Finding(MISSING, "not tried without a GPU", remedy)
-
-
-def check_ranks() -> Finding:
-    """What several processes under torchrun need."""
-    if not dist.is_available():
-        return Finding(MISSING, "torch.distributed is not built in", "one process still works")
-    if torch.cuda.is_available() and not dist.is_nccl_available():
-        return Finding(SLOW, "they talk without NCCL", "install a torch with NCCL")
-    if SHARED_MEMORY.is_dir() and (free := shutil.disk_usage(SHARED_MEMORY).free) < LITTLE_SHARED:
-        found = f"{gibibytes(free)} of {SHARED_MEMORY} free"
-        return Finding(SLOW, found, "several GPUs need 1 GiB: docker run --shm-size=8g")
-    return Finding(OK, "train --ranks N can be used")
 
 
 # --- what is slow ---------------------------------------------------------------------------------

@@ -14,19 +14,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from evenhand.errors import StoppedError, UserError
 
-if TYPE_CHECKING:
-    from evenhand.config import Config
-    from evenhand.data import Dataset
-
 FIXABLE, STOPPED, NO_READER = 2, 130, 141
-NUM_NAMED = 2  # how many of the largest are named
-FLOAT = 4  # bytes
-LEAST_SHARE = 0.1  # of the largest, to be named beside it
 DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
@@ -135,14 +127,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
 
 
-def format_out_of_memory(
-    error: BaseException,
-    *,
-    largest: str = "",
-    remedy: str = "lower mining.batch_size, model.embedding_dim or mining.num_sampled_labels, or "
-    "take a machine with more; what was complete before is untouched",
-) -> str:
-    """The error message: how much was requested, what is large, what to do."""
+def format_out_of_memory(error: BaseException) -> str:
+    """The error message: how much was requested, what to do."""
     match = _REQUEST.search(str(error))
     request = ""
     if match is not None:
@@ -150,7 +136,11 @@ def format_out_of_memory(
         request = f": {amount} more were asked for and could not be had"
         request += f" (an array of shape {match['shape']})" if match["shape"] else ""
     where = " on the GPU" if type(error).__name__ == GPU_ERROR else ""
-    return f"out of memory{where}{request}; {largest and largest + '; '}{remedy}"
+    return (
+        f"out of memory{where}{request}; lower mining.batch_size, mining.num_sampled_labels or "
+        f"model.embedding_dim, or take a machine with more; what was complete before, checkpoints "
+        f"among it, is untouched"
+    )
 
 
 def gibibytes(num_bytes: float) -> str:
@@ -159,54 +149,3 @@ def gibibytes(num_bytes: float) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:,.1f} {unit}"
     return f"{num_bytes / 2**10:,.1f} kiB"
-
-
-def large_parts(config: "Config", dataset: "Dataset") -> list[tuple[int, str, str]]:
-    """Estimates the largest allocations of a run, the largest first.
-
-    Returns the bytes of each, its description, and the settings that shrink it.
-    """
-    from evenhand.data import Rows
-
-    parts = []
-
-    def add(what: str, rows: int, columns: int, remedy: str, *, copies: int = 1) -> None:
-        num_bytes = rows * columns * copies * FLOAT
-        more = ", with the optimiser's" if copies > 1 else ""
-        words = f"{what} ({rows:,} x {columns:,}, {gibibytes(num_bytes)}{more})"
-        parts.append((num_bytes, words, remedy))
-
-    width, mining = config.model.embedding_dim, config.mining
-    copies = 2 if config.training.optimizer == "row-adam" else 1  # Adagrad keeps one number per row
-    add("the label vectors", dataset.num_labels, width, "model.embedding_dim", copies=copies)
-    if isinstance(dataset.parts["train"].features, Rows):
-        rows = dataset.num_features
-        add("the feature vectors", rows, width, "model.embedding_dim", copies=copies)
-    columns, remedy = dataset.num_labels, "mining.batch_size (or take a method that samples labels)"
-    if mining.draws_labels:
-        columns, remedy = mining.num_sampled_labels, "mining.batch_size, mining.num_sampled_labels"
-    add("the scores of a step", mining.batch_size, columns, remedy)
-    if mining.draws_labels and mining.for_each_example:
-        remedy += ", mining.for_each_example"
-        add("the vectors of all samples", mining.batch_size, columns * width, remedy)
-    return sorted(parts, reverse=True)
-
-
-@contextlib.contextmanager
-def explain_out_of_memory(config: "Config", dataset: "Dataset") -> Iterator[None]:
-    """Names the largest tables, and the settings behind them, when the block runs out of memory."""
-    try:
-        yield
-    except (MemoryError, RuntimeError, OSError) as error:
-        if not is_out_of_memory(error):
-            raise
-        parts = large_parts(config, dataset)[:NUM_NAMED]
-        parts = [part for part in parts if part[0] > LEAST_SHARE * parts[0][0]]
-        remedies = ", ".join(dict.fromkeys(remedy for _, _, remedy in parts))
-        sentence = format_out_of_memory(
-            error,
-            largest=f"the largest of this run: {', '.join(words for _, words, _ in parts)}",
-            remedy=f"a new run with a lower {remedies} needs less; any checkpoint is kept, and "
-            f"--resume continues from it where there is more",
-        )
-        raise UserError(sentence) from error

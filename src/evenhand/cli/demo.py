@@ -23,7 +23,6 @@ def demo(
     """
     from evenhand.cli.console import console
     from evenhand.config import build_config, read_preset
-    from evenhand.error_handling import explain_out_of_memory
     from evenhand.files import locked, write_json
     from evenhand.progress import stop_requested
     from evenhand.report import write_report
@@ -47,16 +46,15 @@ def demo(
                 resumable_config(folder, config, dataset)
             else:
                 begin_run(folder, config, dataset, device=own_device)
-            with explain_out_of_memory(config, dataset):
-                is_complete = train_run(
-                    folder,
-                    config,
-                    dataset,
-                    device=own_device,
-                    console=console,
-                    title=f"training {name}",
-                    should_stop_fn=should_stop_fn,
-                )
+            is_complete = train_run(
+                folder,
+                config,
+                dataset,
+                device=own_device,
+                console=console,
+                title=f"training {name}",
+                should_stop_fn=should_stop_fn,
+            )
             if not is_complete:
                 raise StoppedError("stopped; the same command continues")
             # The worst groups are those of SNM on the validation part: see the report's headline.

@@ -52,7 +52,7 @@ def _check_timeout(seconds: float) -> float:
 RankTimeout = Annotated[
     float,
     flag(
-        "Seconds that a rank waits for the others before it names the late one and ends.",
+        "Seconds that a rank waits for the others before it ends.",
         callback=_check_timeout,
     ),
 ]

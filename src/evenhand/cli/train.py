@@ -50,7 +50,6 @@ def train(
     flags = dataclasses.replace(flags, seed=seed)
     from evenhand.cli.console import console
     from evenhand.distributed.ranks import wait_for_all
-    from evenhand.error_handling import explain_out_of_memory
     from evenhand.files import locked
     from evenhand.progress import stop_requested
     from evenhand.result_tables import results_table, unseen_notes
@@ -69,7 +68,7 @@ def train(
             console.print(note)
         method = config.mining.method
         lock = locked(folder) if is_first else contextlib.nullcontext()
-        with lock, explain_out_of_memory(config, dataset), stop_requested() as should_stop_fn:
+        with lock, stop_requested() as should_stop_fn:
             is_complete = train_run(
                 folder,
                 config,

@@ -27,7 +27,6 @@ from rich.console import Console
 from evenhand.build import check_against_data
 from evenhand.config import Config, build_config, read_settings, to_toml, to_type
 from evenhand.data import Dataset, memberships
-from evenhand.error_handling import explain_out_of_memory
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns, selected_score
 from evenhand.evaluation.groups import BUILT_IN
@@ -305,7 +304,7 @@ def _run_trial(
         else:
             begin_run(run, config, dataset, device=device)
         try:
-            with locked(run), explain_out_of_memory(config, dataset):
+            with locked(run):
                 is_complete = train_run(
                     run, config, dataset,
                     device=device, console=console, title=title, should_stop_fn=should_stop_fn,

@@ -49,6 +49,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "topk-sgd": ({}, SOFTMAX),
     "s2m": ({}, {"mining.num_hard_examples": 512}),
     "s2m-annealed": ({}, {"mining.num_hard_examples": 128}),
+    "s2m-even": ({}, {"risk.mined_share": 0.75}),
     "ranked-range": ({"risk.num_dropped": 16}, {"risk.num_dropped": 64}),
     "cvar": ({}, {"mining.num_hard_examples": 512}),
     "chi-square": ({}, {"mining.num_hard_examples": 512}),
@@ -68,7 +69,9 @@ OPTIONS_NOISE = {
         {"risk.num_dropped": 205, "mining.num_hard_examples": 512},
         {"risk.num_dropped": 256, "mining.num_hard_examples": 512},
     ),
+    "s2m-even": ({}, {"mining.num_hard_examples": 512}),
 }
+OPTIONS_NOISE["even-range"] = OPTIONS_NOISE["ranked-range"]
 
 
 def config_of(
@@ -348,7 +351,7 @@ def main() -> None:
     commands = {"tune": tune, "seeds": seeds, "time": time_steps, "sweep": sweep, "table": table}
     parser.add_argument("what", choices=tuple(commands))
     parser.add_argument("--noise", type=float, default=0.0)
-    parser.add_argument("--methods", nargs="+", choices=tuple(OPTIONS))
+    parser.add_argument("--methods", nargs="+", choices=tuple(OPTIONS | OPTIONS_NOISE))
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--workers", type=int, default=1, help="trainings at a time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

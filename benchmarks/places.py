@@ -42,7 +42,7 @@ from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import train
 
 RESULTS = Path(__file__).parent / "results"
-METHODS = ("snm", "s2m", "s2m-annealed")
+METHODS = ("snm", "s2m", "s2m-annealed", "s2m-even")
 LOSSES: dict[str, dict[str, Any]] = {
     "contrastive, power 1": {"loss": {"name": "contrastive", "power": 1.0}},
     "contrastive, power 2": {"loss": {"name": "contrastive", "power": 2.0}},
@@ -144,6 +144,10 @@ def tune(options: argparse.Namespace, console: Console) -> None:
     variants = {method: (method, None) for method in options.methods}
     chosen, trials = best_of_trials(variants, options, console)
     path = RESULTS / f"places-{options.size}-tuning.json"
+    if path.exists():  # the trials of other methods stay
+        before = json.loads(path.read_text())
+        chosen = before["chosen"] | chosen
+        trials += [trial for trial in before["trials"] if trial["variant"] not in options.methods]
     write_json(path, about(options) | {"criterion": CRITERION, "chosen": chosen, "trials": trials})
     console.print(f"written to {path}")
 
@@ -185,6 +189,7 @@ def best_of_trials(
                     "learning_rate": rate,
                     "validation": figures,
                     "training_seconds": round(seconds, 1),
+                    "device": device_name(),
                 }
             )
             console.print(
@@ -298,12 +303,15 @@ def threads(options: argparse.Namespace) -> int:
     return max(1, multiprocessing.cpu_count() // options.workers)
 
 
-def about(options: argparse.Namespace) -> dict[str, Any]:
+def device_name() -> str:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    return f"{device or platform.machine()}, torch {torch.__version__}"
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "command": f"python benchmarks/places.py {options.what} --size {options.size}",
-        "device": device or platform.machine(),
-        "torch": torch.__version__,
+        "device": device_name(),
         "settings": {key: SIZES[options.size][key] for key in ("data", "model", "mining")},
     }
 

@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from evenhand.objective import s2m_loss
     from evenhand.risk import (
         DualCvar,
+        EvenMining,
         GroupRisk,
         StochasticMaximum,
         chi_square_weights,
+        even_weights,
         kl_weights,
         mean_weights,
         nonzero_weights,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Distinct",
     "DualCvar",
+    "EvenMining",
     "FrequencySampler",
     "GroupRisk",
     "InBatchSampler",
@@ -74,6 +77,7 @@ __all__ = [
     "chi_square_weights",
     "contrastive_loss",
     "crammer_singer_loss",
+    "even_weights",
     "exponential",
     "hardest_examples",
     "hardest_labels",

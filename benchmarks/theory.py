@@ -14,14 +14,9 @@ import numpy as np
 import scipy.stats
 
 from evenhand.risk import GOLDEN
-from evenhand.theory import (
-    expected_even_weights,
-    expected_s2m_loss,
-    expected_snm_loss,
-    inclusion_probabilities,
-    lemma_1_right_side,
-    num_counting,
-)
+from evenhand.theory.even import expected_even_weights, num_counting
+from evenhand.theory.expected import expected_s2m_loss, expected_snm_loss, lemma_1_right_side
+from evenhand.theory.order_weights import inclusion_probabilities
 
 BILLION = 10**9
 SETTINGS = [(64, 1), (512, 1), (512, 128), (2048, 64), (4096, 16), (2048, 300), (4096, 40)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 import theory_oracles as oracles
-from evenhand.theory import (
+from evenhand.theory.cvar import (
     agnostic_top,
     cvar_by_definition,
     cvar_by_top,

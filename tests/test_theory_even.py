@@ -13,21 +13,19 @@ from scipy.optimize import linprog
 
 import theory_oracles as oracles
 from evenhand.risk import EvenMining, even_weights, mean_weights, top_weights
-from evenhand.theory import (
-    batch_weights,
-    cvar_by_top,
-    cvar_by_worst_density,
+from evenhand.theory.cvar import cvar_by_top, cvar_by_worst_density
+from evenhand.theory.even import (
     effective_count,
-    empirical_rademacher,
     even_bound,
     expected_even_weights,
     gap_variance,
     mixed_risk,
     num_counting,
-    order_weighted_average,
     put_back_bias,
     shrinkage_matrix,
 )
+from evenhand.theory.order_weights import batch_weights, order_weighted_average
+from evenhand.theory.rademacher import empirical_rademacher
 
 shares = st.sampled_from([0.0, 0.25, 0.5, 0.9, 1.0])
 whole_losses = st.lists(st.integers(0, 9), min_size=1, max_size=7)

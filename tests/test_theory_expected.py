@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import theory_oracles as oracles
-from evenhand.theory import (
+from evenhand.theory.expected import (
     LossDistribution,
-    batch_weights,
     expected_order_weighted_average,
     expected_s2m_loss,
     expected_shared_s2m_loss,
@@ -20,9 +19,9 @@ from evenhand.theory import (
     expected_snm_loss,
     lemma_1_right_side,
     simulated_s2m_loss,
-    simulated_shared_s2m_loss,
     snm_loss_distribution,
 )
+from evenhand.theory.order_weights import batch_weights
 
 NAMES = ("batch_size", "num_hard_examples", "num_sampled_labels", "num_hard_labels")
 whole_numbers = st.integers(0, 9)  # as fractions in the oracles, so that these are exact
@@ -269,8 +268,13 @@ def test_drawing_shared_labels_agrees_with_the_exact_loss():
     losses[np.arange(12), np.arange(12) % 9] = -np.inf
     counts = by_name((6, 2, 4, 2))
     left = expected_shared_s2m_loss(positives, losses, **counts)
-    estimate = simulated_shared_s2m_loss(
-        positives, losses, **counts, num_draws=4000, generator=np.random.default_rng(2)
+    estimate = simulated_s2m_loss(
+        positives,
+        losses,
+        **counts,
+        num_draws=4000,
+        generator=np.random.default_rng(2),
+        is_shared=True,
     )
     assert estimate.mean == pytest.approx(left, abs=5 * estimate.standard_error)
 
@@ -308,7 +312,7 @@ def test_counts_that_cannot_be_are_refused(counts, message):
         (expected_s2m_loss, np.zeros((2, 3)), {}),
         (expected_shared_s2m_loss, shared, {}),
         (simulated_s2m_loss, np.zeros((2, 3)), drawing),
-        (simulated_shared_s2m_loss, shared, drawing),
+        (simulated_s2m_loss, shared, drawing | {"is_shared": True}),
     ):
         with pytest.raises(ValueError, match=message):
             loss_fn([0, 0], losses, **by_name(counts), **options)

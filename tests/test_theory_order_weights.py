@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import theory_oracles as oracles
-from evenhand.theory import (
+from evenhand.theory.order_weights import (
     batch_weights,
     inclusion_probabilities,
     label_weights,

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 import oracles as paper
 import theory_oracles as oracles
 from evenhand.losses import contrastive_loss, exponential, hinge, logistic, squared_hinge
-from evenhand.theory import (
+from evenhand.theory.order_weights import label_weights, shared_label_weights
+from evenhand.theory.retrieval import (
     bowl_bound,
-    label_weights,
     least_contrastive_loss_of_a_miss,
     least_loss_of_a_miss,
     order_weighted_bound,
     order_weighted_losses,
     retrieval_loss,
-    shared_label_weights,
 )
 
 MARGIN_LOSSES = [hinge, squared_hinge, logistic, exponential]

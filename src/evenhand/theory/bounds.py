@@ -52,23 +52,6 @@ class Bound(NamedTuple):
     total: float
 
 
-class GroupBounds(NamedTuple):
-    """What is added to each group's empirical mean loss, (G,) each."""
-
-    complexity: DoubleArray
-    deviation: DoubleArray
-    total: DoubleArray
-
-
-class MixtureBound(NamedTuple):
-    """What is added to a mixture's empirical mean loss."""
-
-    complexity: float
-    cover: float  # the price of mixtures that are near one of the cover, not in it
-    deviation: float
-    total: float
-
-
 def paper_bound(
     rademacher: float,
     *,
@@ -216,12 +199,12 @@ def known_membership_bound(
     loss_bound: float,
     failure_probability: float,
     contraction: float = 1.0,
-) -> GroupBounds:
-    """For every group at once, what its mean loss can exceed its empirical mean by: (G,) each.
+) -> DoubleArray:
+    """For every group at once, what its mean loss can exceed its empirical mean by: (G,).
 
     2 contraction Rad_{N_g} + B sqrt(log(G/delta) / (2 N_g)): the ordinary bound for each group with
     delta/G of the risk. The worst group, and so the worst of *all* mixtures (a mixture's excess is
-    the average of its groups' excesses), is at most max_g of (empirical mean + total).
+    the average of its groups' excesses), is at most max_g of (empirical mean + this).
 
     Args:
         group_rademachers: (G,), expected complexity of the class on N_g examples of the group.
@@ -231,7 +214,7 @@ def known_membership_bound(
         >>> bounds = known_membership_bound(
         ...     [0.0, 0.0], [100, 400], loss_bound=1.0, failure_probability=0.05
         ... )
-        >>> bounds.total.round(3).tolist()
+        >>> bounds.round(3).tolist()
         [0.136, 0.068]
     """
     sizes = _sizes(group_sizes)
@@ -243,8 +226,7 @@ def known_membership_bound(
         )
     _check(int(sizes.min()), 1.0, failure_probability)
     logarithm = math.log(len(sizes) / failure_probability)
-    deviation = loss_bound * np.sqrt(logarithm / (2 * sizes))
-    return GroupBounds(complexity, deviation, complexity + deviation)
+    return np.asarray(complexity + loss_bound * np.sqrt(logarithm / (2 * sizes)))
 
 
 def mixture_bound(
@@ -257,7 +239,7 @@ def mixture_bound(
     num_mixtures: int = 1,
     cover_radius: float = 0.0,
     contraction: float = 1.0,
-) -> MixtureBound:
+) -> float:
     """What the mean loss of a mixture can exceed its empirical value by (Mohri and others, 2019).
 
     2 contraction Rad + B radius + B sqrt(sum_g lambda_g^2/N_g * log(M/delta) / 2), for M mixtures
@@ -273,7 +255,7 @@ def mixture_bound(
 
     Example:
         >>> settings = dict(rademacher=0.0, loss_bound=1.0, failure_probability=0.05)
-        >>> round(mixture_bound([0.5, 0.5], [100, 400], **settings).total, 3)
+        >>> round(mixture_bound([0.5, 0.5], [100, 400], **settings), 3)
         0.068
     """
     sizes, weights = _sizes(group_sizes), np.asarray(mixture, dtype=np.float64)
@@ -285,8 +267,7 @@ def mixture_bound(
     _check(int(sizes.min()), 1.0, failure_probability)
     variance = float((weights**2 / sizes).sum())
     deviation = loss_bound * math.sqrt(variance * math.log(num_mixtures / failure_probability) / 2)
-    complexity, cover = 2 * contraction * rademacher, loss_bound * cover_radius
-    return MixtureBound(complexity, cover, deviation, complexity + cover + deviation)
+    return 2 * contraction * rademacher + loss_bound * cover_radius + deviation
 
 
 def _corrected(

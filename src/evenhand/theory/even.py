@@ -102,12 +102,12 @@ def even_bound(
     (trained, _), (held_out, _) = checked_law(losses, None), checked_law(held_out_losses, None)
     bins, held_out_bins = np.asarray(bin_ids), np.asarray(held_out_bin_ids)
     counts = np.bincount(held_out_bins, minlength=int(bins.max()) + 1)  # (G,)
-    bounds = known_membership_bound(
+    deviations = known_membership_bound(
         0.0 * counts, counts, loss_bound=loss_bound, failure_probability=failure_probability
     )
     gaps = np.bincount(held_out_bins, held_out) / counts  # of which the training loss is taken off
     gaps -= np.bincount(bins, trained) / np.bincount(bins)
-    return cvar_by_top(trained + (gaps + bounds.deviation)[bins], tail_fraction)
+    return cvar_by_top(trained + (gaps + deviations)[bins], tail_fraction)
 
 
 def num_counting(batch_size: int, *, num_hard_examples: int, mined_share: float) -> float:

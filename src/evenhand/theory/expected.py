@@ -273,7 +273,7 @@ def expected_shared_s2m_loss(
 
 def simulated_s2m_loss(
     positive_losses: ArrayLike,
-    negative_losses: ArrayLike,
+    label_losses: ArrayLike,
     *,
     batch_size: int,
     num_hard_examples: int,
@@ -281,45 +281,21 @@ def simulated_s2m_loss(
     num_hard_labels: int,
     num_draws: int,
     generator: np.random.Generator,
+    is_shared: bool = False,
 ) -> Estimate:
     """The mean of the S2M loss over so many batches, with labels drawn for each example.
 
     It draws as Algorithm 1 does and uses none of the weights: a check of all that is exact here,
     and the way for data too large for it.
+
+    Args:
+        label_losses: of the negatives (N, K - 1); or, if labels are shared, of all labels (N, K).
+        is_shared: whether labels are drawn once for each batch.
     """
-    counts = batch_size, num_hard_examples, num_sampled_labels, num_hard_labels
-    return _simulate(positive_losses, negative_losses, counts, num_draws, generator)
-
-
-def simulated_shared_s2m_loss(
-    positive_losses: ArrayLike,
-    label_losses: ArrayLike,
-    *,
-    batch_size: int,
-    num_hard_examples: int,
-    num_sampled_labels: int,
-    num_hard_labels: int,
-    num_draws: int,
-    generator: np.random.Generator,
-) -> Estimate:
-    """The same with labels drawn once for each batch."""
-    counts = batch_size, num_hard_examples, num_sampled_labels, num_hard_labels
-    return _simulate(positive_losses, label_losses, counts, num_draws, generator, is_shared=True)
-
-
-def _simulate(
-    positive_losses: ArrayLike,
-    label_losses: ArrayLike,
-    counts: tuple[int, int, int, int],
-    num_draws: int,
-    generator: np.random.Generator,
-    is_shared: bool = False,
-) -> Estimate:
     positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=is_shared)
-    batch_size, num_hard_examples, num_sampled, num_hard_labels = counts
     num_examples, num_labels = label_losses.shape
     of_what = "labels" if is_shared else "negative labels"
-    check_label_counts(num_sampled, num_hard_labels, num_labels, of_what)
+    check_label_counts(num_sampled_labels, num_hard_labels, num_labels, of_what)
     check_count("batch_size", batch_size, num_examples, "examples")
     check_count("num_hard_examples", num_hard_examples, batch_size, "examples of the batch")
     check_at_least("num_draws", num_draws, 2, " (for a standard error)")
@@ -327,8 +303,8 @@ def _simulate(
     for _ in range(num_draws):
         batch = generator.choice(num_examples, batch_size, replace=False)  # (n,)
         keys = generator.random((1 if is_shared else batch_size, num_labels))
-        drawn = np.argpartition(keys, num_sampled - 1, axis=1)[:, :num_sampled]  # (1 or n, M)
-        sampled = label_losses[batch[:, None], drawn]  # (n, M)
+        drawn = np.argpartition(keys, num_sampled_labels - 1, axis=1)[:, :num_sampled_labels]
+        sampled = label_losses[batch[:, None], drawn]  # (1 or n, M) ids -> (n, M)
         losses = positive_losses[batch] + _mean_of_top(sampled, num_hard_labels)
         risks.append(np.sort(losses)[-num_hard_examples:].mean())
     return Estimate(float(np.mean(risks)), float(np.std(risks, ddof=1)) / math.sqrt(num_draws))

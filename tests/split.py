@@ -5,7 +5,7 @@ import copy
 import torch
 
 from evenhand.build import build_training
-from evenhand.distributed.shards import Shards
+from evenhand.distributed.ranks import Shards
 
 TABLES = ("label_table", "label_bias", "encoder.weight")  # the encoder's, of sparse features
 

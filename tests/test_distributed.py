@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from evenhand.distributed.ranks import num_launched, num_restarts
+from evenhand.distributed.ranks import Shards, num_launched, num_restarts, share_of, share_sizes
 from evenhand.distributed.row_exchange import RowExchange, places_among, sorted_distinct_ids
-from evenhand.distributed.shards import Shards, share_of, share_sizes
 from evenhand.models import RowGradients
 from experiments.simulated_ranks import run_ranks
 

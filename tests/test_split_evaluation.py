@@ -8,7 +8,7 @@ import torch
 
 from evenhand.build import build_model
 from evenhand.data import Rows
-from evenhand.distributed.shards import Shards
+from evenhand.distributed.ranks import Shards
 from evenhand.errors import UserError
 from evenhand.runs import evaluate_model
 from experiments.simulated_ranks import run_ranks

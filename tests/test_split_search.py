@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from evenhand.distributed.ranks import Shards
 from evenhand.distributed.search import SplitIndex
-from evenhand.distributed.shards import Shards
 from evenhand.search import ExactIndex
 from experiments.simulated_ranks import run_ranks
 

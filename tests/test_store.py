@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from evenhand import tensor_store
-from evenhand.distributed.shards import Shards
+from evenhand.distributed.ranks import Shards
 from evenhand.errors import UserError
 from evenhand.tensor_store import (
     MANIFEST,

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from evenhand.data import IntArray, Part, Rows
-from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import Shards
+from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.kernels.random import permute
 from evenhand.losses import softmax_loss
 from evenhand.models import BagEncoder, Retriever

@@ -34,9 +34,8 @@ from problem import (
 from rich.console import Console
 from torch import Tensor
 
-from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.ranks import Ranks, Shards, share_of
 from evenhand.distributed.row_exchange import RowExchange, sorted_distinct_ids
-from evenhand.distributed.shards import Shards, share_of
 from evenhand.files import write_json
 from evenhand.models import RowGradients
 from evenhand.sampling import UniformSampler

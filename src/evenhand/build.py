@@ -13,8 +13,7 @@ from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, Groups, Rows, memberships, pad_rows
 from evenhand.data.dataset import check_all_ids, check_finite
 from evenhand.data.held_out import GapBins, frequency_bins, hold_out_queries
-from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import Shards
+from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns
 from evenhand.evaluation.scores import check_known

@@ -16,7 +16,7 @@ import torch
 from evenhand.config import Config
 from evenhand.data import Dataset, Part
 from evenhand.data.vector_writer import Block, check_format, write_blocks
-from evenhand.distributed.shards import share_of
+from evenhand.distributed.ranks import share_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
 from evenhand.models import Retriever, RowRange, features_of

@@ -31,8 +31,7 @@ from safetensors import SafetensorError
 from evenhand.build import build_model
 from evenhand.config import Config, build, build_config, read_settings
 from evenhand.data import Dataset
-from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import Shards
+from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
 from evenhand.files import check_is_file, parse_json, read_json, read_text, write_json

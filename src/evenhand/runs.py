@@ -29,9 +29,8 @@ from evenhand.config import Config, DataConfig, build_config, read_settings, to_
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import check_all_ids
 from evenhand.data.weighting import feature_weights, weight_features
-from evenhand.distributed.ranks import ProcessRanks, Ranks
+from evenhand.distributed.ranks import ProcessRanks, Ranks, Shards
 from evenhand.distributed.search import evaluate_split
-from evenhand.distributed.shards import Shards
 from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_value
 from evenhand.evaluation.groups import BUILT_IN

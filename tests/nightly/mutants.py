@@ -36,7 +36,7 @@ TESTED_BY = {
     "data/csr.py": "test_feed.py",
     "data/splits.py": "test_table.py",
     "models.py": "test_encoders.py",
-    "training/schedules.py": "test_schedules.py",
+    "training/state.py": "test_schedules.py",
     "training/loop.py": "test_loop.py",
     "training/feed.py": "test_feed.py",
     "training/checkpoint.py": "test_checkpoint.py",
@@ -577,7 +577,7 @@ MUTANTS += [
         "mlp_matches",
     ),
     Mutant("models.py", "(seed + block * GOLDEN32) % 2**32", "seed", "blocks_and_tables"),
-    Mutant("training/schedules.py", "(step + 1) / warmup_steps", "step / warmup_steps", "warm_up"),
+    Mutant("training/state.py", "(step + 1) / self.warm", "step / self.warm", "warm_up"),
     Mutant("training/loop.py", "if own <= step", "if own < step", "rewinding"),
     Mutant(
         "training/loop.py",

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evenhand.distributed.ranks import Ranks
-from evenhand.distributed.shards import Shards
+from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.kernels.sparse import Lists, distinct_ids, transposed_product
 from evenhand.models import RowEncoder, RowGradients
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from evenhand.data import Dataset, IntArray
-from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.ranks import Ranks, Shards, share_of, share_sizes
 from evenhand.distributed.row_exchange import RowExchange, fetch_rows
-from evenhand.distributed.shards import Shards, share_of, share_sizes
 from evenhand.evaluation.outcome import Outcome, evaluate
 from evenhand.models import Retriever, features_of, row_encoder
 from evenhand.search.exact import ExactIndex, SearchResult

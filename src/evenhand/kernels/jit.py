@@ -1,4 +1,4 @@
-"""numba with our options (no GIL, disk cache), argument checks, and loops on torch's threads."""
+"""numba with our options (no GIL, disk cache), argument checks, threads of torch, prefetching."""
 
 import ctypes
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import llvmlite.binding  # type: ignore[import-untyped]
 import numba
+import numba.core.cgutils
 import numpy as np
 import torch
 from llvmlite import ir
@@ -195,3 +196,44 @@ def _has_openmp() -> bool:
 
 
 _HAS_OPENMP = _has_openmp()
+
+
+# --- rows of a table, fetched into the CPU cache ahead --------------------------------------------
+#
+# The rows of a step lie anywhere in a table, and no processor guesses which comes next. But their
+# ids are known: a row that is asked for a few rows ahead has arrived when its turn comes. By hand
+# because numba has no such instruction; without it a step takes up to a tenth longer.
+
+ROWS_AHEAD = 4  # 1, 2 and 8 gain less on an AMD EPYC
+_NUMBERS_OF_LINE = 16  # float32 in a line of the cache, which is what memory is fetched by
+_utilities: Any = numba.core.cgutils  # numba has no types
+
+
+@jit
+def fetch_later_row(table: NDArray[np.float32], ids: NDArray[np.int64], place: int) -> None:
+    """Prefetches the row of the table whose turn comes a few places later."""
+    later = ids[min(place + ROWS_AHEAD, len(ids) - 1)]
+    for column in range(0, table.shape[1], _NUMBERS_OF_LINE):
+        _prefetch(table, later, column)
+
+
+def _typed_prefetch(
+    typing_context: Any, table: Any, row: Any, column: Any
+) -> tuple[Any, Callable[..., Any]]:
+    """numba's code for `_prefetch(table, row, column)`: an instruction that cannot fail."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        pointer = _utilities.get_item_pointer(
+            context, builder, signature.args[0], array, values[1:], wraparound=False
+        )
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT32, _INT32, _INT32])
+        function = _utilities.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        is_written, nearness, is_data = _INT32(0), _INT32(3), _INT32(1)
+        builder.call(function, [builder.bitcast(pointer, _BYTES), is_written, nearness, is_data])
+        return context.get_dummy_value()
+
+    return types.void(table, types.int64, types.int64), generate
+
+
+_prefetch: Any = intrinsic(_typed_prefetch)

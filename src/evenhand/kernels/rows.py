@@ -13,8 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.kernels.cache_prefetch import fetch_later_row
-from evenhand.kernels.jit import are_plain, check_ids, in_parts, jit, jit_sums, num_threads_for
+from evenhand.kernels.jit import (
+    are_plain,
+    check_ids,
+    fetch_later_row,
+    in_parts,
+    jit,
+    jit_sums,
+    num_threads_for,
+)
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -109,11 +109,8 @@ class GpuStep:
 
     def __init__(self, training: Training, plan: Plan, *, precision: torch.dtype) -> None:
         model, feed, device = training.model, training.feed, training.feed.device
-        loss, features, positives = (
-            kernel_loss(plan.loss_fn),
-            feed.part.features,
-            feed.part.positives,
-        )
+        loss = kernel_loss(plan.loss_fn)
+        features, positives = feed.part.features, feed.part.positives
         assert loss is not None
         assert isinstance(features, Rows)
 
@@ -126,9 +123,10 @@ class GpuStep:
             return moved
 
         self.training = training
-        schedule = [plan.at_step(s, batch_size=feed.batch_size) for s in range(plan.num_steps)]
+        steps = range(plan.num_steps)
+        rates = [plan.at_step(s, batch_size=feed.batch_size).learning_rate for s in steps]
         self.clock = Clock.planned(
-            torch.tensor([now.learning_rate for now in schedule], device=device),
+            torch.tensor(rates, device=device),
             torch.tensor(_counts(training, plan), device=device),
             _sample_keys(training, plan).to(device),
         )

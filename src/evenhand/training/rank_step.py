@@ -13,14 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.ranks import Ranks, share_of, share_sizes
 from evenhand.distributed.row_exchange import (
     RowExchange,
     fetch_rows,
     places_among,
     sorted_distinct_ids,
 )
-from evenhand.distributed.shards import share_of, share_sizes
 from evenhand.models import Retriever, RowGradients, row_encoder
 from evenhand.sampling import InBatchSampler, LabelSample, LabelSampler, MixedSampler
 from evenhand.training.feed import Batch

@@ -17,7 +17,6 @@ from evenhand.tensor_store import Table
 from evenhand.training.checkpoint import Checkpoint
 from evenhand.training.feed import Batch, PairFeed
 from evenhand.training.optimizers import Optimizers
-from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 
 TABLES = {"labels": "label_table", "biases": "label_bias", "features": "encoder.weight"}
 
@@ -41,7 +40,7 @@ class Plan:
     num_hard_examples: int
     learning_rate: float
     anneal_fraction: float = 0.0  # of the steps, over which k' shrinks from the whole batch
-    learning_rate_shape: str = "linear"
+    learning_rate_shape: str = "linear"  # or cosine, constant
     warmup_steps: int = 0
     max_gradient_norm: float = 0.0  # 0: gradients are not clipped
     draws_for_each: bool = False  # every example has a label sample of its own
@@ -52,23 +51,20 @@ class Plan:
     patience: int = 0  # validations without a new best before an early stop; 0: never
 
     def at_step(self, step: int, *, batch_size: int) -> Scheduled:
-        """The learning rate and k' of a step; the first is step 0."""
-        return Scheduled(
-            learning_rate_at(
-                step,
-                num_steps=self.num_steps,
-                peak=self.learning_rate,
-                warmup_steps=self.warmup_steps,
-                shape=self.learning_rate_shape,
-            ),
-            num_hard_examples_at(
-                step,
-                num_steps=self.num_steps,
-                batch_size=batch_size,
-                num_hard_examples=self.num_hard_examples,
-                anneal_fraction=self.anneal_fraction,
-            ),
-        )
+        """The learning rate and k' of a step; the first is step 0.
+
+        The rate rises over the warm-up, then falls to 0 at the end, or stays. k' shrinks in a line
+        from the whole batch over the first part of the run: too few examples too early teach
+        little.
+        """
+        done = step / self.num_steps
+        warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        shapes = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "constant": 1.0}
+        rate = self.learning_rate * warmup * shapes[self.learning_rate_shape]
+        if self.anneal_fraction == 0:
+            return Scheduled(rate, self.num_hard_examples)
+        annealed = min(1.0, step / (self.anneal_fraction * self.num_steps))
+        return Scheduled(rate, round(batch_size + annealed * (self.num_hard_examples - batch_size)))
 
 
 class Risk(NamedTuple):

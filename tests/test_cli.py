@@ -76,6 +76,7 @@ def test_a_run_folder_holds_all_that_was_promised_and_the_command_shows_it(home)
         *(f"{store}/manifest.json" for store in stores),
         *(f"{store}/rank-0-file-0.safetensors" for store in stores),
         "evaluation/test/outcome.npz", "evaluation/test/scores.json",
+        *(f"evaluation/test/{name}/outcome.npz" for name in ("popularity", "nearest-queries")),
     }  # fmt: skip
     out = (home / "first.out").read_text("utf-8")
     for words in ("training s2m-annealed", "pair recall on the test part", "worst 3 region"):

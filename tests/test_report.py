@@ -20,9 +20,9 @@ from evenhand.report.charts import line_plot
 from evenhand.report.curves import recall_curve
 from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.groups import main_table, mark_best, name_members
+from evenhand.report.headline import Comparison, compare_runs, describe_comparison, headline
 from evenhand.report.rendering import interval, join_words, percent, shorten
 from evenhand.report.run_set import make_run_set
-from evenhand.report.verdict import describe_differences, reach_verdict
 from evenhand.report.world_map import change_classes, dot_path, draw_dots, recall_classes
 from evenhand.result_tables import main_rows, row_title
 from evenhand.run_folder import RunResult
@@ -233,7 +233,7 @@ def test_a_bare_data_set_has_no_map_and_numbers_for_names(page_of, dataset):
     page = page_of(result_of(bare), result_of(bare, "other", share=0.9), dataset=bare)
     assert '<section id="map"' not in page
     assert '"#map"' not in page
-    assert "tail labels" in page  # the verdict falls back to them
+    assert "tail labels (" in page_of(result_of(bare), dataset=bare)  # the headline is about them
     assert all(re.search(rf"{thing} \d+", page) for thing in ("query", "label"))
     run = result_of(dataset, metrics=[], about={}, config_text="")
     page = page_of(run)
@@ -290,7 +290,7 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path, dataset):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- the verdict ----------------------------------------------------------------------------------
+# --- the headline ---------------------------------------------------------------------------------
 
 
 def difference(low, high, group="all", metric="recall@10"):
@@ -302,24 +302,27 @@ def difference(low, high, group="all", metric="recall@10"):
     ("rows", "said"),
     [
         ([difference(0.01, 0.03), difference(-0.01, 0.02, "tail")],
-         "s2m finds more than snm on all pairs, and nobody pays for it: no row is clearly worse, "
-         "at any cut-off."),
-        ([difference(0.01, 0.03, "worst 3 of script"), difference(-0.03, -0.01, "tail")],
-         "s2m finds more than snm on worst 3 scripts; for this it pays on tail labels (−2.0 points "
-         "of recall@10)."),
+         "s2m finds more than snm: +2.00 points of recall@10 over all pairs (+1.00 to +3.00); no "
+         "row of the table is significantly worse."),
+        ([difference(-0.01, 0.01), difference(0.01, 0.03, "worst 3 of script"),
+          difference(-0.03, -0.01, "tail")],
+         "s2m finds as much as snm: +0.00 points of recall@10 over all pairs (−1.00 to +1.00), but "
+         "more on worst 3 scripts (+2.00); significantly worse: tail labels (−2.00)."),
         ([difference(0.01, 0.03), difference(-0.03, -0.01, "tail", "recall@1")],
-         "s2m finds more than snm on all pairs; for this it pays on tail labels (−2.0 points of "
-         "recall@1)."),
+         "s2m finds more than snm: +2.00 points of recall@10 over all pairs (+1.00 to +3.00); "
+         "significantly worse: tail labels (−2.00 in recall@1)."),
         ([difference(-0.03, -0.01), difference(0.01, 0.03, metric="recall@1")],
-         "s2m is clearly behind snm on all pairs (−2.0 points of recall@10)."),
-        ([difference(-0.03, 0.01), difference(math.nan, math.nan, "head")],
-         "Between s2m and snm no difference is clear."),
-        ([difference(0.0, 0.01), difference(-0.01, 0.0)],
-         "Between s2m and snm no difference is clear."),
+         "s2m finds less than snm: −2.00 points of recall@10 over all pairs (−3.00 to −1.00); "
+         "significantly worse: all pairs (−2.00)."),
+        ([difference(0.0, 0.01), difference(-0.01, 0.0, "head"),
+          difference(math.nan, math.nan, "torso")],
+         "s2m finds as much as snm: +0.50 points of recall@10 over all pairs (+0.00 to +1.00); no "
+         "row of the table is significantly worse."),
     ],
 )  # fmt: skip
-def test_the_verdict_is_no_stronger_than_the_differences(rows, said):
-    assert describe_differences(rows, "snm", "s2m", metric="recall@10") == said
+def test_the_headline_is_no_stronger_than_the_differences(dataset, rows, said):
+    runs = make_run_set([result_of(dataset), result_of(dataset, "s2m")], dataset)
+    assert describe_comparison(runs, Comparison(1, rows, {}, {}, "test")) == said
 
 
 def test_runs_are_compared_query_by_query(dataset):
@@ -331,29 +334,26 @@ def test_runs_are_compared_query_by_query(dataset):
     )
     own = [run.scores[0] for run in (first, second)]
     assert own[1].low < own[0].high
-    sentence, lines = reach_verdict(make_run_set([first, second], dataset))
-    assert sentence.startswith("s2m finds more than snm on all pairs")
-    assert "nobody pays" in sentence
-    assert "those of snm on the test part" in lines[-1]
-    everyone = next(line for line in lines if "all pairs" in line)
-    assert re.fullmatch(
-        r"recall@10 on all pairs: snm 57.4 %, s2m 60.3 % \(\+.* points; \+.*\)", everyone
-    )
+    (found,) = compare_runs(make_run_set([first, second], dataset))
+    everyone = next(row for row in found.rows if row.metric == "recall@10")
+    assert everyone.low > 0
+    assert everyone.difference == pytest.approx(0.03, abs=0.002)
     regions = {row.group: row.value for row in first.scores if row.metric == "recall@10"}
     best = max(REGIONS, key=regions.get)
     is_best = dataset.label_groups["region"].ids[first.outcome.label_ids] == REGIONS.index(best)
     fails_best = result_of(dataset, is_missed=is_best).outcome
     known = dataclasses.replace(first, validation=fails_best)
-    _, lines = reach_verdict(make_run_set([known, second, first], dataset))
-    assert "those of snm on the validation part" in lines[-1]
-    assert any(f"on worst region: snm {percent(regions[best])} %" in line for line in lines)
-    assert sum("all pairs" in line for line in lines) == 2
+    found, _ = compare_runs(make_run_set([known, second, first], dataset))
+    assert found.chosen_on == "validation"
+    assert found.worst_lists["worst of region"].names == (best,)
+    (worst,) = [r for r in found.rows if (r.group, r.metric) == ("worst of region", "recall@10")]
+    assert worst.baseline == pytest.approx(regions[best])
 
 
 def test_one_run_alone_is_described(dataset):
-    sentence, lines = reach_verdict(make_run_set([result_of(dataset)], dataset))
+    sentence = headline(make_run_set([result_of(dataset)], dataset), [])
     assert re.match(r"Among its first 10 results, snm finds the right label for [\d.]+ %", sentence)
-    assert any(line.startswith("recall@10 on worst script: ") for line in lines)
+    assert "on the worst script (" in sentence
 
 
 # --- figures --------------------------------------------------------------------------------------

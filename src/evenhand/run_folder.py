@@ -68,6 +68,7 @@ class RunResult:
     scores: list[Score]
     outcome: Outcome
     validation: Outcome | None = None  # if it was evaluated there too: to choose groups by
+    baselines: dict[str, Outcome] = dataclasses.field(default_factory=dict)  # without training
 
 
 def save_result(folder: Path, part_name: str, outcome: Outcome, scores: list[Score]) -> None:
@@ -77,10 +78,14 @@ def save_result(folder: Path, part_name: str, outcome: Outcome, scores: list[Sco
     write_json(place / "scores.json", [dataclasses.asdict(score) for score in scores])
 
 
+def is_evaluated(folder: Path, part_name: str) -> bool:
+    return (folder / "evaluation" / part_name / "scores.json").exists()
+
+
 def load_result(folder: Path, part_name: str = "test") -> RunResult:
     """Opens an evaluated run."""
     place, about = folder / "evaluation" / part_name, read_about(folder)
-    if not (place / "scores.json").exists():
+    if not is_evaluated(folder, part_name):
         raise UserError(
             f"{folder} has not been evaluated on the {part_name} part; "
             f"run: evenhand evaluate {folder} --part {part_name}"
@@ -91,7 +96,7 @@ def load_result(folder: Path, part_name: str = "test") -> RunResult:
     )
     scores, outcome = read_scores(place / "scores.json"), load_outcome(place)
     other, validation = folder / "evaluation" / "validation", None
-    if part_name != "validation" and (other / "scores.json").exists():
+    if part_name != "validation" and is_evaluated(folder, "validation"):
         validation = load_outcome(other)
     return RunResult(
         folder.resolve().name, about, config_text, metrics, part_name, scores, outcome, validation

@@ -33,15 +33,18 @@ from evenhand.distributed.ranks import ProcessRanks, Ranks, Shards
 from evenhand.distributed.search import evaluate_split
 from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_value
+from evenhand.evaluation.baselines import load_baselines
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.files import atomic_folder, write_json, write_text
 from evenhand.models import Retriever, chosen_features, features_of
 from evenhand.progress import count_bar, step_bar
 from evenhand.run_folder import (
+    RunResult,
     about_run,
     check_trained_on,
     has_model,
     load_model,
+    load_result,
     read_about,
     run_config,
     save_model,
@@ -557,3 +560,12 @@ def evaluate_run(
     if ranks is None or ranks.rank == 0:
         save_result(folder, part_name, outcome, scores)
     return scores
+
+
+def open_result(folder: Path, dataset: Dataset, part_name: str = "test") -> RunResult:
+    """An evaluated run with the baselines beside it, which are made once."""
+    check_trained_on(folder, dataset)
+    result = load_result(folder, part_name)
+    place, cutoffs = folder / "evaluation" / part_name, result.outcome.cutoffs
+    baselines = load_baselines(place, dataset, part_name, cutoffs)
+    return dataclasses.replace(result, baselines=baselines)

@@ -28,7 +28,14 @@ def demo(
     from evenhand.report import write_report
     from evenhand.result_tables import main_rows, results_table, row_title
     from evenhand.run_folder import load_result
-    from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
+    from evenhand.runs import (
+        begin_run,
+        evaluate_run,
+        open_data,
+        open_result,
+        resumable_config,
+        train_run,
+    )
 
     own_device = choose_device(device)
     with locked(run), stop_requested() as should_stop_fn:
@@ -82,7 +89,8 @@ def demo(
             if row_title(score) in GROUPS and score.metric in METRICS
         ]
         write_json(run / "summary.json", rows)
-        runs = [load_result(run / name) for name in PRESETS]
+        first, *others = PRESETS
+        runs = [open_result(run / first, dataset), *(load_result(run / name) for name in others)]
         write_report(runs, dataset, run / "report.html", title="SNM and S²M on places")
     console.print(dataset.attribution)
     console.print(f"figures: {run / 'summary.json'}")

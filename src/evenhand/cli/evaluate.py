@@ -35,57 +35,41 @@ def compare(
     runs: Annotated[
         list[Path], argument("Run folders; the others are held to the first.", "RUN...")
     ],
-    metric: Annotated[str, flag("Metric of the differences.")] = "recall@10",
+    metric: Annotated[
+        str | None, flag("Metric of the differences.", show_default="recall@10")
+    ] = None,
     part: options.Part = "test",
     data: options.MovedData = None,
     device: options.Device = None,
 ) -> None:
     """Two or more runs, with paired intervals."""
     from evenhand.cli.console import console
-    from evenhand.evaluation import compare_outcomes, worst_groups
-    from evenhand.result_tables import differences_table, results_table, telling_titles
-    from evenhand.run_folder import load_result, run_config
-    from evenhand.runs import evaluate_run
+    from evenhand.report.headline import compare_runs, describe_baselines, headline
+    from evenhand.report.run_set import make_run_set
+    from evenhand.result_tables import differences_table, results_table
 
-    dataset, results = _open_results(runs, part, data)
-    first = results[0]
-    if len(results) < 2:
+    if len(runs) < 2:
         raise UserError(f"compare needs two runs or more, got {runs[0]} alone")
-    cutoffs = set.intersection(*(set(result.outcome.cutoffs) for result in results))
-    known = [f"recall@{cutoff}" for cutoff in sorted(cutoffs)]
-    if metric not in known:
-        raise UserError(f"--metric must be one of {', '.join(known)}, got {metric!r}")
+    dataset, results = _open_results(runs, part, data, metric, device)
+    side_by_side = make_run_set(results, dataset, metric)
     table = [(result.name, result.scores) for result in results]
     console.print(results_table(table, part_name=part))
     for column, found in (dataset.label_groups | dataset.parts[part].groups).items():
         if not len(found.names):
             console.print(f"the column {column!r} names no group, and is left out")
-    # The first run's worst groups, chosen on the validation part where there is another one.
-    chosen_on = "validation" if "validation" in dataset.parts else part
-    if not (runs[0] / "evaluation" / chosen_on / "scores.json").is_file():
-        evaluate_run(runs[0], dataset, chosen_on, device=choose_device(device), console=console)
-    groups = worst_groups(
-        load_result(runs[0], chosen_on).outcome,
-        dataset,
-        chosen_on=chosen_on,
-        compared_on=part,
-        metric=metric,
-        min_pairs=run_config(runs[0]).evaluation.min_pairs,
-    )
-    groups = telling_titles(groups)
-    for result in results[1:]:
-        with console.status("intervals"):
-            differences = compare_outcomes([first.outcome], [result.outcome], dataset, part, groups)
-        console.print(
-            differences_table(
-                differences, baseline=first.name, contender=result.name, metric=metric
-            )
-        )
-    if groups:
+    with console.status("intervals"):
+        comparisons = compare_runs(side_by_side)
+    names, metric = side_by_side.run_names, side_by_side.metric
+    for compared in comparisons:
+        sides = {"baseline": names[0], "contender": names[compared.run]}
+        console.print(differences_table(compared.rows, **sides, metric=metric))
+    if comparisons[0].worst_lists:
         console.print(
             f"in the first table the worst groups are each run's own; in the differences they are "
-            f"those of {first.name} on the {chosen_on} part, the same for all runs"
+            f"those of {names[0]} on the {comparisons[0].chosen_on} part, the same for all runs"
         )
+    for line in [headline(side_by_side, comparisons), *describe_baselines(side_by_side)]:
+        console.print(line, markup=False)
 
 
 def slices(
@@ -164,6 +148,9 @@ def report(
     out: Annotated[
         Path | None, flag("File to write.", show_default="report.html in the first run")
     ] = None,
+    metric: Annotated[
+        str | None, flag("recall at the cut-off the page is about.", show_default="recall@10")
+    ] = None,
     part: options.Part = "test",
     data: options.MovedData = None,
 ) -> None:
@@ -171,20 +158,21 @@ def report(
     from evenhand.cli.console import console
     from evenhand.report import write_report
 
-    dataset, results = _open_results(runs, part, data)
+    dataset, results = _open_results(runs, part, data, metric)
     path = out or runs[0] / "report.html"
     with console.status("writing the report"):
-        write_report(results, dataset, path)
+        write_report(results, dataset, path, metric=metric)
     console.print(f"report: {path}")
 
 
 def _open_results(
-    runs: list[Path], part: str, data: Path | None
+    runs: list[Path], part: str, data: Path | None, metric: str | None, device: str | None = None
 ) -> tuple["Dataset", list["RunResult"]]:
     """The runs of `compare` and `report`, and the data set that all of them are of."""
     from evenhand.cli.console import console
-    from evenhand.run_folder import check_trained_on, load_result
-    from evenhand.runs import open_run_data
+    from evenhand.report.run_set import make_run_set
+    from evenhand.run_folder import check_trained_on, is_evaluated, load_result
+    from evenhand.runs import evaluate_run, open_result, open_run_data
 
     dataset = open_run_data(runs[0], console, data=data)
     for run in runs:
@@ -197,4 +185,10 @@ def _open_results(
                 f"the outcome of {run} names label {highest} of {dataset.num_labels}: it is "
                 f"damaged; evaluate the run again"
             )
+    make_run_set(results, dataset, metric)  # refuses what does not belong together
+    # The first run's worst groups are chosen on the validation part, and it has the baselines.
+    if "validation" in dataset.parts and not is_evaluated(runs[0], "validation"):
+        evaluate_run(runs[0], dataset, "validation", device=choose_device(device), console=console)
+    with console.status("baselines without training"):
+        results[0] = open_result(runs[0], dataset, part)
     return dataset, results

@@ -52,8 +52,10 @@ def train(
     from evenhand.distributed.ranks import wait_for_all
     from evenhand.files import locked
     from evenhand.progress import stop_requested
+    from evenhand.report.headline import baseline_warning, describe_baselines
+    from evenhand.report.run_set import make_run_set
     from evenhand.result_tables import results_table, unseen_notes
-    from evenhand.runs import evaluate_run, is_trained, train_run
+    from evenhand.runs import evaluate_run, is_trained, open_result, train_run
 
     with join_ranks(choose_device(device), timeout=rank_timeout) as (own_ranks, own_device):
         is_first = own_ranks is None or own_ranks.rank == 0
@@ -91,6 +93,12 @@ def train(
                 folder, dataset, part, device=own_device, console=console, ranks=own_ranks
             )
             console.print(results_table([(method, scores)], part_name=part))
+            if is_first:
+                with console.status("baselines without training"):
+                    side_by_side = make_run_set([open_result(folder, dataset, part)], dataset)
+                    lines = describe_baselines(side_by_side), baseline_warning(side_by_side)
+                for line in filter(None, (*lines[0], lines[1])):
+                    console.print(line, markup=False)
         console.print(f"run folder: {folder}")
         return 0
 

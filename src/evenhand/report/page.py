@@ -10,15 +10,20 @@ from evenhand.report.curves import recall_plots, training_plots
 from evenhand.report.examples import changed_pairs, hardest_misses
 from evenhand.report.facts import fact_rows, summarize_run
 from evenhand.report.groups import find_slices, group_charts, main_table
+from evenhand.report.headline import compare_runs, describe_baselines, headline
 from evenhand.report.rendering import join_words, render
 from evenhand.report.run_set import make_run_set
-from evenhand.report.verdict import reach_verdict
 from evenhand.report.world_map import make_maps
 from evenhand.run_folder import RunResult
 
 
 def write_report(
-    results: Sequence[RunResult], dataset: Dataset, path: Path, *, title: str | None = None
+    results: Sequence[RunResult],
+    dataset: Dataset,
+    path: Path,
+    *,
+    title: str | None = None,
+    metric: str | None = None,
 ) -> None:
     """Writes one HTML file about one run, or several side by side; it needs no network.
 
@@ -26,8 +31,10 @@ def write_report(
         results: evaluated on the same part of `dataset`; the first is the one others are
             compared with.
         title: if not given, the names of the runs and of the data set.
+        metric: that the page is about; recall@10 if not given.
     """
-    runs = make_run_set(results, dataset)
+    runs = make_run_set(results, dataset, metric)
+    comparisons = compare_runs(runs)
     page = render(
         "report.html",
         title=title or f"{join_words(runs.run_names)} on {dataset.name}",
@@ -35,7 +42,7 @@ def write_report(
         run_names=list(runs.run_names),
         run_facts=[summarize_run(result.about) for result in results],
         num_pairs=len(runs.results[0].outcome.ranks),
-        verdict=reach_verdict(runs),
+        verdict=(headline(runs, comparisons), describe_baselines(runs)),
         main=main_table(runs),
         columns=group_charts(runs),
         slices=find_slices(runs),

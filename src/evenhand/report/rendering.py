@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import jinja2
 
+from evenhand.evaluation import Difference
 from evenhand.report.charts import DASHES, MARKS
 from evenhand.version import __version__
 
@@ -68,6 +69,18 @@ def interval(low: float, high: float) -> str:
 def points(difference: float) -> str:
     """A difference of two shares: '+7.0 points'."""
     return f"{100 * difference:+.1f} points".replace("-", "−")
+
+
+def signed(difference: float) -> str:
+    """A difference in points, with the digits that `evenhand compare` prints: .0192 -> '+1.92'."""
+    if math.isnan(difference):
+        return NOTHING
+    return f"{100 * float(f'{difference:.4f}'):+.2f}".replace("-", "−")
+
+
+def span(row: Difference) -> str:
+    """The 95 % interval of a difference: '+0.86 to +3.18'."""
+    return f"{signed(row.low)} to {signed(row.high)}"
 
 
 def number(count: int) -> str:

@@ -38,6 +38,7 @@ class RunSet:
     results: tuple[RunResult, ...]
     dataset: Dataset
     cutoffs: tuple[int, ...]  # those that every run has
+    cutoff: int  # the one most of the report is about
 
     @property
     def part_name(self) -> str:
@@ -58,14 +59,13 @@ class RunSet:
         return tuple(names)
 
     @property
-    def cutoff(self) -> int:
-        """The one most sections are about: 10 where it exists."""
-        return max((c for c in self.cutoffs if c <= MAIN_CUTOFF), default=self.cutoffs[0])
+    def shown_cutoffs(self) -> tuple[int, ...]:
+        shown = {*SHOWN_CUTOFFS, self.cutoff}
+        return tuple(cutoff for cutoff in self.cutoffs if cutoff in shown)
 
     @property
-    def shown_cutoffs(self) -> tuple[int, ...]:
-        shown = tuple(cutoff for cutoff in self.cutoffs if cutoff in SHOWN_CUTOFFS)
-        return shown or self.cutoffs
+    def shown_metrics(self) -> tuple[str, ...]:
+        return tuple(f"recall@{cutoff}" for cutoff in self.shown_cutoffs)
 
     @property
     def metric(self) -> str:
@@ -119,8 +119,14 @@ class RunSet:
         return summaries[-1 if num_judged >= 10 else 0] if summaries else None
 
 
-def make_run_set(results: Sequence[RunResult], dataset: Dataset) -> RunSet:
-    """Runs evaluated on the same part of one data set, made ready to be read side by side."""
+def make_run_set(
+    results: Sequence[RunResult], dataset: Dataset, metric: str | None = None
+) -> RunSet:
+    """Runs evaluated on the same part of one data set, made ready to be read side by side.
+
+    Args:
+        metric: recall@10 where the runs have it, if not given.
+    """
     if not results:
         raise ValueError("results must hold at least one run, got none")
     part_names = {result.part_name for result in results}
@@ -137,7 +143,13 @@ def make_run_set(results: Sequence[RunResult], dataset: Dataset) -> RunSet:
     cutoffs = sorted(set.intersection(*(set(result.outcome.cutoffs) for result in results)))
     if not cutoffs:
         raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
-    return RunSet(tuple(results), dataset, tuple(cutoffs))
+    cutoff = max((c for c in cutoffs if c <= MAIN_CUTOFF), default=cutoffs[0])
+    if metric is not None:
+        known = {f"recall@{cutoff}": cutoff for cutoff in cutoffs}
+        if metric not in known:
+            raise UserError(f"--metric must be one of {', '.join(known)}, got {metric!r}")
+        cutoff = known[metric]
+    return RunSet(tuple(results), dataset, tuple(cutoffs), cutoff)
 
 
 def is_found(ranks: IntArray, cutoff: int) -> NDArray[np.bool_]:

@@ -34,7 +34,7 @@ SYLLABLES = ("ba", "do", "ki", "lu", "mar", "nes", "or", "pet", "sa", "tiv", "um
 SIZES = {"train": 420, "validation": 120, "test": 120}
 
 
-def text_dataset(seed=0, name="small"):
+def text_dataset(seed=0, name="small", featurizer=None):
     """Misspelt names of 60 towns: texts, features, two kinds of groups and coordinates."""
     import numpy as np
 
@@ -42,7 +42,7 @@ def text_dataset(seed=0, name="small"):
 
     generator = np.random.default_rng(seed)
     names = ["".join(generator.choice(SYLLABLES, 3)) + str(label) for label in range(NUM_LABELS)]
-    featurizer = NgramFeaturizer(max_length=3, num_buckets=512)
+    featurizer = featurizer or NgramFeaturizer(max_length=3, num_buckets=512)
     parts = {}
     for part_name, size in SIZES.items():
         labels = generator.integers(NUM_LABELS, size=size)

@@ -13,7 +13,7 @@ import small
 from evenhand import runs
 from evenhand.build import check_against_data, check_ranker
 from evenhand.data import Rows, Strings, open_dataset, save_dataset, take_rows
-from evenhand.data.text import NgramFeaturizer
+from evenhand.data.text import NgramFeaturizer, WordFeaturizer
 from evenhand.errors import UserError
 from evenhand.run_folder import load_model, load_result, read_about
 from evenhand.search import LinearRanker
@@ -110,6 +110,18 @@ def test_a_copied_run_finds_for_features_what_its_evaluation_found(tmp_path, cha
     np.testing.assert_array_equal(one.label_ids, found.label_ids[:1, :3])
 
 
+def test_a_text_gets_the_weights_and_additions_of_the_features_that_were_trained_on(tmp_path):
+    featurizer = WordFeaturizer(max_words=1, max_length=3, num_buckets=512)
+    dataset = small.text_dataset(featurizer=featurizer)
+    config = config_of(tmp_path / "data", **VOTES, **RANKER, **HANDICAP)
+    run, _, opened = trained(tmp_path, dataset, config)
+    runs.evaluate_run(run, opened, "test", device=CPU, console=QUIET)
+    searcher, texts = runs.load_searcher(run, device=CPU), list(dataset.parts["test"].texts)
+    outcome, found = load_result(run, "test").outcome, searcher.search(texts, 10)
+    np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids)
+    np.testing.assert_allclose(found.scores, outcome.retrieved_scores, rtol=1e-5)
+
+
 def test_dense_queries_are_answered_and_others_refused(tmp_path):
     config = small.config(tmp_path / "data", training__num_steps=3)
     run, _, dataset = trained(tmp_path, small.dense_dataset(), config)
@@ -150,7 +162,7 @@ DAMAGES = {
     "many labels": ({"num_labels": 2**31}, "there must be 1 to"),
     "other labels": ({"num_labels": 5}, "rows, expected 5"),
     "buckets": ({"num_features": 3}, "got 0 to 4|more buckets|of shape"),
-    "featurizer": ({"featurizer": {"kind": "words"}}, "kind 'ngrams'"),
+    "featurizer": ({"featurizer": {"kind": "images"}}, "kind 'ngrams' or 'words'"),
     "types": ({"label_counts": np.zeros(4, np.float32)}, "expected int64"),
     "shape": ({"label_counts": np.zeros((2, 2), np.int64)}, "expected int64"),
     "negative": ({"label_counts": np.array([0, 1, -1, 0])}, "at least 0, got -1"),

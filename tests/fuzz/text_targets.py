@@ -15,12 +15,13 @@ import numpy as np
 
 from evenhand.data import Strings, extreme, table
 from evenhand.data.public_data import _find_in, check_archive
-from evenhand.data.text import NgramFeaturizer, normalize, script_of
+from evenhand.data.text import NgramFeaturizer, WordFeaturizer, normalize, script_of
 from evenhand.data.text_io import read_blocks, read_lines
 
 from .target import answer, require, target, write
+from .text_twins import ngram_buckets, word_buckets
 
-FEATURIZER = NgramFeaturizer(num_buckets=1000)
+FEATURIZER, WORDS = NgramFeaturizer(num_buckets=1000), WordFeaturizer(num_buckets=1000)
 LARGEST = float(np.finfo(np.float32).max)
 
 # --- the Extreme Classification format ------------------------------------------------------------
@@ -166,31 +167,19 @@ def featurize(data: bytes) -> Exception | None:
         texts = data.decode("utf-8", "surrogatepass" if len(data) % 2 else "replace").split("\n")
     except UnicodeDecodeError as error:  # refused before it comes so far
         return error
-    rows = FEATURIZER.featurize(texts)
+    rows, worded = FEATURIZER.featurize(texts), WORDS.featurize(texts)
     require(len(rows) == len(texts) and rows.offsets[-1] == len(rows.ids), "offsets")
     for row, text in enumerate(texts):
         script_of(text)
-        require(rows.row(row).tolist() == _ngram_twin(normalize(text)), f"buckets of {text!r}")
+        ngrams, words = (
+            ngram_buckets(normalize(text), 1, 4, 1000),
+            word_buckets(normalize(text), 2, 1000),
+        )
+        require(rows.row(row).tolist() == ngrams, f"n-grams of {text!r}")
+        require(worded.row(row).tolist() == sorted(set(words)), f"words of {text!r}")
     packed = Strings.pack([text.encode("utf-8", "replace").decode() for text in texts])
     require(len(packed) == len(texts) and packed.offsets.dtype == np.int64, "packed strings")
     return None
-
-
-def _ngram_twin(text: str) -> list[int]:
-    """The buckets of the 1- to 4-grams, of a text that is normalised already."""
-    points = [2, *map(ord, text), 3]
-    buckets = []
-    for length in range(1, 5):
-        for start in range(len(points) - length + 1):
-            word = 0
-            for number, point in enumerate(points[start : start + length], start=1):
-                word = (word * 0x9E3779B97F4A7C15 + point + number) % 2**64
-            if length == 1 and points[start] <= 3:
-                continue
-            word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-            word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
-            buckets.append((word ^ (word >> 31)) % 1000)
-    return buckets
 
 
 # --- compressed -----------------------------------------------------------------------------------

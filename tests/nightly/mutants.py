@@ -557,7 +557,17 @@ MUTANTS += [
         "rare_features",
     ),
     Mutant(
-        "data/text.py", "range(start, end - length + 1)", "range(start, end - length)", "ngrams"
+        "data/text.py", "range(len(points) - length + 1)", "range(len(points) - length)", "ngrams"
+    ),
+    Mutant("data/text.py", "run_hashes[run - 1] * GOLDEN64", "run_hashes[run - 1]", "words"),
+    Mutant("data/text.py", "kind == LETTER and first_kind == ALONE", "False", "word_is"),
+    Mutant("data/text.py", "counts.sum_duplicates()", "counts.sort_indices()", "words"),
+    Mutant("data/text.py", "min(num_words, len(run_hashes))", "len(run_hashes)", "words"),
+    Mutant(
+        "search/searcher.py",
+        "queries = featurizer_from(data.featurizer).featurize(queries)",
+        "return featurizer_from(data.featurizer).featurize(queries)",
+        "test_searcher.py text_gets",
     ),
     Mutant(
         "data/csr.py",

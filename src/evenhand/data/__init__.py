@@ -35,7 +35,14 @@ from evenhand.data.places import load_places
 from evenhand.data.public_data import PUBLIC_DATA, PublicData, load_public_extreme
 from evenhand.data.stream import stream_extreme
 from evenhand.data.table import load_table
-from evenhand.data.text import NgramFeaturizer, featurizer_from, normalize, script_of
+from evenhand.data.text import (
+    NgramFeaturizer,
+    WordFeaturizer,
+    featurizer_from,
+    make_featurizer,
+    normalize,
+    script_of,
+)
 
 __all__ = [
     "PUBLIC_DATA",
@@ -48,6 +55,7 @@ __all__ = [
     "PublicData",
     "Rows",
     "Strings",
+    "WordFeaturizer",
     "count_unseen_labels",
     "featurizer_from",
     "frequency_groups",
@@ -55,6 +63,7 @@ __all__ = [
     "load_places",
     "load_public_extreme",
     "load_table",
+    "make_featurizer",
     "memberships",
     "normalize",
     "open_dataset",

@@ -106,8 +106,8 @@ class Searcher:
                 raise ValueError(f"queries must be {self._expected()}, got {queries.shape}")
             return np.ascontiguousarray(queries, dtype=np.float32)
         if not isinstance(queries, Rows):
-            return featurizer_from(data.featurizer).featurize(queries)
-        if not data.is_sparse:
+            queries = featurizer_from(data.featurizer).featurize(queries)
+        elif not data.is_sparse:
             raise ValueError(f"queries must be {self._expected()}, got sparse rows")
         weights = data.feature_weights
         check_rows(queries, data.num_features, "queries", needs_values=weights is not None)

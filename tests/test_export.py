@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +33,7 @@ CASES = {
     "less for frequent ones": DISCOUNT,
     "both": BIASED | DISCOUNT,
 }
-has_pyarrow = importlib.util.find_spec("pyarrow") is not None
-no_pyarrow = pytest.mark.skipif(not has_pyarrow, reason="pyarrow is not installed")
-FORMATS = ["npy", pytest.param("parquet", marks=no_pyarrow)]
+FORMATS = ["npy", "parquet"]
 
 
 def read_back(folder, of):
@@ -167,7 +164,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "x").exists()
 
 
-def test_without_a_model_the_part_pyarrow_or_room_nothing_is_written(tmp_path, monkeypatch):
+def test_without_a_model_the_part_or_room_nothing_is_written(tmp_path, monkeypatch):
     dataset = small.with_parts(text_dataset(), validation=None)
     run, dataset, make = begun_run(tmp_path, dataset, training__evaluate_every=0)
 
@@ -180,8 +177,6 @@ def test_without_a_model_the_part_pyarrow_or_room_nothing_is_written(tmp_path, m
     refuse("holds no trained model yet")
     save_by(0, run, make(1))
     refuse("has no validation part", part_name="validation")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    refuse(r"pip install 'evenhand\[parquet\]'", file_format="parquet")
 
     def full(*arguments):
         raise OSError(28, "No space left on device")

@@ -41,7 +41,7 @@ LANGUAGES = ("de", "en", "fr", "it", "th")
 def write_table(path, lines, column="language", **options):
     """Writes a table, and returns the data set made of it."""
     path.write_text("\n".join([f"query,label,{column}", *map(",".join, lines)]) + "\n", "utf-8")
-    return load_table(path, group_columns=column.split(","), **options)
+    return load_table(path, groups=column.split(","), **options)
 
 
 @pytest.fixture(scope="module")

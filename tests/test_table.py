@@ -1,142 +1,481 @@
-"""A table of pairs becomes a data set; what is wrong with it is named by file, line and column."""
+"""A table becomes a data set: every format and split the same way, and what is wrong is named."""
 
+import datetime
 import gzip
 import hashlib
+import json
+import lzma
+from bz2 import compress as bzip2
 from collections import defaultdict
-from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 
-from evenhand.data import featurizer_from, load_table, memberships
+from evenhand.data import (
+    TableOptions,
+    featurizer_from,
+    load_table,
+    memberships,
+    open_dataset,
+    pairs_of,
+    prepare_table,
+)
 from evenhand.errors import UserError
 
+ROWS = {
+    "query": ["Red  SHOE", "red shoe", "hat;cap, or", "ハット", 'a "b"\nc', "Hat 7"],
+    "label": ["Shoes", "Shoes", "Hats", "Hats", "Other", "Hats"],
+    "country": ["DE", "FR", "", "JP", "DE", "DE"],
+}
+EXPECTED = {
+    ("red shoe", "Shoes", "DE"), ("red shoe", "Shoes", "FR"), ("hat;cap, or", "Hats", None),
+    ("ハット", "Hats", "JP"), ('a "b" c', "Other", "DE"), ("hat 7", "Hats", "DE"),
+}  # fmt: skip
 
-def table(tmp_path, text, name="pairs.csv") -> Path:
-    path, data = tmp_path / name, text if isinstance(text, bytes) else text.encode()
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    return path
+
+def all_train(source, **options):
+    return load_table(source, **{"test_fraction": 0.0, "validation_fraction": 0.0, **options})
 
 
-def all_train(path, **settings):
-    return load_table(path, test_fraction=0.0, validation_fraction=0.0, **settings)
-
-
-def pairs_by_name(dataset):
-    """part -> query -> the names of its labels."""
+def lines_of(dataset, part_name="train", column="country"):
+    """(query, label, group) of every pair in every group of it; None: in none."""
+    part = dataset.parts[part_name]
+    pairs = pairs_of(part.positives)
+    groups = defaultdict(list)
+    if column in part.groups:
+        places, ids = memberships(part.groups[column])
+        if part.groups[column].sets is None:
+            of_query = dict(zip(places.tolist(), ids.tolist(), strict=True))
+            places = [n for n, query in enumerate(pairs.query_ids) if query in of_query]
+            ids = [of_query[pairs.query_ids[n]] for n in places]
+        for place, group in zip(places, ids, strict=True):
+            groups[place].append(part.groups[column].names[group])
     return {
-        part_name: {
-            text: {dataset.label_name(label) for label in part.positives.row(index)}
-            for index, text in enumerate(part.texts)
-        }
-        for part_name, part in dataset.parts.items()
+        (part.texts[query], dataset.label_name(label), group)
+        for n, (query, label) in enumerate(zip(*pairs, strict=True))
+        for group in groups[n] or [None]
     }
 
 
-def groups_by_query(part, column):
-    names = (*part.groups[column].names, None)  # -1 is the last
-    return {text: names[part.groups[column].ids[index]] for index, text in enumerate(part.texts)}
+def csv_text(rows, delimiter=","):
+    def quoted(cell):
+        return '"' + cell.replace('"', '""') + '"' if set(cell) & set('";\t\n,') else cell
+
+    lines = [rows, *zip(*rows.values(), strict=True)]
+    return "".join(delimiter.join(map(quoted, line)) + "\n" for line in lines).encode()
 
 
-@pytest.mark.parametrize("name", ["pairs.csv", "pairs.tsv", "pairs.csv.gz", "pairs.tsv.gz"])
-def test_a_table_is_read_as_csv_or_tsv_plain_or_compressed(tmp_path, name):
-    text = 'query,label\nred shoe,Shoes\n"a\tb, c",Other\n'
-    if ".tsv" in name:
-        text = 'query\tlabel\nred shoe\tShoes\n"a\tb, c"\tOther\n'
-    dataset = all_train(table(tmp_path, text, name))
-    assert dataset.name == "pairs"
-    assert list(dataset.label_names) == ["Other", "Shoes"]
-    assert pairs_by_name(dataset) == {"train": {"red shoe": {"Shoes"}, "a b, c": {"Other"}}}
+def json_text(rows):
+    cells = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in cells).encode()
 
 
-def test_lines_with_the_same_query_merge_their_labels(tmp_path):
-    text = "label,query\nB,  Red SHOE \nA,red shoe\nB,red  shoe\nC,hat\n"
-    dataset = all_train(table(tmp_path, text))
-    assert pairs_by_name(dataset) == {"train": {"red shoe": {"A", "B"}, "hat": {"C"}}}
-    assert dataset.label_counts().tolist() == [1, 1, 1]
+def arrow_bytes(write_fn, rows=ROWS):
+    sink = pa.BufferOutputStream()
+    write_fn(pa.table(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def write_ipc(table, sink, kind=pa.ipc.new_file):
+    with kind(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def zstandard(data):
+    return pa.compress(data, "zstd", asbytes=True)
+
+
+PARQUET = arrow_bytes(pyarrow.parquet.write_table)
+FILES = {
+    "a.csv": csv_text(ROWS),
+    "semicolons.csv": csv_text(ROWS, ";"),
+    "a.tsv": csv_text(ROWS, "\t"),
+    "mark.csv": b"\xef\xbb\xbf" + csv_text(ROWS),
+    "returns.csv": csv_text(ROWS).replace(b"\n", b"\r"),
+    "windows.csv": csv_text(ROWS).replace(b"\n", b"\r\n"),
+    "a.csv.gz": gzip.compress(csv_text(ROWS)),
+    "a.csv.xz": lzma.compress(csv_text(ROWS)),
+    "a.tsv.bz2": bzip2(csv_text(ROWS, "\t")),
+    "a.csv.zst": zstandard(csv_text(ROWS)),
+    "a.jsonl": json_text(ROWS),
+    "a.ndjson.gz": gzip.compress(json_text(ROWS)),
+    "a.parquet": PARQUET,
+    "a.parquet.zst": zstandard(PARQUET),
+    "a.arrow": arrow_bytes(write_ipc),
+    "stream.arrow": arrow_bytes(lambda table, sink: write_ipc(table, sink, pa.ipc.new_stream)),
+    "a.feather": arrow_bytes(pyarrow.feather.write_feather),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_any_kind_is_read(tmp_path, name):
+    (tmp_path / name).write_bytes(FILES[name])
+    dataset = all_train(tmp_path / name, groups="country")
+    assert dataset.name == name.split(".")[0]
+    assert lines_of(dataset) == EXPECTED
+    assert list(dataset.label_names) == ["Hats", "Other", "Shoes"]
+    assert dataset.label_counts().tolist() == [3, 1, 1]
     part = dataset.parts["train"]
+    assert list(part.texts) == sorted(part.texts)
     expected = featurizer_from(dataset.featurizer).featurize(list(part.texts))
     assert part.features.ids.tolist() == expected.ids.tolist()
+    assert part.features.offsets.tolist() == expected.offsets.tolist()
 
 
-def test_a_pair_is_in_the_groups_of_all_its_lines_and_an_empty_cell_is_none(tmp_path):
-    text = (
-        "query,label,country,age\nhat,A,,\nhat,B,FR,\nhat,B,DE,\nhat,C,FR,\nhat,C,,\nshoe,A,FR,\n"
-    )
-    dataset = all_train(table(tmp_path, text), group_columns=["country", "age"])
-    part = dataset.parts["train"]
-    countries = part.groups["country"]
-    pair_ids, group_ids = memberships(countries)
-    found = [
-        (pair, countries.names[group]) for pair, group in zip(pair_ids, group_ids, strict=True)
-    ]
-    assert found == [(1, "DE"), (1, "FR"), (2, "FR"), (3, "FR")]  # hat A, hat B, hat C, shoe A
-    assert groups_by_query(part, "age") == {"hat": None, "shoe": None}
+WITH_GAPS = {name: [cell or None for cell in cells] for name, cells in ROWS.items()}
+FRAMES = {
+    "pandas": pd.DataFrame({**WITH_GAPS, "odd": [1, "x", None, [], {}, 2.5]}),
+    "pandas, NaN": pd.DataFrame({**ROWS, "country": ["DE", "FR", float("nan"), "JP", "DE", "DE"]}),
+    "pandas, categories": pd.DataFrame(WITH_GAPS).astype("category"),
+    "polars": pl.DataFrame(WITH_GAPS),
+    "polars, categories": pl.DataFrame(WITH_GAPS).cast(pl.Categorical),
+    "pyarrow": pa.table(WITH_GAPS),
+    "pyarrow, views": pa.table({n: pa.array(c, pa.string_view()) for n, c in WITH_GAPS.items()}),
+    "dict": WITH_GAPS,
+    "dict of arrays": {name: np.array(cells) for name, cells in ROWS.items()},
+    "empty words": {**ROWS, "country": ["DE", "FR", "NaN", "JP", "DE", "DE"]},
+}
 
 
-def test_one_id_a_query_is_kept_only_where_it_says_all(tmp_path):
-    cases = {
-        "hat,A,DE\nhat,B,DE\nhat,B,\ncap,A,\n": True,
-        "hat,A,DE\nhat,B,\n": False,
-        "hat,A,DE\nhat,B,FR\n": False,
-        "hat,A,DE\nhat,A,FR\n": False,
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_table_in_memory_is_read(kind):
+    assert lines_of(all_train(FRAMES[kind], groups=["country"])) == EXPECTED
+
+
+def test_a_folder_of_files_is_one_table_whose_folders_may_be_columns(tmp_path):
+    for number, country in enumerate(["DE", "FR"]):
+        folder = tmp_path / "table" / f"country={country}"
+        folder.mkdir(parents=True)
+        rows = {"query": [f"q {number}", "both"], "label": ["a", "b"]}
+        (folder / "part-0.parquet").write_bytes(arrow_bytes(pyarrow.parquet.write_table, rows))
+        (folder / "_metadata.parquet").write_bytes(b"none")
+    assert lines_of(all_train(tmp_path / "table", groups=["country"])) == {
+        ("q 0", "a", "DE"), ("q 1", "a", "FR"), ("both", "b", "DE"), ("both", "b", "FR"),
+    }  # fmt: skip
+
+
+def test_numbers_lists_and_several_columns_are_texts():
+    table = {
+        "title": ["Shoe", "hat", "cap"],
+        "colour": ["red", None, "blue"],
+        "words": [["a", "b"], ["c"], ["a"]],
+        "id": [7, 8, 8],
+        "year": [2001.0, 2001.5, None],
+        "labels": [["x", "y", "x"], ["y"], ["z", None]],
+        "joined": ["x|y|", "y", " z"],
     }
-    for lines, is_enough in cases.items():
-        dataset = all_train(table(tmp_path, f"query,label,g\n{lines}"), group_columns=["g"])
-        assert (dataset.parts["train"].groups["g"].sets is None) == is_enough, lines
+    first = all_train(table, query=["title", "colour", "words"], label="labels", groups="year")
+    assert lines_of(first, column="year") == {
+        ("shoe red a b", "x", "2001"), ("shoe red a b", "y", "2001"),
+        ("hat c", "y", "2001.5"), ("cap blue a", "z", None),
+    }  # fmt: skip
+    again = all_train(table, query="title", label="joined", label_separator="|")
+    assert {line[:2] for line in lines_of(again)} == {
+        ("shoe", "x"), ("shoe", "y"), ("hat", "y"), ("cap", "z"),
+    }  # fmt: skip
+    assert list(all_train(table, query="words", label="id").label_names) == ["7", "8"]
 
 
-def test_the_split_is_by_the_md5_of_the_query_and_groups_have_the_same_names(tmp_path):
-    text = "query,label,g\n" + "".join(f"Query {i},label {i % 7},{i % 50}\n" for i in range(300))
-    settings = {"test_fraction": 0.25, "validation_fraction": 0.125, "group_columns": ["g"]}
-    dataset = load_table(table(tmp_path, text), **settings)
+def test_one_id_a_query_is_kept_only_where_it_says_all():
+    cases = {
+        (("hat", "A", "DE"), ("hat", "B", "DE"), ("hat", "B", ""), ("cap", "A", "")): True,
+        (("hat", "A", "DE"), ("hat", "B", "")): False,
+        (("hat", "A", "DE"), ("hat", "B", "FR")): False,
+        (("hat", "A", "DE"), ("hat", "A", "FR"), ("cap", "B", "FR")): False,
+    }
+    for rows, is_enough in cases.items():
+        table = dict(zip(("query", "label", "g"), zip(*rows, strict=True), strict=True))
+        groups = all_train(table, groups=["g"]).parts["train"].groups["g"]
+        assert (groups.sets is None) == is_enough, rows
+
+
+def test_vectors_come_from_a_column_or_a_file(tmp_path):
+    vectors = np.arange(12, dtype=np.float32).reshape(4, 3)
+    vectors[3] = vectors[0]
+    np.save(tmp_path / "v.npy", vectors)
+    table = {"id": ["b", "a", "c", "b"], "label": ["x", "y", "x", "y"], "v": vectors.tolist()}
+    for how in ("v", str(tmp_path / "v.npy")):
+        for folder in (None, tmp_path / f"data {len(how)}"):
+            dataset = all_train(table, query="id", vectors=how, folder=folder)
+            part = dataset.parts["train"]
+            assert list(part.texts) == ["a", "b", "c"]
+            assert part.features.tolist() == vectors[[1, 0, 2]].tolist()
+            assert part.positives.lengths().tolist() == [1, 2, 1]
+        alone = all_train(table, query=(), vectors=how).parts["train"]  # who is alike is one query
+        assert alone.texts is None
+        assert sorted(alone.features.tolist()) == vectors[:3].tolist()
+        assert sorted(alone.positives.lengths()) == [1, 1, 2]
+
+
+# --- splits ---------------------------------------------------------------------------------------
+
+
+def test_the_split_is_by_the_md5_of_the_query_and_groups_have_the_same_names():
+    rows = {
+        "query": [f"Query {i}" for i in range(300)],
+        "label": [f"label {i % 7}" for i in range(300)],
+        "g": [str(i % 50) for i in range(300)],
+    }
+    dataset = load_table(rows, test_fraction=0.25, validation_fraction=0.125, groups=["g"])
     expected = defaultdict(set)
     for i in range(300):
         eighth = int(hashlib.md5(f"query {i}".encode()).hexdigest(), 16) * 8 // 2**128
         name = "test" if eighth < 2 else "validation" if eighth < 3 else "train"
-        expected[name].add(f"query {i}")
-    assert {name: set(part.texts) for name, part in dataset.parts.items()} == expected
+        expected[name].add((f"query {i}", f"label {i % 7}", str(i % 50)))
+    assert {name: lines_of(dataset, name, "g") for name in dataset.parts} == expected
     for part in dataset.parts.values():
         assert part.groups["g"].names == tuple(sorted(map(str, range(50))))
-        groups = {text: str(int(text.split()[1]) % 50) for text in part.texts}
-        assert groups_by_query(part, "g") == groups
+
+
+LOG = {  # who, what, when; in no order
+    "query": ["u1", "u2", "u1", "u1", "u2", "u3", "u1", "u4", "u4"],
+    "label": ["c", "b", "a", "d", "a", "a", "b", "a", "b"],
+    "when": [30, 21, 10, 40, 20, 5, 20, 50, 50],
+    "who": ["1", "2", "1", "1", "2", "3", "1", "4", "4"],
+    "part": ["test", "train", "train", "test", "Train", "train", "val", "train", "train"],
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("options", "held_out"),
     [
-        ("", r"is empty; its first line must name the columns"),
-        ("\n\n", r"is empty"),
-        ("query,label\n", r"has no line below its column names"),
-        ("querry,label\na,b\n", r"line 1: there is no column 'query'; did you mean 'querry'\?"),
-        ("text,label\na,b\n", r"no column 'query'; the columns are 'text', 'label'"),
-        ("query,query,label\na,b,c\n", r"line 1: two columns are called 'query'"),
-        ("query,label\na,b\n ,b\n", r"line 3: column 'query' is empty; fill it or remove"),
-        ("query,label\na,b\n\na, \n", r"line 4: column 'label' is empty"),
-        ("query,label\na,b,c\n", r"line 2: has 3 cells, the first line has 2"),
-        ("query,label\na\n", r"line 2: has 1 cells"),
-        ('query,label\n"a"x,b\n', r"line 2: .*double each quote"),
-        ('query,label\na,b\n"c,d\ne,f\n', r"line 4: unexpected end of data"),
-        (b"query,label\nna\xefve,b\n", r"line 2: .* is not UTF-8 text; save"),
+        ({"split_time": "when", "test_fraction": 0.25}, {"test": ["u4a", "u4b"], "val": ["u1d"]}),
+        ({"split_time": "when", "test_fraction": 0.1}, {"test": [], "val": ["u4a", "u4b"]}),
+        (
+            {"split_entity": "who", "split_time": "when"},
+            {"test": ["u1d", "u2b", "u4b"], "val": ["u1c"]},
+        ),
+        ({"split_column": "part"}, {"test": ["u1c", "u1d"], "val": ["u1b"]}),
     ],
 )
-def test_a_wrong_table_is_refused_by_file_line_and_column(tmp_path, text, message):
-    with pytest.raises(UserError, match=rf"pairs\.csv.*{message}"):
-        all_train(table(tmp_path, text))
+def test_rows_are_split_as_they_are_told_to_be(options, held_out):
+    for when in (
+        LOG["when"],
+        [f"2024-01-01 00:00:{second:02}" for second in LOG["when"]],
+        [f" {second}.5" for second in LOG["when"]],
+        [datetime.datetime.fromtimestamp(second, tz=datetime.UTC) for second in LOG["when"]],
+    ):
+        dataset = load_table({**LOG, "when": when}, validation_fraction=0.12, **options)
+        found = {
+            name: sorted(query + label for query, label, _ in lines_of(dataset, name))
+            for name in dataset.parts
+        }
+        every = {query + label for query, label in zip(LOG["query"], LOG["label"], strict=True)}
+        assert found.get("test", []) == held_out["test"]
+        assert found.get("validation", []) == held_out["val"]
+        assert found["train"] == sorted(every.difference(*held_out.values()))
+
+
+def test_all_rows_of_an_entity_are_on_one_side():
+    rows = {
+        "query": [f"query {i}" for i in range(400)],
+        "label": [f"label {i % 3}" for i in range(400)],
+        "who": [f"user {i % 40}" for i in range(400)],
+    }
+    dataset = load_table(rows, split_entity="who")
+    users = [
+        {int(text.split()[1]) % 40 for text in dataset.parts[name].texts} for name in dataset.parts
+    ]
+    assert len(users) == 3
+    assert sum(map(len, users)) == 40
+
+
+def test_separate_files_are_the_parts(tmp_path):
+    def write(name, **rows):
+        (tmp_path / name).write_bytes(arrow_bytes(pyarrow.parquet.write_table, rows))
+        return tmp_path / name
+
+    queries = [f"q {i}" for i in range(50)]
+    train = write("train.parquet", query=queries, label=["a", "b"] * 25)
+    test = write("test.parquet", query=["q 1", "new"], label=["a", "c"])
+    dataset = load_table(train, test=test)
+    assert list(dataset.label_names) == ["a", "b", "c"]
+    assert set(dataset.parts["test"].texts) == {"q 1", "new"}
+    others = [set(dataset.parts[name].texts) for name in ("train", "validation")]
+    assert others[0] | others[1] == set(queries)
+    assert not others[0] & others[1]
+    dataset = load_table(train, validation=test)
+    assert set(dataset.parts["validation"].texts) == {"q 1", "new"}
+    assert 0 < len(dataset.parts["test"]) < 25
+
+
+# --- what is merged, left out, kept ---------------------------------------------------------------
+
+
+def test_what_is_merged_and_left_out_is_counted(tmp_path):
+    rows = {
+        "query": ["a", "A", "a", "b", "", None, "c", "d"],
+        "label": ["x", "x", "y", "y", "x", "y", " ", None],
+        "g": ["1", "1", None, "2", "1", "1", "1", "1"],
+    }
+    notes = []
+    with pytest.raises(
+        UserError, match=r"the table: empty cells of query: 2, .*; empty cells of la"
+    ):
+        all_train(rows, groups="g", note_fn=notes.append)
+    dataset = all_train(rows, groups="g", skip_missing=True, note_fn=notes.append)
+    assert lines_of(dataset, column="g") == {("a", "x", "1"), ("a", "y", None), ("b", "y", "2")}
+    assert notes == [
+        "empty cells of query: 2, the first in row 5",
+        "empty cells of label: 2, the first in row 7",
+        "rows left out: 4 of 8",
+        "lines read: 4; merged, since another has the same query, label and groups: 1",
+        "queries: 2, on several lines: 1; (query, label) pairs: 3, on several lines: 1",
+        "empty cells of g, in no group: 1",
+    ]
+
+
+def test_an_unchanged_table_is_converted_once(tmp_path):
+    path, options = tmp_path / "pairs.csv", TableOptions(groups="country", test_fraction=0.0)
+    path.write_bytes(csv_text(ROWS))
+    notes = []
+
+    def prepare(source, options):
+        notes.clear()
+        folder = prepare_table(source, options, root=tmp_path / "data", note_fn=notes.append)
+        return folder, bool(notes)
+
+    folder, is_new = prepare(path, options)
+    assert is_new
+    assert folder.name.startswith("pairs-")
+    assert lines_of(open_dataset(folder)) <= EXPECTED
+    assert prepare(str(path), options) == (folder, False)
+    assert prepare(path, TableOptions(groups="country", test_fraction=0.1))[1]
+    path.write_bytes(csv_text(ROWS) + b"more,Hats,DE\n")
+    assert prepare(path, options)[1]
+    folder, is_new = prepare(ROWS, options)
+    assert is_new
+    assert prepare(FRAMES["pandas"], options) != prepare(FRAMES["pandas"], options)
+    assert prepare({name: list(cells) for name, cells in ROWS.items()}, options) == (folder, False)
+    assert prepare({**ROWS, "query": ROWS["query"][::-1]}, options)[1]
+
+
+def test_a_data_set_in_a_folder_is_the_one_in_memory(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv_text(ROWS))
+    on_disk = all_train(path, groups="country", folder=tmp_path / "data")
+    assert lines_of(on_disk) == lines_of(all_train(path, groups="country"))
+    assert on_disk.parts["train"].features.ids.tolist() == (
+        all_train(path).parts["train"].features.ids.tolist()
+    )
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+LONG = b"query,label\na,b\n" + b"x" * 300_000 + b",c\n"
+NESTED = arrow_bytes(pyarrow.parquet.write_table, {"query": [{"a": 1}], "label": ["b"]})
+VECTORS = arrow_bytes(pyarrow.parquet.write_table, {"query": [[0.5]], "label": ["b"]})
+TWICE = arrow_bytes(
+    lambda table, sink: pyarrow.parquet.write_table(
+        pa.Table.from_arrays([pa.array(["a"])] * 3, ["query", "query", "label"]), sink
+    )
+)
+NO_ROWS = arrow_bytes(
+    pyarrow.parquet.write_table, {"query": pa.array([], pa.string()), "label": pa.nulls(0)}
+)
+BAD_FILES = [
+    ("a.csv", b"", "is empty; its first line must name the columns"),
+    ("a.csv", b"\n\n", "is empty"),
+    ("a.csv", b"query,label\n", "has no row below its column names"),
+    ("a.parquet", NO_ROWS, "has no row below its column names"),
+    (
+        "a.csv",
+        b"querry,label\na,b\n",
+        r"first line: there is no column 'query'; did you mean 'quer",
+    ),
+    ("a.csv", b"text,label\na,b\n", "no column 'query'; the columns are 'text', 'label'"),
+    ("a.csv", b"query,query,label\na,b,c\n", "two columns are called 'query'; rename one"),
+    ("a.parquet", TWICE, "two columns are called 'query'; rename one"),
+    ("a.csv", b"query,label\na,b\n ,b\n", "empty cells of query: 1, the first in row 2; fill them"),
+    ("a.csv", b"query,label\na,b\n\na, \n", "empty cells of label: 1, the first in row 2;.*--skip"),
+    ("a.csv", b"query,label\na,b,c\n", "line 2: has 3 cells, the first line has 2; a cell that"),
+    ("a.csv", b'query,label\n"a\nb",c\na\n', "line 4: has 1 cells"),
+    ("a.csv", b'query,label\na,b\n"c,d\ne,f\n', "line 3: a quote opens in this row and never clos"),
+    ("a.csv", b'query,label\na,b\nc,"d\ne,f\n', "line 3: a quote opens in this row and never clo"),
+    ("a.csv", b"query,label\nna\xefve,b\n", "line 2: .* is not UTF-8 text; save the file as UTF-8"),
+    ("a.csv", b"qu\xe9ry,label\na,b\n", "line 1: .* is not UTF-8 text; save the file as UTF-8"),
+    ("a.csv", "query,label\na,b\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
+    ("a.csv", b"query,label\na,b\nc,b\n", "every row has the label 'b'; two or more are needed"),
+    ("a.csv", b"query,label\na,b\n", "every row has the label 'b'"),
+    ("a.csv", b"query,label\n" + b"x" * 2**24 + b",b\n", "a row has more than 8388608 bytes; is a"),
+    ("a.jsonl", b"", "has no row below"),
+    ("a.jsonl", b"[1]\n", "line 1: '.1.' is no JSON object; write one object a line"),
+    ("a.jsonl", b'{"query": "a", "label": "b"}\n{"query\n', "line 2: .* is not JSON"),
+    (
+        "a.jsonl",
+        b'{"query":"a","label":1}\n{"query":"b","label":"x"}\n',
+        "changed from number to st",
+    ),
+    ("a.parquet", PARQUET[:-9], "cannot be read .* fetch or copy the file again"),
+    ("a.parquet", PARQUET[:100], "cannot be read .* fetch or copy the file again"),
+    ("a.parquet", NESTED, "column 'query' holds struct<a: int64>; name a column of texts or num"),
+    ("a.parquet", VECTORS, "column 'query' holds list<.*>; give a column of vectors as vectors"),
+    ("a.arrow", b"ARROW1", "cannot be read"),
+    ("a.csv.gz", gzip.compress(LONG)[:-20], "the archive is cut short; fetch or copy the file"),
+    ("a.csv.zst", b"query", "cannot be read"),
+    ("a.xlsx", b"", r"a table must end in \.csv, \.tsv, \.jsonl, .*; rename or convert the file"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "message"), BAD_FILES)
+def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=rf"a\.\w+.*{message}"):
+        all_train(tmp_path / name)
+
+
+def test_a_long_field_is_no_error(tmp_path):
+    (tmp_path / "a.csv").write_bytes(LONG)
+    assert max(map(len, all_train(tmp_path / "a.csv").parts["train"].texts)) == 300_000
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "message"),
+    ("options", "message"),
     [
-        ("a.csv", {"group_columns": ["county"]}, r"no column 'county'; did you mean 'country'\?"),
-        ("pairs.xlsx", {}, r"pairs\.xlsx: the ending must be \.csv or \.tsv"),
-        ("pairs.csv", {}, r"pairs\.csv does not exist"),
-        ("a.csv", {"test_fraction": 1.0}, "test_fraction must be at least 0 and below 1, got 1.0"),
-        ("a.csv", {"validation_fraction": -0.5}, "validation_fraction must be .* got -0.5"),
-        ("a.csv", {"test_fraction": 0.9}, "together must be below 1"),
-        ("a.csv", {"test_fraction": 0.89}, "none of its 1 queries fell into the training part"),
+        ({"groups": ["county"]}, r"no column 'county'; did you mean 'country'\?"),
+        ({"label": "query"}, "'query' is named as the query and as the label; name two columns"),
+        ({"test_fraction": 1.0}, "test_fraction must be at least 0 and below 1, got 1.0"),
+        ({"validation_fraction": -0.5}, "validation_fraction must be .* got -0.5"),
+        ({"test_fraction": 0.9, "validation_fraction": 0.1}, "together must be below 1"),
+        ({"test_fraction": 0.999999}, "none of its 5 queries fell into the training part"),
+        ({"split_time": "country"}, "column 'country' does not tell the time; it must hold"),
+        ({"split_column": "label"}, "column 'label' holds 'Hats'; it must say train, validation"),
+        (
+            {"split_column": "label", "split_time": "x"},
+            "split in one way, got split_time or split_en",
+        ),
+        ({"query": ()}, "a table needs a query column, or vectors"),
+        ({"vectors": "label"}, "column 'label' holds string; vectors must be lists of numbers"),
+        ({"vectors": "none.npy"}, r"none\.npy is no \.npy file of vectors"),
+        (
+            {"querry": "x"},
+            "unexpected keyword argument 'querry'; the options of a table are query,",
+        ),
+        ({"label_separator": ""}, "label_separator must not be empty"),
     ],
 )
-def test_what_does_not_fit_the_table_is_refused(tmp_path, name, settings, message):
-    table(tmp_path, "query,label,country\na,b,DE\n", "a.csv")
+def test_options_that_do_not_fit_the_table_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        load_table(tmp_path / name, **{"validation_fraction": 0.1, **settings})
+        all_train(ROWS, **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("missing.csv", r"missing\.csv does not exist; check the path"),
+        ({"query": ["a"], "label": []}, "the table cannot be read"),
+        (pd.DataFrame({"query": ["a", 1], "label": ["b", "c"]}), "make each column of one type"),
+        (
+            7,
+            "a table must be a path, a pandas, polars or pyarrow table, .*, got int",
+        ),
+    ],
+)
+def test_what_is_no_table_is_refused(source, message):
+    with pytest.raises(UserError, match=message):
+        all_train(source)

@@ -15,7 +15,7 @@ import torch
 
 from evenhand.config import Config
 from evenhand.data import Dataset, Part
-from evenhand.data.vector_writer import Block, check_format, write_blocks
+from evenhand.data.vector_writer import Block, write_blocks
 from evenhand.distributed.ranks import share_of
 from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
@@ -64,7 +64,6 @@ def export_run(
         raise UserError(f"{data.name} has no {part_name} part; it has {', '.join(parts)}")
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out folder, or remove it first")
-    check_format(file_format)
     nothing = RowRange(0, 0)  # label vectors are read as they are written
     model = load_model(
         folder,

@@ -82,6 +82,13 @@ def file_bar(console: Console) -> Iterator[Callable[[Path, int, int], None]]:
 
 
 @contextlib.contextmanager
+def stage_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar per stage: call it with its title, how much is done and, if known, of how much."""
+    with _bars(console, progress.TaskProgressColumn(), progress.TimeElapsedColumn()) as bars:
+        yield _bar_per_name(bars, str)
+
+
+@contextlib.contextmanager
 def download_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar per file: call it with its name, the bytes received and, if known, the bytes in all."""
     sizes, speeds = progress.DownloadColumn(), progress.TransferSpeedColumn()

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from evenhand.cli.options import argument, flag
+from evenhand.cli.options import TableFlags, argument, flag, takes_flags
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
@@ -126,30 +126,30 @@ def stream(
     _show(dataset, folder)
 
 
+@takes_flags
 def table(
-    table: Annotated[Path, argument("File with a header and one right answer a line.", "TABLE")],
-    query_column: Annotated[str, flag("Column of the queries.")] = "query",
-    label_column: Annotated[str, flag("Column of the labels.")] = "label",
-    group: Annotated[list[str] | None, flag("A column of groups; repeatable.")] = None,
-    test_fraction: Annotated[float, flag("Share of the queries.")] = 0.2,
-    validation_fraction: ValidationFraction = 0.1,
+    table: Annotated[Path, argument("CSV, JSON lines, Parquet or Arrow, or a folder.", "TABLE")],
+    flags: TableFlags,
+    name: Annotated[str | None, flag("Name of the data set.", show_default="that of TABLE")] = None,
     out: Out = None,
 ) -> None:
-    """A CSV or TSV of queries and labels."""
+    """A table of queries and labels."""
     from evenhand.cli.console import console
-    from evenhand.data import load_table
+    from evenhand.data import load_table, table_name
+    from evenhand.progress import stage_bar
 
-    with console.status(f"reading {table}"):
+    name = name or table_name(table)
+    folder = out or Path("datasets") / name
+    with stage_bar(console) as advance:
         dataset = load_table(
             table,
-            query_column=query_column,
-            label_column=label_column,
-            group_columns=group or [],
-            test_fraction=test_fraction,
-            validation_fraction=validation_fraction,
+            flags.options(),
+            name=name,
+            folder=folder,
             note_fn=console.print,
+            progress_fn=advance,
         )
-    _save(dataset, out)
+    _show(dataset, folder)
 
 
 # --- look -----------------------------------------------------------------------------------------

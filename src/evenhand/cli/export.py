@@ -10,9 +10,7 @@ from evenhand.cli.options import argument, choose_device, flag
 def export(
     run: options.RunFolder,
     out: Annotated[Path, flag("Folder to write, which must not exist.")],
-    format: Annotated[
-        Literal["npy", "parquet"], flag("Parquet needs the extra evenhand[parquet].")
-    ] = "npy",
+    format: Annotated[Literal["npy", "parquet"], flag("Of the files.")] = "npy",
     shards: Annotated[
         int | None, flag("Files of label vectors.", show_default="each below 1 GiB")
     ] = None,

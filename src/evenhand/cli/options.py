@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from evenhand.config import Config
+    from evenhand.data import TableOptions
     from evenhand.distributed.ranks import ProcessRanks
 
 
@@ -111,21 +112,77 @@ class SettingsFlags:
         return [*given, *(self.assignments or [])]
 
 
-def takes_settings(verb_fn: Callable[..., int]) -> Callable[..., int]:
-    """Puts the flags of `SettingsFlags` in place of the parameter `flags` of a verb."""
-    hints = get_type_hints(SettingsFlags, include_extras=True)
-    names = [name for name in hints if name != "seed"]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableFlags:
+    """What is said of a table; None: not given."""
+
+    query: Annotated[
+        list[str] | None,
+        flag("Column of the queries; repeatable: joined by a space.", show_default="query"),
+    ] = None
+    label: Annotated[
+        str | None, flag("Column of the labels: texts, or lists.", show_default="label")
+    ] = None
+    group: Annotated[list[str] | None, flag("A column of groups; repeatable.")] = None
+    label_separator: Annotated[str | None, flag("Between the labels of a cell, such as '|'.")] = (
+        None
+    )
+    vectors: Annotated[
+        str | None, flag("Column of lists of numbers, or a .npy file, instead of text features.")
+    ] = None
+    split_time: Annotated[
+        str | None, flag("Column of times: the latest rows are for the test.")
+    ] = None
+    split_entity: Annotated[
+        str | None,
+        flag("Column of users or such: all rows of one on a side; with --split-time, its last."),
+    ] = None
+    split_column: Annotated[str | None, flag("Column that says train, validation or test.")] = None
+    test: Annotated[Path | None, flag("Table of the test part.")] = None
+    validation: Annotated[Path | None, flag("Table of the validation part.")] = None
+    test_fraction: Annotated[float | None, flag("Share of the test part.", show_default="0.2")] = (
+        None
+    )
+    validation_fraction: Annotated[
+        float | None, flag("Share of the validation part.", show_default="0.1")
+    ] = None
+    skip_missing: Annotated[
+        bool, flag("Leave out rows with an empty query or label.", "--skip-missing")
+    ] = False
+
+    def options(self) -> "TableOptions":
+        from evenhand.data import TableOptions
+
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if "group" in given:
+            given["groups"] = given.pop("group")
+        return TableOptions(**given)
+
+
+def takes_flags(verb_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts the flags of `SettingsFlags` and `TableFlags` in place of parameters of these types."""
+    hints = get_type_hints(verb_fn, include_extras=True)
+    bundles = {name: kind for name, kind in hints.items() if kind in (SettingsFlags, TableFlags)}
+    fields = {
+        name: [field for field in dataclasses.fields(kind) if field.name != "seed"]
+        for name, kind in bundles.items()
+    }
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb_fn).parameters.values():
         new = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        if parameter.name == "flags":
-            new = [new[0].replace(name=n, default=None, annotation=hints[n]) for n in names]
+        if kind := bundles.get(parameter.name):
+            types = get_type_hints(kind, include_extras=True)
+            new = [
+                new[0].replace(name=f.name, default=f.default, annotation=types[f.name])
+                for f in fields[parameter.name]
+            ]
         parameters += new
 
     @functools.wraps(verb_fn)
-    def command(**given: Any) -> int:
-        flags = SettingsFlags(**{name: given.pop(name) for name in names})
-        return verb_fn(flags=flags, **given)
+    def command(**given: Any) -> Any:
+        for name, kind in bundles.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields[name]})
+        return verb_fn(**given)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command

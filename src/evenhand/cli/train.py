@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LAUNCHED = "EVENHAND_LAUNCHED"  # set for the ranks that `launch` starts with its own words
 
 
-@options.takes_settings
+@options.takes_flags
 def train(
     run: Annotated[Path | None, flag("Run folder.", show_default="runs/DATA-METHOD-seedN")] = None,
     resume: Annotated[bool, flag("Continue the run in --run.", "--resume")] = False,

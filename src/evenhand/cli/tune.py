@@ -9,7 +9,7 @@ from evenhand.cli.options import SettingsFlags, choose_device, flag, read_config
 from evenhand.errors import UserError
 
 
-@options.takes_settings
+@options.takes_flags
 def tune(
     run: Annotated[Path | None, flag("Folder to write.", show_default="runs/DATA-tune")] = None,
     resume: Annotated[bool, flag("Continue the search in --run.", "--resume")] = False,

@@ -1,9 +1,9 @@
 """Files to examples: the on-disk form, text features, and the data sets it can read.
 
-    dataset = load_table(Path("pairs.csv"), group_columns=["country"])
+    dataset = load_table("pairs.parquet", query="title", label="category", groups=["country"])
     dataset = save_dataset(dataset, Path("datasets/pairs"))
 
-`load_places` is the default data set, `load_table` reads one's own pairs of texts, `load_extreme`
+`load_places` is the default data set, `load_table` reads one's own table, `load_extreme`
 the Extreme Classification format (`stream_extreme`, of any size), `load_public_extreme` opens a
 public data set by name from a folder. All return a `Dataset`: parts (train, validation, test) of
 queries with features, positives and groups.
@@ -34,7 +34,8 @@ from evenhand.data.groups import (
 from evenhand.data.places import load_places
 from evenhand.data.public_data import PUBLIC_DATA, PublicData, load_public_extreme
 from evenhand.data.stream import stream_extreme
-from evenhand.data.table import load_table
+from evenhand.data.table import TableOptions, load_table, prepare_table, table_name
+from evenhand.data.table_reader import is_table_path
 from evenhand.data.text import (
     NgramFeaturizer,
     WordFeaturizer,
@@ -55,10 +56,12 @@ __all__ = [
     "PublicData",
     "Rows",
     "Strings",
+    "TableOptions",
     "WordFeaturizer",
     "count_unseen_labels",
     "featurizer_from",
     "frequency_groups",
+    "is_table_path",
     "load_extreme",
     "load_places",
     "load_public_extreme",
@@ -69,9 +72,11 @@ __all__ = [
     "open_dataset",
     "pad_rows",
     "pairs_of",
+    "prepare_table",
     "read_extreme",
     "save_dataset",
     "script_of",
     "stream_extreme",
+    "table_name",
     "take_rows",
 ]

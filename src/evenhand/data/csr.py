@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
@@ -85,6 +86,16 @@ class Strings:
         encoded = [string.encode("utf-8") for string in strings]
         offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         return cls(offsets, np.frombuffer(b"".join(encoded), dtype=np.uint8))
+
+    @classmethod
+    def from_arrow(cls, texts: pa.LargeStringArray) -> "Strings":
+        """Texts without nulls, of which nothing is copied."""
+        if not len(texts):
+            return cls.pack([])
+        _, offsets, utf8 = texts.buffers()
+        begins = np.frombuffer(offsets, dtype=np.int64)[texts.offset :][: len(texts) + 1]
+        data = np.frombuffer(utf8 or b"", dtype=np.uint8)
+        return cls(begins - begins[0], data[begins[0] : begins[-1]])
 
 
 def rows_from_lists(lists: Sequence[Sequence[int]]) -> Rows:

@@ -1,6 +1,6 @@
 """Subpopulations of queries, pairs and labels: columns of groups, and how they are made."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -67,24 +67,35 @@ def make_shared_groups(values: Mapping[str, GroupValues]) -> dict[str, dict[str,
 
 
 def group_pairs(
-    members: Sequence[Collection[str]], positives: Rows, names: Iterable[str]
+    pair_ids: IntArray, group_ids: IntArray, positives: Rows, names: tuple[str, ...]
 ) -> Groups:
-    """A group column from the names of the groups that each pair is in: (N_pairs,).
+    """A group column from rows that say, each, that a pair is in a group; -1: in none.
 
     One id a query suffices where all its pairs are in one and the same group, or in none.
     """
-    query_ids, names = pairs_of(positives).query_ids, sorted(names)
-    id_of = {name: index for index, name in enumerate(names)}
-    rows = [tuple(sorted(id_of[name] for name in groups)) for groups in members]
-    firsts = np.array([row[0] if row else -1 for row in rows], dtype=np.int32)  # (N_pairs,)
+    query_ids = pairs_of(positives).query_ids
+    is_member = group_ids >= 0
+    base = max(1, len(names))
+    members = np.unique(pair_ids[is_member] * np.int64(base) + group_ids[is_member])
+    of_pair, of_group = members // base, (members % base).astype(np.int32)
+    counts = np.bincount(of_pair, minlength=len(query_ids))  # (N_pairs,)
+    starts = np.cumsum(counts) - counts
+    first_ids = np.full(len(query_ids), -1, dtype=np.int32)
+    first_ids[counts > 0] = of_group[starts[counts > 0]]
     ids = np.full(len(positives), -1, dtype=np.int32)  # (N,)
-    ids[query_ids] = firsts
-    if all(len(row) <= 1 for row in rows) and (ids[query_ids] == firsts).all():
-        return Groups(ids, tuple(names))
-    sets = sorted(set(rows) - {()})
-    set_ids = {(): -1} | {row: set_id for set_id, row in enumerate(sets)}
-    ids = np.array([set_ids[row] for row in rows], dtype=np.int32)  # (N_pairs,)
-    return Groups(ids, tuple(names), rows_from_lists(sets))
+    ids[query_ids] = first_ids
+    if counts.max(initial=0) <= 1 and (ids[query_ids] == first_ids).all():
+        return Groups(ids, names)
+    several = np.flatnonzero(counts > 1)
+    rows = [tuple(of_group[starts[p] : starts[p] + counts[p]].tolist()) for p in several]
+    alone = np.unique(first_ids[counts == 1])
+    sets = sorted({*rows, *((group,) for group in alone.tolist())})
+    set_ids = {row: set_id for set_id, row in enumerate(sets)}
+    of_alone = np.array([set_ids[group,] for group in alone.tolist()], dtype=np.int32)
+    pair_sets = np.full(len(query_ids), -1, dtype=np.int32)
+    pair_sets[counts == 1] = of_alone[np.searchsorted(alone, first_ids[counts == 1])]
+    pair_sets[several] = [set_ids[row] for row in rows]
+    return Groups(pair_sets, names, rows_from_lists(sets))
 
 
 # --- head, torso and tail -------------------------------------------------------------------------

@@ -6,12 +6,13 @@ the query, but a string that is some city's main name always trains.
 """
 
 import numpy as np
+import pyarrow as pa
 
 from evenhand.data.csr import Strings
 from evenhand.data.dataset import Dataset
 from evenhand.data.groups import make_groups
-from evenhand.data.splits import hash_key
-from evenhand.data.table import make_parts
+from evenhand.data.splits import PARTS, hash_key
+from evenhand.data.table import encode, featurize, join_codes, make_parts
 from evenhand.data.text import NgramFeaturizer, normalize, script_of
 from evenhand.errors import UserError
 
@@ -50,7 +51,7 @@ def load_places(*, min_population: int = 15000, num_buckets: int = 2**18) -> Dat
     countries = cache.get_countries()
     # Their places in this list are their label ids.
     cities = sorted(cache.get_cities().values(), key=lambda city: int(city["geonameid"]))
-    labels_of: dict[str, set[int]] = {}  # query -> the cities that bear it
+    names, label_ids = [], []  # line by line: a name, and a city that bears it
     main_names = {normalize(city["name"]) for city in cities}
     country_names, continent_names = [], []
     for label_id, city in enumerate(cities):
@@ -59,13 +60,21 @@ def load_places(*, min_population: int = 15000, num_buckets: int = 2**18) -> Dat
         continent_names.append(CONTINENTS.get(country.get("continentcode"), "?"))
         for text in (city["name"], *city["alternatenames"]):
             if query := normalize(text):
-                labels_of.setdefault(query, set()).add(label_id)
+                names.append(query)
+                label_ids.append(label_id)
+    queries = join_codes([encode(pa.array(names, pa.large_string()), str)])
+    texts = queries.names.to_pylist()
 
-    def choose_part(query: str) -> str:
+    def choose_part(query: str) -> int:
         digit = hash_key(query) % 10
         if digit <= 6 or query in main_names:
-            return "train"
-        return "validation" if digit == 7 else "test"
+            return PARTS.index("train")
+        return PARTS.index("validation" if digit == 7 else "test")
+
+    part_ids = np.array([choose_part(query) for query in texts], dtype=np.int8)
+    scripts = join_codes(
+        [encode(pa.array([script_of(text) for text in texts], pa.large_string()), str)]
+    )
 
     featurizer = NgramFeaturizer(num_buckets=num_buckets)
     coordinates = [(city["latitude"], city["longitude"]) for city in cities]
@@ -74,10 +83,12 @@ def load_places(*, min_population: int = 15000, num_buckets: int = 2**18) -> Dat
         num_features=num_buckets,
         num_labels=len(cities),
         parts=make_parts(
-            labels_of,
-            part_fn=choose_part,
-            group_fns={"script": lambda pair: [script_of(pair[0])]},
-            featurizer=featurizer,
+            queries.names,
+            queries.ids,
+            np.array(label_ids),
+            part_ids[queries.ids],
+            groups={"script": scripts._replace(ids=scripts.ids[queries.ids])},
+            features_fn=lambda part, ids: featurize(queries.names.take(ids), featurizer, part=part),
         ),
         label_names=Strings.pack(f"{city['name']} ({city['countrycode']})" for city in cities),
         label_groups={

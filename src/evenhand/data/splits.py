@@ -1,17 +1,23 @@
-"""Assigns queries to the train, validation and test parts.
+"""Assigns queries, rows of a table, or rows of a file to the train, validation and test parts.
 
 A split by the md5 of a key is the same on every machine, and a row or a query keeps its side
-when others come or go.
+when others come or go. Rows with a time can be split by it, and the last rows of each entity
+(a user, a session) can be held out.
 """
 
 import hashlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.data.csr import IntArray
 from evenhand.errors import UserError
 
 PARTS = ("train", "validation", "test")
+PART_IDS = {name: place for place, name in enumerate(PARTS)} | {"val": 1, "valid": 1, "dev": 1}
+
+PartIds = NDArray[np.int8]  # places in PARTS
 
 
 def hash_key(key: str) -> int:
@@ -19,12 +25,69 @@ def hash_key(key: str) -> int:
     return int.from_bytes(hashlib.md5(key.encode("utf-8"), usedforsecurity=False).digest())
 
 
-def choose_part(key: str, *, test_fraction: float, validation_fraction: float) -> str:
-    """Train, validation or test: where the md5 of the key lies between 0 and 2**128."""
-    position = hash_key(key) / 2**128
-    if position < test_fraction:
-        return "test"
-    return "validation" if position < test_fraction + validation_fraction else "train"
+def split_by_hash(
+    keys: Iterable[str], *, test_fraction: float, validation_fraction: float
+) -> PartIds:
+    """The part of each key, by where its md5 lies between 0 and 2**128: (N,) -> (N,).
+
+    The lowest are for the test, the next for the validation.
+    """
+    positions = np.fromiter((hash_key(key) / 2**128 for key in keys), dtype=np.float64)
+    return _pick_parts(positions < test_fraction + validation_fraction, positions < test_fraction)
+
+
+def split_by_time(
+    times: NDArray[np.float64], *, test_fraction: float, validation_fraction: float
+) -> PartIds:
+    """The part of each row: the latest rows are for the test, those before for the validation.
+
+    Rows of one time are in one part, so a share may be smaller than asked for.
+
+    Example:
+        >>> split_by_time(np.arange(10.0), test_fraction=0.2, validation_fraction=0.1).tolist()
+        [0, 0, 0, 0, 0, 0, 0, 1, 2, 2]
+    """
+    in_order = np.sort(times)
+
+    def is_late(fraction: float) -> NDArray[np.bool_]:
+        num_early = max(1, len(times) - round(fraction * len(times)))
+        late: NDArray[np.bool_] = times > in_order[num_early - 1]
+        return late
+
+    return _pick_parts(is_late(test_fraction + validation_fraction), is_late(test_fraction))
+
+
+def hold_out_last(
+    entity_ids: IntArray, times: NDArray[np.float64], *, has_validation: bool
+) -> PartIds:
+    """The part of each row: the last one of an entity is for the test, the last but one validates.
+
+    Every entity keeps a row to train on. Rows of one time are in the order of the table.
+
+    Example:
+        >>> hold_out_last(np.array([5, 5, 7, 5]), np.array([1.0, 3, 1, 2]), has_validation=True)
+        array([0, 2, 0, 1], dtype=int8)
+    """
+    order = np.lexsort((times, entity_ids))
+    _, starts, counts = np.unique(entity_ids[order], return_index=True, return_counts=True)
+    lasts = starts + counts - 1
+    parts = np.zeros(len(entity_ids), dtype=np.int8)
+    parts[order[lasts[counts >= 2]]] = PART_IDS["test"]
+    if has_validation:
+        parts[order[lasts[counts >= 3] - 1]] = PART_IDS["validation"]
+    return parts
+
+
+def split_by_name(names: Sequence[str], where: str) -> PartIds:
+    """The part that each name says, such as `train`, `val` or `Test`: (N,) -> (N,)."""
+    for name in names:
+        if name.lower() not in PART_IDS:
+            raise UserError(f"{where} holds {name!r}; it must say train, validation or test")
+    return np.array([PART_IDS[name.lower()] for name in names], dtype=np.int8)
+
+
+def _pick_parts(is_held_out: NDArray[np.bool_], is_test: NDArray[np.bool_]) -> PartIds:
+    return np.where(is_test, PART_IDS["test"], is_held_out * PART_IDS["validation"]).astype(np.int8)
 
 
 def choose_validation_rows(
@@ -32,8 +95,7 @@ def choose_validation_rows(
 ) -> NDArray[np.bool_]:
     """Which rows of a training file are for validation, by their numbers: (n,) -> (n,).
 
-    `block` consecutive rows are on the same side, by the md5 of the number of their block: what
-    `choose_part` says of it, but for many at once.
+    `block` consecutive rows are on the same side, by the md5 of the number of their block.
     """
     if not fraction:
         return np.zeros(len(row_ids), dtype=bool)

@@ -1,217 +1,710 @@
-"""Reads a CSV or TSV with one (query, label) pair per line, and optional group columns.
+"""A table with a right answer a row becomes a data set.
 
     query,label,country
     laptop sleeve 13,Laptop bags,DE
 
-Queries are normalised (see `text.normalize`); lines with the same query become one query with
-several positives. Groups belong to lines: a query, or a (query, label) pair, that occurs with
-several groups is in each of them, and trains once. The split is by the md5 of the query, so no
-query is on two sides and a query keeps its side when the table grows.
+`TableOptions` says which columns are what and how the rows are split; `load_table` makes the data
+set, and `prepare_table` keeps it in a folder, so that an unchanged table is not converted again.
+
+Queries are normalised (see `text.normalize`); rows with the same query become one query with
+several positives. Groups belong to rows: a query, or a (query, label) pair, that occurs with
+several groups is in each of them, and trains once.
 """
 
-import csv
-import difflib
+import dataclasses
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from evenhand.data.csr import Strings, rows_from_lists
-from evenhand.data.dataset import Dataset, Part
-from evenhand.data.groups import Groups, group_pairs
-from evenhand.data.splits import PARTS, check_fractions, choose_part
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from evenhand.data.csr import FloatArray, IntArray, Rows, Strings
+from evenhand.data.dataset import Dataset, Part, array_path, open_dataset, write_dataset
+from evenhand.data.groups import group_pairs
+from evenhand.data.splits import (
+    PARTS,
+    PartIds,
+    check_fractions,
+    hold_out_last,
+    split_by_hash,
+    split_by_name,
+    split_by_time,
+)
+from evenhand.data.table_reader import Source, is_path, read_batches
 from evenhand.data.text import NgramFeaturizer, normalize
-from evenhand.data.text_io import OPENERS, plain_suffix, quote_value, read_lines
 from evenhand.errors import UserError
+from evenhand.files import NpyWriter, ProgressFn, atomic_folder, open_npy
 
-SHOWN_COLUMNS = 20
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
+NoteFn = Callable[[str], None]
+
+KEPT_FORMAT = 1  # of what `prepare_table` keeps: a higher number converts all tables again
+FEATURE_TEXTS = 2**15  # featurised at once
+NO_GROUP = ("nan", "null", "<na>")  # what other programs write for an empty cell
 
 
-class Record(NamedTuple):
-    """A line of the table."""
+class Featurizer(Protocol):
+    """Turns texts into features (see `text.NgramFeaturizer`)."""
 
-    query: str  # normalised
-    label: str
-    groups: tuple[str, ...]  # one a column, empty: belongs to none
+    @property
+    def num_buckets(self) -> int: ...
+
+    def featurize(self, texts: Sequence[str]) -> Rows: ...
+
+    def settings(self) -> dict[str, Any]: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Which columns of a table are what, and how its rows are split.
+
+    At most one way to split is chosen: by the hash of the query (the default), by `split_time` (the
+    latest rows are for the test), by `split_entity` (all rows of one on a side), by both (the last
+    rows of each entity are held out), by `split_column`, or by `test` and `validation`.
+
+    Args:
+        query: a column, or several that are joined by a space.
+        label: a column of one label a row, or of lists of labels.
+        groups: columns of groups; an empty cell belongs to none.
+        label_separator: between the labels of a cell, such as "|".
+        labels: a table of the labels: `id`, as in `label`, and optionally `name`; every other
+            column groups the labels.
+        vectors: a column of lists of numbers, or a .npy file with a row for each of the table's,
+            instead of features made of the text. `query` may then be ().
+        split_time: a column of numbers or dates.
+        split_entity: a column of users, sessions, documents.
+        split_column: a column that says train, validation or test.
+        test, validation: separate files (or tables in memory) with the same columns.
+        skip_missing: leaves out rows with an empty cell where there must be none.
+    """
+
+    query: tuple[str, ...] | str = "query"
+    label: str = "label"
+    groups: tuple[str, ...] | str = ()
+    label_separator: str | None = None
+    labels: Path | None = None
+    vectors: str | None = None
+    split_time: str | None = None
+    split_entity: str | None = None
+    split_column: str | None = None
+    test: Source | None = None
+    validation: Source | None = None
+    test_fraction: float = 0.2
+    validation_fraction: float = 0.1
+    skip_missing: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("query", "groups"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, str) else tuple(value)
+            object.__setattr__(self, name, value)
+        check_fractions(
+            test_fraction=self.test_fraction, validation_fraction=self.validation_fraction
+        )
+        if not self.query and self.vectors is None:
+            raise UserError("a table needs a query column, or vectors")
+        if self.label in self.query:
+            raise UserError(
+                f"{self.label!r} is named as the query and as the label; name two columns"
+            )
+        if self.label_separator == "":
+            raise UserError("label_separator must not be empty; leave it out, or give such as '|'")
+        ways = {
+            "split_time or split_entity": self.split_time or self.split_entity,
+            "split_column": self.split_column,
+            "test or validation": self.test or self.validation,
+        }
+        chosen = [name for name, value in ways.items() if value]
+        if len(chosen) > 1:
+            raise UserError(f"a table is split in one way, got {' and '.join(chosen)}; choose one")
+
+    def columns(self) -> list[str]:
+        """All columns that are read, each once."""
+        of_split = [self.split_time, self.split_entity, self.split_column]
+        vectors = None if self.vectors and self.vectors.endswith(".npy") else self.vectors
+        names = [*self.query, self.label, *self.groups, *of_split, vectors]
+        return list(dict.fromkeys(name for name in names if name))
 
 
 def load_table(
-    path: Path,
+    source: Source,
+    options: TableOptions | None = None,
     *,
-    query_column: str = "query",
-    label_column: str = "label",
-    group_columns: Sequence[str] = (),
-    test_fraction: float = 0.2,
-    validation_fraction: float = 0.1,
     name: str | None = None,
-    note_fn: Callable[[str], None] | None = None,
+    folder: Path | None = None,
+    featurizer: Featurizer | None = None,
+    note_fn: NoteFn | None = None,
+    progress_fn: ProgressFn | None = None,
+    **columns: Any,
 ) -> Dataset:
-    """A data set from a .csv or .tsv file, plain or compressed, whose first line names columns.
+    """A data set from a table: a path, a pandas, polars or pyarrow table, or a dict of lists.
 
-    A query or label may not be empty; an empty group cell belongs to no group. A part no query
-    falls into is left out.
+    Example:
+        >>> table = {"title": ["red shoe", "hat"], "category": ["Shoes", "Hats"]}
+        >>> list(load_table(table, query="title", label="category", test_fraction=0).label_names)
+        ['Hats', 'Shoes']
 
     Args:
-        name: the file's own unless given.
-        note_fn: called with each sentence about what was read and what was merged.
+        name: of the data set; the file's own unless given.
+        folder: where to write it; features are then never all in memory. None: nowhere.
+        featurizer: of the query texts; hashed n-grams unless given.
+        note_fn: called with each sentence about what was read, left out and merged.
+        progress_fn: called with what is being done, how much is done and, if known, of how much.
+        columns: fields of `TableOptions`, which need no `options` then.
     """
-    check_fractions(test_fraction=test_fraction, validation_fraction=validation_fraction)
-    num_of = Counter(read_records(path, [query_column, label_column, *group_columns]))
-    if not num_of:
-        raise UserError(f"{path} has no line below its column names; add (query, label) lines")
-    if note_fn is not None:
-        for note in _describe(num_of, group_columns):
-            note_fn(note)
-    label_names = sorted({record.label for record in num_of})
-    label_ids = {label: label_id for label_id, label in enumerate(label_names)}
-    labels_of: dict[str, set[int]] = {}
-    groups: dict[str, dict[tuple[str, int], set[str]]] = {column: {} for column in group_columns}
-    for query, label, names in num_of:
-        labels_of.setdefault(query, set()).add(label_ids[label])
-        for column, group in zip(group_columns, names, strict=True):
-            if group:
-                groups[column].setdefault((query, label_ids[label]), set()).add(group)
-    featurizer = NgramFeaturizer()
-    parts = make_parts(
-        labels_of,
-        part_fn=lambda query: choose_part(
-            query, test_fraction=test_fraction, validation_fraction=validation_fraction
-        ),
-        group_fns={column: groups_of.get for column, groups_of in groups.items()},
-        featurizer=featurizer,
-    )
-    if "train" not in parts:
-        raise UserError(
-            f"{path}: none of its {len(labels_of)} queries fell into the training part; add lines "
-            f"or lower test_fraction ({test_fraction}) and validation_fraction "
-            f"({validation_fraction})"
+    try:
+        options = dataclasses.replace(options or TableOptions(), **columns)
+    except TypeError as error:
+        known = ", ".join(field.name for field in dataclasses.fields(TableOptions))
+        raise UserError(f"load_table: {error}; the options of a table are {known}") from error
+    name, featurizer = name or table_name(source), featurizer or NgramFeaturizer()
+    note_fn = note_fn or (lambda note: None)
+    progress_fn = progress_fn or (lambda title, done, total: None)
+    if folder is None:
+        return _make_dataset(source, options, name, featurizer, None, note_fn, progress_fn)
+    with atomic_folder(folder) as staging:
+        dataset = _make_dataset(source, options, name, featurizer, staging, note_fn, progress_fn)
+        write_dataset(dataset, staging)
+    return open_dataset(folder)
+
+
+def table_name(source: Source) -> str:
+    """The file's name without its endings; `table` for one in memory."""
+    return Path(source).resolve().name.split(".")[0] if is_path(source) else "table"
+
+
+# --- a folder that is kept ------------------------------------------------------------------------
+
+
+def prepare_table(
+    source: Source,
+    options: TableOptions,
+    *,
+    root: Path = Path("datasets"),
+    featurizer: Featurizer | None = None,
+    note_fn: NoteFn | None = None,
+    progress_fn: ProgressFn | None = None,
+) -> Path:
+    """The folder of the data set made of a table; an unchanged table is not converted again.
+
+    Folders are called after the table, its size and date (its content, if it is in memory) and the
+    options: `datasets/pairs-3f2a91c0`.
+    """
+    tables = {"source": source, "test": options.test, "validation": options.validation}
+    about = {
+        **vars(options),
+        "format": KEPT_FORMAT,
+        "featurizer": (featurizer or NgramFeaturizer()).settings(),
+        **{name: _identity(table, options.columns()) for name, table in tables.items()},
+        "labels": _identity(options.labels, None),
+    }
+    if options.vectors is not None and options.vectors.endswith(".npy"):
+        about["vectors"] = _identity(options.vectors, None)
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    folder = root / f"{table_name(source)}-{digest[:8]}"
+    if not folder.exists():
+        load_table(
+            source,
+            options,
+            folder=folder,
+            featurizer=featurizer,
+            note_fn=note_fn,
+            progress_fn=progress_fn,
         )
+    return folder
+
+
+def _identity(source: Source | None, columns: Sequence[str] | None) -> Any:
+    """What changes when a table does: path, size and date of its files, or else its content."""
+    if source is None:
+        return None
+    if is_path(source):
+        path = Path(source).resolve()
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        stats = [(str(file), file.stat()) for file in files if file.is_file()]
+        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    digest = hashlib.sha256()
+    for batch in read_batches(source, columns):
+        digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
+# --- from batches to a data set -------------------------------------------------------------------
+
+
+def _make_dataset(
+    source: Source,
+    options: TableOptions,
+    name: str,
+    featurizer: Featurizer,
+    folder: Path | None,
+    note_fn: NoteFn,
+    progress_fn: ProgressFn,
+) -> Dataset:
+    where = str(source) if is_path(source) else "the table"
+    lines = _read_lines(source, options, where, folder, note_fn, progress_fn)
+    for note in _merge_notes(lines):
+        note_fn(note)
+    queries, labels, vectors = lines.queries, lines.labels, lines.vectors
+    if len(labels.names) == 1:
+        raise UserError(
+            f"{where}: every row has the label {labels.names[0].as_py()!r}; two or more are needed"
+        )
+    part_ids = _split(lines, options)
+    if not (part_ids == 0).any():
+        raise UserError(
+            f"{where}: none of its {len(queries.names)} queries fell into the training part; add "
+            f"rows, or lower test_fraction ({options.test_fraction}) and validation_fraction "
+            f"({options.validation_fraction})"
+        )
+    first_lines = np.zeros(len(queries.names), dtype=np.int64)
+    first_lines[queries.ids[::-1]] = np.arange(len(queries.ids))[::-1]
+
+    def features_fn(part: str, query_ids: IntArray) -> Rows | FloatArray:
+        if vectors is None:
+            texts = queries.names.take(query_ids)
+            return featurize(texts, featurizer, part=part, folder=folder, progress_fn=progress_fn)
+        return _take_vectors(vectors, lines.row_ids[first_lines[query_ids]], part, folder)
+
     return Dataset(
-        name=path.name.split(".")[0] if name is None else name,
-        num_features=featurizer.num_buckets,
-        num_labels=len(label_names),
-        parts=parts,
-        label_names=Strings.pack(label_names),
-        featurizer=featurizer.settings(),
+        name=name,
+        num_features=featurizer.num_buckets if vectors is None else vectors.shape[1],
+        num_labels=len(labels.names),
+        parts=make_parts(
+            queries.names if options.query else None,
+            queries.ids,
+            labels.ids,
+            part_ids,
+            groups=lines.groups,
+            features_fn=features_fn,
+        ),
+        label_names=Strings.from_arrow(labels.names),
+        featurizer=featurizer.settings() if vectors is None else None,
     )
 
 
 def make_parts(
-    labels_of: Mapping[str, set[int]],
+    texts: pa.LargeStringArray | None,
+    query_ids: IntArray,
+    label_ids: IntArray,
+    part_ids: PartIds,
     *,
-    part_fn: Callable[[str], str],
-    group_fns: Mapping[str, Callable[[tuple[str, int]], Collection[str] | None]],
-    featurizer: NgramFeaturizer,
+    groups: Mapping[str, "Codes"],
+    features_fn: Callable[[str, IntArray], Rows | FloatArray],
 ) -> dict[str, Part]:
-    """The parts that hold a query, of texts whose positives are known.
+    """The parts that hold a query, from lines that each say that a label is right for a query.
 
     Args:
-        labels_of: query -> the labels that are right for it.
-        part_fn: query -> train, validation or test.
-        group_fns: group column -> the function from a (query, label) pair to its groups, if any.
+        texts: of all queries; None: they have none.
+        query_ids, label_ids, part_ids: (N,) of the lines, in any order, the same ones repeatedly.
+        groups: group column -> the group of each line.
+        features_fn: part, ids of its queries -> their features.
     """
-    queries: dict[str, list[str]] = {part: [] for part in PARTS}
-    for query in sorted(labels_of):
-        queries[part_fn(query)].append(query)
-    queries = {part: texts for part, texts in queries.items() if texts}
-    positives = {
-        part: rows_from_lists([sorted(labels_of[text]) for text in texts])
-        for part, texts in queries.items()
-    }
-    pairs = {
-        part: [(text, label) for text in texts for label in sorted(labels_of[text])]
-        for part, texts in queries.items()
-    }
-    groups: dict[str, dict[str, Groups]] = {part: {} for part in queries}
-    for column, group_fn in group_fns.items():
-        members = {part: [group_fn(pair) or () for pair in pairs[part]] for part in queries}
-        names = set().union(*(names for rows in members.values() for names in rows))  # of all parts
-        for part, rows in members.items():
-            groups[part][column] = group_pairs(rows, positives[part], names)
-    return {
-        part: Part(featurizer.featurize(texts), positives[part], groups[part], Strings.pack(texts))
-        for part, texts in queries.items()
-    }
-
-
-def _describe(num_of: Counter[Record], group_columns: Sequence[str]) -> Iterator[str]:
-    """What became of the lines, of which `num_of` counts those that are the same."""
-    on_lines, pairs_on_lines = Counter[str](), Counter[tuple[str, str]]()
-    for record, count in num_of.items():
-        on_lines[record.query] += count
-        pairs_on_lines[record.query, record.label] += count
-    several, pairs_several = (
-        sum(count > 1 for count in counts.values()) for counts in (on_lines, pairs_on_lines)
-    )
-    yield (
-        f"lines read: {num_of.total():,}; merged, since another has the same query, label and "
-        f"groups: {num_of.total() - len(num_of):,}"
-    )
-    yield (
-        f"queries: {len(on_lines):,}, on several lines: {several:,}; "
-        f"(query, label) pairs: {len(pairs_on_lines):,}, on several lines: {pairs_several:,}"
-    )
-    for place, column in enumerate(group_columns):
-        num_empty = sum(count for record, count in num_of.items() if not record.groups[place])
-        yield f"empty cells of {column}, in no group: {num_empty:,}"
-
-
-# --- reading --------------------------------------------------------------------------------------
-
-
-def read_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
-    """The lines of a table: `columns` names those of the query, the label and the groups."""
-    delimiter = DELIMITERS.get(plain_suffix(path))
-    if delimiter is None:
-        raise UserError(
-            f"{path}: the ending must be {' or '.join(DELIMITERS)}, optionally followed by "
-            f"{', '.join(OPENERS)}; rename or convert the file"
+    parts = {}
+    num_labels = np.int64(label_ids.max()) + 1
+    for place, part in enumerate(PARTS):
+        lines = np.flatnonzero(part_ids == place)
+        if not len(lines):
+            continue
+        queries, rows = np.unique(query_ids[lines], return_inverse=True)
+        pairs, pair_ids = np.unique(rows * num_labels + label_ids[lines], return_inverse=True)
+        offsets = np.searchsorted(pairs // num_labels, np.arange(len(queries) + 1))
+        positives = Rows(offsets, (pairs % num_labels).astype(np.int32))
+        parts[part] = Part(
+            features_fn(part, queries),
+            positives,
+            {
+                column: group_pairs(pair_ids, ids[lines], positives, tuple(names.to_pylist()))
+                for column, (ids, names) in groups.items()
+            },
+            None if texts is None else Strings.from_arrow(texts.take(queries)),
         )
-    lines = (line + "\n" for line in read_lines(path))
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    header: list[str] = []
-    places: list[int] = []
-    try:
-        for cells in reader:
-            where = f"{path}, line {reader.line_num}"
-            if not any(cell.strip() for cell in cells):
-                continue
-            if not header:
-                header = [name.strip() for name in cells]
-                places = [_find_column(column, header, where) for column in columns]
-                continue
-            if len(cells) != len(header):
-                raise UserError(
-                    f"{where}: has {len(cells)} cells, the first line has {len(header)}; "
-                    f"a cell that holds the separator must be quoted"
-                )
-            query, label, *groups = (" ".join(cells[place].split()) for place in places)
-            query = normalize(query)
-            for column, text in zip(columns, (query, label), strict=False):
-                if not text:
-                    raise UserError(
-                        f"{where}: column {column!r} is empty; fill it or remove the line"
-                    )
-            yield Record(query, label, tuple(groups))
-    except csv.Error as error:
-        raise UserError(
-            f"{path}, line {reader.line_num}: {error}; quote the cell and double each quote in it"
-        ) from error
-    if not header:
-        raise UserError(f"{path} is empty; its first line must name the columns")
+    return parts
 
 
-def _find_column(column: str, names: list[str], where: str) -> int:
-    """Where a column stands in the header."""
-    if names.count(column) == 1:
-        return names.index(column)
-    if column in names:
-        raise UserError(f"{where}: two columns are called {column!r}; rename one")
-    close = difflib.get_close_matches(column, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    more = ", ..." if len(names) > SHOWN_COLUMNS else ""
-    raise UserError(
-        f"{where}: there is no column {column!r}; {hint}the columns are "
-        f"{', '.join(map(quote_value, names[:SHOWN_COLUMNS]))}{more}"
+def _split(lines: "Lines", options: TableOptions) -> PartIds:
+    """The part of each line, in the one way that the options choose."""
+    shares = {
+        "test_fraction": options.test_fraction,
+        "validation_fraction": options.validation_fraction,
+    }
+    if lines.said_parts is not None:
+        names = split_by_name(
+            lines.said_parts.names.to_pylist(), f"column {options.split_column!r}"
+        )
+        return names[lines.said_parts.ids]
+    if lines.entities is not None and lines.times is not None:
+        has_validation = options.validation_fraction > 0
+        return hold_out_last(lines.entities.ids, lines.times, has_validation=has_validation)
+    if lines.times is not None:
+        return split_by_time(lines.times, **shares)
+    keys = lines.queries if lines.entities is None else lines.entities
+    if options.test is not None:  # which is all of the test part
+        shares["test_fraction"] = 0.0
+    if options.validation is not None:
+        shares["validation_fraction"] = 0.0
+    part_ids = split_by_hash(_iterate(keys.names), **shares)[keys.ids]
+    return np.where(lines.file_ids > 0, lines.file_ids, part_ids)
+
+
+def _merge_notes(lines: "Lines") -> Iterator[str]:
+    """What became of the lines: which were merged, and which are in no group."""
+    queries, labels = lines.queries, lines.labels
+    num_lines = len(queries.ids)
+    pairs = queries.ids * np.int64(len(labels.names)) + labels.ids
+    _, kinds, on_lines = np.unique(pairs, return_inverse=True, return_counts=True)
+    for ids, names in lines.groups.values():
+        kinds = np.unique(kinds * np.int64(len(names) + 1) + ids + 1, return_inverse=True)[1]
+    yield (
+        f"lines read: {num_lines:,}; merged, since another has the same query, label and "
+        f"groups: {num_lines - int(kinds.max()) - 1:,}"
     )
+    yield (
+        f"queries: {len(queries.names):,}, on several lines: "
+        f"{int((np.bincount(queries.ids) > 1).sum()):,}; (query, label) pairs: {len(on_lines):,}, "
+        f"on several lines: {int((on_lines > 1).sum()):,}"
+    )
+    for column, (ids, _) in lines.groups.items():
+        yield f"empty cells of {column}, in no group: {int((ids < 0).sum()):,}"
+
+
+# --- from rows to lines ---------------------------------------------------------------------------
+
+
+class Codes(NamedTuple):
+    """A column of texts as numbers."""
+
+    ids: NDArray[np.int32]  # (N,), -1: an empty cell
+    names: pa.LargeStringArray  # in order, each in use
+
+
+class Lines(NamedTuple):
+    """Every (query, label) that a table says: N lines, one for each label of a row."""
+
+    queries: Codes
+    labels: Codes
+    groups: dict[str, Codes]
+    entities: Codes | None
+    said_parts: Codes | None
+    times: NDArray[np.float64] | None  # (N,)
+    row_ids: NDArray[np.int64]  # (N,) counted through all files
+    file_ids: NDArray[np.int8]  # (N,) places in PARTS
+    vectors: FloatArray | None  # (rows, F)
+
+
+def _read_lines(
+    source: Source,
+    options: TableOptions,
+    where: str,
+    folder: Path | None,
+    note_fn: NoteFn,
+    progress_fn: ProgressFn,
+) -> Lines:
+    """The lines of a table, and of its own files for validation and test."""
+    columns = options.columns()
+    has_own_vectors = options.vectors in columns
+    vectors = _open_vectors(options) if options.vectors and not has_own_vectors else None
+    store: _Array | None = None
+    chunks: dict[str, list[Any]] = {}
+    num_missing, first_missing, num_rows, num_skipped = Counter[str](), dict[str, int](), 0, 0
+    for file_id, file in enumerate((source, options.validation, options.test)):
+        if file is None:
+            continue
+        for batch in read_batches(file, columns, progress_fn=progress_fn):
+            row_ids = np.arange(num_rows, num_rows + len(batch))
+            num_rows += len(batch)
+            numbers = None if vectors is None else np.asarray(vectors[row_ids[0] : num_rows])
+            if options.vectors is not None and has_own_vectors:
+                numbers = _vectors_of(batch.column(options.vectors), options.vectors, where)
+                store = store or _Array(folder, "vectors", "<f4", numbers.shape[1:])
+                store.append(numbers)
+            cells, is_there = _row_cells(batch, numbers, options, where)
+            labels, parents = _labels(batch.column(options.label), options, where)
+            is_there[options.label] = np.isin(np.arange(len(batch)), parents)
+            for name, is_filled in is_there.items():
+                if not is_filled.all():
+                    num_missing[name] += int((~is_filled).sum())
+                    first_missing.setdefault(name, int(row_ids[is_filled.argmin()]))
+            is_whole = np.logical_and.reduce(list(is_there.values()))
+            num_skipped += int((~is_whole).sum())
+            is_kept = is_whole[parents]
+            cells |= {"row": row_ids, "file": np.full(len(batch), file_id, dtype=np.int8)}
+            chunks.setdefault("label", []).append(labels.filter(pa.array(is_kept)))
+            for name, column in cells.items():
+                chunks.setdefault(name, []).append(column.take(parents[is_kept]))
+    notes = [
+        f"empty cells of {column}: {count:,}, the first in row {first_missing[column] + 1:,}"
+        for column, count in num_missing.items()
+    ]
+    if notes and not options.skip_missing:
+        raise UserError(
+            f"{where}: {'; '.join(notes)}; fill them, or leave such rows out with --skip-missing "
+            f"(skip_missing=True)"
+        )
+    for note in notes:
+        note_fn(note)
+    if num_skipped:
+        note_fn(f"rows left out: {num_skipped:,} of {num_rows:,}")
+    if num_rows == num_skipped:
+        raise UserError(f"{where} has no row below its column names; add (query, label) rows")
+    if vectors is not None and len(vectors) != num_rows:
+        raise UserError(
+            f"{options.vectors} has {len(vectors):,} rows, and {where} {num_rows:,}; a table needs "
+            f"a vector for each row"
+        )
+
+    def codes(name: str | None) -> Codes | None:
+        return None if name is None else join_codes(chunks[name])
+
+    times = chunks.get("time")
+    return Lines(
+        queries=join_codes(chunks["query"]),
+        labels=join_codes(chunks["label"]),
+        groups={name: join_codes(chunks[f"group {name}"]) for name in options.groups},
+        entities=codes(options.split_entity and "entity"),
+        said_parts=codes(options.split_column and "part"),
+        times=np.concatenate(times) if times else None,
+        row_ids=np.concatenate(chunks["row"]),
+        file_ids=np.concatenate(chunks["file"]),
+        vectors=store.finish() if store is not None else vectors,
+    )
+
+
+def _row_cells(
+    batch: pa.RecordBatch, numbers: FloatArray | None, options: TableOptions, where: str
+) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]]]:
+    """The cells of each row but its labels, and which of those that must be filled are."""
+
+    def texts(name: str) -> pa.LargeStringArray:
+        return _texts(batch.column(name), name, where)
+
+    if options.query:
+        query = texts(options.query[0])
+        if len(options.query) > 1:
+            every = map(texts, options.query)
+            space = pa.scalar(" ", pa.large_string())
+            query = pc.binary_join_element_wise(*every, space, null_handling="skip")
+        cells = {"query": encode(query, normalize)}
+    else:
+        assert numbers is not None
+        keys = [hashlib.md5(row.tobytes()).hexdigest() for row in numbers]
+        cells = {"query": encode(pa.array(keys, pa.large_string()), str)}
+    for name, column in (("entity", options.split_entity), ("part", options.split_column)):
+        if column is not None:
+            cells[name] = encode(texts(column), _squeeze)
+    columns = {
+        "query": " + ".join(options.query),
+        "entity": options.split_entity,
+        "part": options.split_column,
+    }
+    is_there = {column: _is_filled(cells[name]) for name, column in columns.items() if column}
+    if options.split_time is not None:
+        cells["time"] = _times(batch.column(options.split_time), options.split_time, where)
+        is_there[options.split_time] = ~np.isnan(cells["time"])
+    if options.vectors is not None and options.vectors in batch.schema.names:
+        is_there[options.vectors] = _is_filled(batch.column(options.vectors))
+    for column in options.groups:
+        cells[f"group {column}"] = encode(texts(column), _group_name)
+    return cells, is_there
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _group_name(text: str) -> str:
+    """The group that a cell names; "" where another program wrote that it is empty."""
+    name = _squeeze(text)
+    return "" if name.lower() in NO_GROUP else name
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def _texts(column: pa.Array, name: str, where: str) -> pa.LargeStringArray:
+    """A column as texts, null where a cell is empty."""
+    if pa.types.is_dictionary(column.type):
+        return _texts(column.dictionary, name, where).take(column.indices)
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        is_of_texts = pa.types.is_string(column.type.value_type)
+        if is_of_texts or pa.types.is_large_string(column.type.value_type):
+            return pc.binary_join(column, " ").cast(pa.large_string())
+    if pa.types.is_nested(column.type):
+        remedy = "name a column of texts or numbers"
+        if hasattr(column.type, "value_type") and pa.types.is_floating(column.type.value_type):
+            remedy = "give a column of vectors as vectors"
+        raise UserError(f"{where}: column {name!r} holds {column.type}; {remedy}")
+    try:
+        return column.cast(pa.large_string())
+    except pa.ArrowException as error:
+        raise UserError(
+            f"{where}: column {name!r} holds {column.type}, which is no text ({error})"
+        ) from error
+
+
+def encode(texts: pa.LargeStringArray, clean_fn: Callable[[str], str]) -> pa.DictionaryArray:
+    """Texts as places in a list of those that differ once they are cleaned; null: left empty."""
+    encoded = texts.dictionary_encode()
+    values = [
+        None if text is None else clean_fn(text) or None for text in encoded.dictionary.to_pylist()
+    ]
+    cleaned = pa.array(values, pa.large_string()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(cleaned.indices.take(encoded.indices), cleaned.dictionary)
+
+
+def join_codes(chunks: Sequence[pa.DictionaryArray]) -> Codes:
+    """The codes of a column, of whose batches each has a list of its own."""
+    column = pa.chunked_array(chunks).unify_dictionaries()
+    names = column.chunk(0).dictionary
+    ids = np.concatenate([chunk.indices.fill_null(-1).to_numpy() for chunk in column.chunks])
+    is_used = np.zeros(len(names) + 1, dtype=bool)
+    is_used[ids] = True
+    order = pc.sort_indices(names).to_numpy()
+    order = order[is_used[order]]
+    ranks = np.full(len(names) + 1, -1, dtype=np.int32)  # the last: of -1
+    ranks[order] = np.arange(len(order))
+    return Codes(ranks[ids], names.take(order))
+
+
+def _iterate(texts: pa.LargeStringArray) -> Iterator[str]:
+    for start in range(0, len(texts), FEATURE_TEXTS):
+        yield from texts.slice(start, FEATURE_TEXTS).to_pylist()
+
+
+def _is_filled(column: pa.Array) -> NDArray[np.bool_]:
+    filled: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return filled
+
+
+def _labels(
+    column: pa.Array, options: TableOptions, where: str
+) -> tuple[pa.DictionaryArray, NDArray[np.int64]]:
+    """All labels of a column, and the row of each."""
+    if options.label_separator is not None:
+        texts = _texts(column, options.label, where)
+        column = pc.split_pattern(texts, options.label_separator)
+    parents = np.arange(len(column))
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        parents = pc.list_parent_indices(column).to_numpy()
+        column = pc.list_flatten(column)
+    labels = encode(_texts(column, options.label, where), _squeeze)
+    is_filled = _is_filled(labels)
+    return labels.filter(pa.array(is_filled)), parents[is_filled]
+
+
+def _times(column: pa.Array, name: str, where: str) -> NDArray[np.float64]:
+    """A column of numbers, dates or texts of either, as numbers in their order; NaN: empty."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = pc.utf8_trim_whitespace(column)
+        column = pc.if_else(pc.equal(column, ""), None, column)
+    for kind in (pa.float64(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")):
+        try:
+            numbers = column.cast(kind, safe=False)
+            if pa.types.is_timestamp(numbers.type):
+                numbers = numbers.cast(pa.int64()).cast(pa.float64(), safe=False)
+            return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
+        except pa.ArrowException:
+            continue
+    raise UserError(
+        f"{where}: column {name!r} does not tell the time; it must hold numbers, or dates such as "
+        f"2024-01-31 or 2024-01-31T12:00:00"
+    )
+
+
+# --- features -------------------------------------------------------------------------------------
+
+
+class _Array:
+    """Rows of an array that grows, in memory or, given a folder, in a file of it."""
+
+    def __init__(
+        self, folder: Path | None, name: str, dtype: str, row_shape: tuple[int, ...] = ()
+    ) -> None:
+        self.path = None if folder is None else array_path(folder, name)
+        self.file = None if self.path is None else NpyWriter(self.path, dtype, row_shape)
+        self.blocks = [np.empty((0, *row_shape), dtype=dtype)]
+
+    def append(self, rows: NDArray[Any]) -> None:
+        if self.file is None:
+            self.blocks.append(rows.astype(self.blocks[0].dtype, copy=False))
+        else:
+            self.file.append(rows)
+
+    def finish(self) -> NDArray[Any]:
+        if self.file is None or self.path is None:
+            return np.concatenate(self.blocks)
+        self.file.close()
+        return open_npy(self.path, is_empty=self.file.num_rows == 0)
+
+
+def featurize(
+    texts: pa.LargeStringArray,
+    featurizer: Featurizer,
+    *,
+    part: str,
+    folder: Path | None = None,
+    progress_fn: ProgressFn = lambda title, done, total: None,
+) -> Rows:
+    """The features of texts, made block by block; given a folder, never all in memory."""
+    ids = _Array(folder, f"{part}.features.ids", "<i4")
+    values: _Array | None = None
+    lengths: list[IntArray] = [np.zeros(1, dtype=np.int64)]
+    for start in range(0, len(texts), FEATURE_TEXTS):
+        rows = featurizer.featurize(texts.slice(start, FEATURE_TEXTS).to_pylist())
+        lengths.append(rows.lengths())
+        ids.append(rows.ids)
+        if rows.values is not None:
+            values = values or _Array(folder, f"{part}.features.values", "<f4")
+            values.append(rows.values)
+        progress_fn(f"features of {part}", min(start + FEATURE_TEXTS, len(texts)), len(texts))
+    offsets = np.cumsum(np.concatenate(lengths))
+    return Rows(offsets, ids.finish(), None if values is None else values.finish())
+
+
+def _open_vectors(options: TableOptions) -> NDArray[Any]:
+    path = Path(str(options.vectors))
+    if options.test is not None or options.validation is not None:
+        raise UserError(f"{path} has a row for each of one table; give vectors as a column instead")
+    try:
+        vectors = open_npy(path, is_empty=False)
+        if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
+            raise ValueError(f"it holds {vectors.dtype} of shape {vectors.shape}")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is no .npy file of vectors, a row each ({error})") from error
+    return vectors
+
+
+def _vectors_of(column: pa.Array, name: str, where: str) -> FloatArray:
+    """A column of lists of numbers as rows; zeros where a cell is empty: (n, F)."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not (is_list or pa.types.is_fixed_size_list(kind)):
+        raise UserError(f"{where}: column {name!r} holds {kind}; vectors must be lists of numbers")
+    lengths = pc.list_value_length(column).drop_null().to_numpy()
+    if len(np.unique(lengths)) > 1:
+        raise UserError(
+            f"{where}: the vectors of column {name!r} have from {lengths.min()} to {lengths.max()} "
+            f"numbers; all must have as many"
+        )
+    width = int(lengths[0]) if len(lengths) else 0
+    vectors = np.zeros((len(column), width), dtype=np.float32)
+    numbers = pc.list_flatten(column.drop_null()).cast(pa.float32()).to_numpy(zero_copy_only=False)
+    vectors[_is_filled(column)] = numbers.reshape(-1, width)
+    return vectors
+
+
+def _take_vectors(
+    vectors: NDArray[Any], row_ids: NDArray[np.int64], part: str, folder: Path | None
+) -> FloatArray:
+    """The vectors of chosen rows; given a folder, never all in memory."""
+    taken = _Array(folder, f"{part}.features.dense", "<f4", vectors.shape[1:])
+    for start in range(0, len(row_ids), FEATURE_TEXTS):
+        taken.append(vectors[row_ids[start : start + FEATURE_TEXTS]])
+    return taken.finish()

@@ -1,4 +1,4 @@
-"""Text files, plain or compressed (.gz, .bz2, .xz by ending), read a block at a time.
+"""Files, plain or compressed (.gz, .bz2, .xz, .zst by ending), and texts read a block at a time.
 
 A path that goes through a .zip archive, as in `data.zip/train.txt`, is a member of it, which is
 read where it is: nothing is unpacked.
@@ -8,6 +8,7 @@ Whatever can be wrong with a file is a `UserError` that names it: absent, cut sh
 import bz2
 import contextlib
 import gzip
+import io
 import lzma
 import zipfile
 from collections.abc import Iterator
@@ -15,11 +16,22 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pyarrow as pa
 
 from evenhand.errors import UserError
 from evenhand.files import check_is_file, open_input
 
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+def _open_zstandard(file: IO[bytes], mode: str = "rb") -> io.BufferedReader:
+    return io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
+
+
+OPENERS: dict[str, Any] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstandard,
+}
 BLOCK_BYTES = 2**19  # with what is parsed of it, this fits the cache of a core
 MAX_LINE_BYTES = 2**26  # a longer line is not text but the wrong file
 SHOWN_CHARACTERS = 40
@@ -44,24 +56,10 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple
     Every line ends with \n, also the last one and those that ended with \r\n. Numbers are from 1.
     """
     line_number = 1
-    with _open_stored(path) as stored, contextlib.ExitStack() as stack:
-        file = stored
-        if path.suffix in OPENERS and not isinstance(stored, zipfile.ZipExtFile):
-            file = stack.enter_context(OPENERS[path.suffix](stored, "rb"))
+    with open_input_stream(path) as (file, stored), readable(path):
         while True:
-            try:
-                block = file.read(block_bytes)
-                rest = b"" if block.endswith(b"\n") else file.readline(MAX_LINE_BYTES)
-            except EOFError as error:
-                raise UserError(
-                    f"{path}: the archive is cut short, in or after line {line_number}; "
-                    f"fetch or copy the file again"
-                ) from error
-            except Exception as error:  # Python's readers of damaged archives raise a dozen kinds
-                raise UserError(
-                    f"{path}: cannot be read beyond line {line_number - 1} ({error}); fetch or "
-                    f"copy the file again, and check that its ending tells how it is compressed"
-                ) from error
+            block = file.read(block_bytes)
+            rest = b"" if block.endswith(b"\n") else file.readline(MAX_LINE_BYTES)
             if not block:
                 return
             block += rest
@@ -90,6 +88,34 @@ def read_lines(path: Path) -> Iterator[str]:
                     f"save the file as UTF-8"
                 ) from error
             yield text.removeprefix("\ufeff") if line_number == 1 else text
+
+
+@contextlib.contextmanager
+def open_input_stream(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """What a file holds, decompressed, and the file as it is stored, which tells how far one is."""
+    with _open_stored(path) as stored, contextlib.ExitStack() as stack:
+        file = stored
+        if path.suffix in OPENERS and not isinstance(stored, zipfile.ZipExtFile):
+            file = stack.enter_context(OPENERS[path.suffix](stored, "rb"))
+        yield file, stored
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Whatever the readers of damaged files raise in the block becomes a `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except EOFError as error:
+        raise UserError(
+            f"{path}: the archive is cut short; fetch or copy the file again"
+        ) from error
+    except Exception as error:  # of a dozen kinds
+        raise UserError(
+            f"{path} cannot be read ({error}); fetch or copy the file again, and check that its "
+            f"ending tells what it is"
+        ) from error
 
 
 def _open_stored(path: Path) -> IO[bytes]:

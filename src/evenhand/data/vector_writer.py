@@ -5,17 +5,17 @@ number.
 """
 
 import contextlib
-import importlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from evenhand.data.csr import FloatArray
-from evenhand.errors import UserError
 from evenhand.files import NpyWriter, file_digest
 
 
@@ -49,12 +49,6 @@ def write_blocks(
     ]
 
 
-def check_format(file_format: str) -> None:
-    """Refuses a format that cannot be written here, before anything is."""
-    if file_format == "parquet":
-        _pyarrow()
-
-
 def _write_npy(folder: Path, stem: str, blocks: Iterable[Block], dim: int) -> dict[str, Path]:
     """One array a file, and the names as JSON, a string a line."""
     dtypes = {"vectors": "<f4", "ids": "<i8", "biases": "<f4"}
@@ -83,38 +77,24 @@ def _write_npy(folder: Path, stem: str, blocks: Iterable[Block], dim: int) -> di
 
 def _write_parquet(folder: Path, stem: str, blocks: Iterable[Block], dim: int) -> dict[str, Path]:
     """A table with the columns id, vector and, where there are any, bias and name."""
-    arrow = _pyarrow()
     path = folder / f"{stem}.parquet"
     with contextlib.ExitStack() as stack:
         file = None
         for block in blocks:
-            values = arrow.array(np.ascontiguousarray(block.vectors, np.float32).ravel())
+            values = pa.array(np.ascontiguousarray(block.vectors, np.float32).ravel())
             columns = {
-                "id": arrow.array(block.ids),
-                "vector": arrow.FixedSizeListArray.from_arrays(values, dim),
+                "id": pa.array(block.ids),
+                "vector": pa.FixedSizeListArray.from_arrays(values, dim),
             }
             if block.biases is not None:
-                columns["bias"] = arrow.array(block.biases)
+                columns["bias"] = pa.array(block.biases)
             if block.names is not None:
-                columns["name"] = arrow.array(block.names, type=arrow.string())
-            table = arrow.table(columns)
+                columns["name"] = pa.array(block.names, type=pa.string())
+            table = pa.table(columns)
             if file is None:
                 # Vectors do not compress, and a dictionary of their numbers would be as large.
                 file = stack.enter_context(
-                    arrow.parquet.ParquetWriter(
-                        path, table.schema, compression="none", use_dictionary=False
-                    )
+                    pq.ParquetWriter(path, table.schema, compression="none", use_dictionary=False)
                 )
             file.write_table(table)
     return {"all": path}
-
-
-def _pyarrow() -> Any:
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise UserError(
-            "Parquet needs pyarrow, which is not installed; install it with: "
-            "pip install 'evenhand[parquet]', or choose --format npy"
-        ) from error

@@ -1,0 +1,383 @@
+"""Reads the columns of a table as Arrow record batches, from files or from memory.
+
+CSV (commas, semicolons or tabs), JSON lines, Parquet, Arrow and Feather, plain or compressed, a
+folder of such files, or a table in memory: pandas, polars, pyarrow, or a dict of lists. Memory
+holds a few batches, however long the table is.
+"""
+
+import csv
+import difflib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from evenhand.data.text_io import (
+    MAX_LINE_BYTES,
+    OPENERS,
+    open_input_stream,
+    plain_suffix,
+    quote_value,
+    read_lines,
+    readable,
+)
+from evenhand.errors import UserError
+from evenhand.files import ProgressFn, open_input
+
+# A path, or what holds a table: pandas, polars, pyarrow (anything that exports Arrow), or a dict.
+Source = Any
+
+SHOWN_COLUMNS = 20
+BATCH_ROWS = 2**16
+BLOCK_BYTES = 2**23  # of text, parsed at once: no row may be longer
+DELIMITERS = ",;\t"
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def is_path(source: Source) -> bool:
+    return isinstance(source, str | os.PathLike)
+
+
+def is_table_path(path: Path) -> bool:
+    """Whether its ending, or that of a file in the folder, is one of those that are read."""
+    return plain_suffix(path) in READERS or (path.is_dir() and bool(_table_files(path)))
+
+
+def read_batches(
+    source: Source, columns: Sequence[str] | None, *, progress_fn: ProgressFn | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a table in batches that have these columns, in this order; None: all it has."""
+    progress_fn = progress_fn or (lambda name, done, total: None)
+    if not is_path(source):
+        yield from _read_frame(source, columns, progress_fn)
+        return
+    path = Path(source)
+    if not path.is_dir():
+        yield from _read_file(path, columns, progress_fn)
+        return
+    files = _table_files(path)
+    if not files:
+        raise UserError(f"{path} holds no table; its files must end in {', '.join(READERS)}")
+    for file in files:
+        # Spark writes country=DE/part-0.parquet: a column of which the folder tells the value.
+        folders = file.relative_to(path).parts[:-1]
+        keys = dict(folder.split("=", 1) for folder in folders if "=" in folder)
+        of_file = columns if columns is None else [name for name in columns if name not in keys]
+        for batch in _read_file(file, of_file, progress_fn):
+            for name in [*keys] if columns is None else keys.keys() & columns:
+                batch = batch.append_column(name, pa.array([keys[name]] * len(batch)))
+            yield batch if columns is None else batch.select(columns)
+
+
+def _table_files(folder: Path) -> list[Path]:
+    """The tables in a folder and in those below it, without what is hidden or a remark."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if plain_suffix(path) in READERS
+        and not any(part[0] in "._" for part in path.relative_to(folder).parts)
+    ]
+
+
+def _read_file(
+    path: Path, columns: Sequence[str] | None, progress_fn: ProgressFn
+) -> Iterator[pa.RecordBatch]:
+    read_fn = READERS.get(plain_suffix(path))
+    if read_fn is None:
+        raise UserError(
+            f"{path}: a table must end in {', '.join(READERS)}, optionally followed by "
+            f"{', '.join(OPENERS)}; rename or convert the file"
+        )
+    with readable(path):
+        yield from read_fn(path, columns, progress_fn)
+
+
+def _places(names: Sequence[str], columns: Sequence[str] | None, where: str) -> list[int]:
+    """Where the columns stand among the names."""
+    if columns is None:
+        columns = names
+    return [_find_column(column, names, where) for column in columns]
+
+
+def _find_column(column: str, names: Sequence[str], where: str) -> int:
+    if names.count(column) == 1:
+        return names.index(column)
+    if column in names:
+        raise UserError(f"{where}: two columns are called {column!r}; rename one")
+    close = difflib.get_close_matches(column, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    more = ", ..." if len(names) > SHOWN_COLUMNS else ""
+    raise UserError(
+        f"{where}: there is no column {column!r}; {hint}the columns are "
+        f"{', '.join(map(quote_value, names[:SHOWN_COLUMNS]))}{more}"
+    )
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def _read_frame(
+    frame: Any, columns: Sequence[str] | None, progress_fn: ProgressFn
+) -> Iterator[pa.RecordBatch]:
+    where = "the table"
+    try:
+        if hasattr(frame, "iloc"):  # pandas: of a frame of any objects only what is asked for
+            places = _places([str(name) for name in frame.columns], columns, where)
+            frame = pa.Table.from_pandas(frame.iloc[:, places], preserve_index=False)
+        elif isinstance(frame, Mapping):
+            frame = pa.table(dict(frame))
+        if not hasattr(frame, "__arrow_c_stream__"):
+            raise UserError(
+                f"a table must be a path, a pandas, polars or pyarrow table, or a dict of lists, "
+                f"got {type(frame).__name__}"
+            )
+        total = len(frame) if hasattr(frame, "__len__") else None
+        reader, done = pa.RecordBatchReader.from_stream(frame), 0
+        places = _places(reader.schema.names, columns, where)
+        for batch in reader:
+            for piece in _pieces(_select(batch, places, columns)):
+                yield piece
+                done += len(piece)
+                progress_fn("reading", done, total)
+    except (pa.ArrowException, TypeError) as error:
+        raise UserError(
+            f"{where} cannot be read ({error}); make each column of one type, such as text"
+        ) from error
+
+
+def _select(
+    batch: pa.RecordBatch, places: Sequence[int], columns: Sequence[str] | None
+) -> pa.RecordBatch:
+    names = batch.schema.names if columns is None else list(columns)
+    return pa.RecordBatch.from_arrays([batch.column(place) for place in places], names)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(batch), BATCH_ROWS):
+        yield batch.slice(start, BATCH_ROWS)
+
+
+# --- Parquet and Arrow ----------------------------------------------------------------------------
+
+
+def _read_parquet(
+    path: Path, columns: Sequence[str] | None, progress_fn: ProgressFn
+) -> Iterator[pa.RecordBatch]:
+    with _open_seekable(path) as file, pa.parquet.ParquetFile(file) as table:
+        places = _places(table.schema_arrow.names, columns, str(path))
+        wanted = [table.schema_arrow.names[place] for place in places]
+        done = 0
+        for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
+            yield batch.select(wanted)
+            done += len(batch)
+            progress_fn(f"reading {path.name}", done, table.metadata.num_rows)
+
+
+def _read_arrow(
+    path: Path, columns: Sequence[str] | None, progress_fn: ProgressFn
+) -> Iterator[pa.RecordBatch]:
+    """The file format, which Feather is too, or the stream format."""
+    with _open_seekable(path) as file:
+        try:
+            reader = pa.ipc.open_file(file)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+            total = reader.num_record_batches
+        except pa.ArrowInvalid:
+            file.seek(0)
+            batches = reader = pa.ipc.open_stream(file)
+            total = None
+        places = _places(reader.schema.names, columns, str(path))
+        for done, batch in enumerate(batches, start=1):
+            yield from _pieces(_select(batch, places, columns))
+            progress_fn(f"reading {path.name}", done, total)
+
+
+def _open_seekable(path: Path) -> IO[bytes]:
+    """A file whose end can be read first; what is compressed or archived as a copy."""
+    with open_input_stream(path) as (file, stored):
+        if file is stored and path.exists():
+            return open_input(path)
+        copy: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        shutil.copyfileobj(file, copy, BLOCK_BYTES)
+        copy.seek(0)
+        return copy
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+class _Text(io.RawIOBase):
+    """What follows the first line of a text; counts the quotes in it."""
+
+    def __init__(self, start: bytes, file: IO[bytes]) -> None:
+        self.start, self.file, self.num_quotes = start, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        block = self.file.read(size)
+        if self.start:
+            block, self.start = self.start + block, b""
+            if 0 <= size < len(block):
+                block, self.start = block[:size], block[size:]
+        self.num_quotes += block.count(b'"')
+        return block
+
+
+def _first_line(file: IO[bytes], path: Path) -> tuple[bytes, bytes]:
+    """The first line that is not blank, and what was read beyond it."""
+    line, rest = b"", b""
+    while not line.strip():
+        line, rest = rest, b""
+        if not line:
+            line = file.readline(MAX_LINE_BYTES)
+        if not line:
+            return b"", b""
+        if line.startswith(UTF16_MARKS):
+            raise UserError(f"{path} is UTF-16 text; save it as UTF-8")
+        first, mark, beyond = line.partition(b"\r")
+        if mark and beyond not in (b"", b"\n"):  # lines end with CR alone
+            line, rest = first, beyond
+    return line.removeprefix(b"\xef\xbb\xbf"), rest
+
+
+def _read_csv(
+    path: Path, columns: Sequence[str] | None, progress_fn: ProgressFn
+) -> Iterator[pa.RecordBatch]:
+    with open_input_stream(path) as (file, stored):
+        line, rest = _first_line(file, path)
+        if not line:
+            raise UserError(f"{path} is empty; its first line must name the columns")
+        try:
+            head = line.decode("utf-8").strip("\r\n")
+        except UnicodeDecodeError:
+            _explain_csv(path, ",")
+            raise
+        default = "\t" if plain_suffix(path) == ".tsv" else ","
+        delimiter = max(default + DELIMITERS, key=head.count)  # the default, if none is there
+        names = [name.strip() for name in next(csv.reader([head], delimiter=delimiter))]
+        wanted = list(map(str, _places(names, columns, f"{path}, its first line")))
+        text = _Text(rest, file)
+        try:
+            reader = pa.csv.open_csv(
+                text,
+                read_options=pa.csv.ReadOptions(
+                    column_names=list(map(str, range(len(names)))), block_size=BLOCK_BYTES
+                ),
+                parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                convert_options=pa.csv.ConvertOptions(
+                    include_columns=wanted,
+                    column_types=dict.fromkeys(wanted, pa.string()),
+                    strings_can_be_null=True,
+                    null_values=[""],
+                ),
+            )
+            for batch in reader:
+                yield batch.rename_columns(names if columns is None else list(columns))
+                progress_fn(f"reading {path.name}", stored.tell(), _stored_size(path))
+        except pa.ArrowInvalid as error:
+            if not str(error).startswith("Empty CSV"):
+                _explain_csv(path, delimiter)
+                raise UserError(
+                    f"{path}: a row has more than {BLOCK_BYTES} bytes; is a quote missing?"
+                    if "straddl" in str(error)
+                    else f"{path}: {error}"
+                ) from error
+        if text.num_quotes % 2:  # the last one may have opened a cell that took the rest
+            _explain_csv(path, delimiter, only_open_quote=True)
+
+
+def _explain_csv(path: Path, delimiter: str, *, only_open_quote: bool = False) -> None:
+    """Says by line what is wrong with a file, for errors; returns if that is not seen here."""
+    lines = (line + "\n" for line in read_lines(path))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    limit = csv.field_size_limit(sys.maxsize)
+    start, width = 1, 0
+    try:
+        for cells in reader:
+            width = width or len(cells)
+            if cells and len(cells) != width and not only_open_quote:
+                raise UserError(
+                    f"{path}, line {reader.line_num}: has {len(cells)} cells, the first line has "
+                    f"{width}; a cell that holds the separator must be quoted"
+                )
+            start = reader.line_num + 1
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            raise UserError(
+                f"{path}, line {start}: a quote opens in this row and never closes; close it, or "
+                f"double it if it is part of the text"
+            ) from error
+        if not only_open_quote:
+            raise UserError(
+                f"{path}, line {reader.line_num}: {error}; quote the cell and double each quote "
+                f"in it"
+            ) from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _read_json(
+    path: Path, columns: Sequence[str] | None, progress_fn: ProgressFn
+) -> Iterator[pa.RecordBatch]:
+    with open_input_stream(path) as (file, stored):
+        line, rest = _first_line(file, path)
+        if not line:
+            return
+        try:
+            first = json.loads(line)
+        except ValueError:
+            first = None
+        if not isinstance(first, dict):
+            raise UserError(
+                f"{path}, line 1: {quote_value(line.strip())} is no JSON object; write one object "
+                f"a line"
+            )
+        # Else a text that looks like a date would become one.
+        texts = [(key, pa.string()) for key, value in first.items() if isinstance(value, str)]
+        try:
+            reader = pa.json.open_json(
+                _Text(line + rest, file),
+                read_options=pa.json.ReadOptions(block_size=BLOCK_BYTES),
+                parse_options=pa.json.ParseOptions(explicit_schema=pa.schema(texts)),
+            )
+            places = _places(reader.schema.names, columns, str(path))
+            for batch in reader:
+                yield _select(batch, places, columns)
+                progress_fn(f"reading {path.name}", stored.tell(), _stored_size(path))
+        except pa.ArrowInvalid as error:
+            for number, text in enumerate(read_lines(path), start=1):
+                try:
+                    json.loads(text or "0")
+                except ValueError as damage:
+                    raise UserError(
+                        f"{path}, line {number}: {quote_value(text)} is not JSON ({damage})"
+                    ) from error
+            raise UserError(f"{path}: {error}; write a column in one type, such as text") from error
+
+
+def _stored_size(path: Path) -> int | None:
+    """The bytes of a file; None: it is a member of an archive."""
+    return path.stat().st_size if path.is_file() else None
+
+
+READERS = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".jsonl": _read_json,
+    ".ndjson": _read_json,
+    ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+    ".feather": _read_arrow,
+}

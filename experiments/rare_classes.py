@@ -11,6 +11,7 @@ is kept in the results, so the same command continues where it stopped.
 
 import argparse
 import dataclasses
+import math
 import platform
 import time
 from collections.abc import Callable
@@ -28,7 +29,6 @@ from evenhand.data import Rows
 from evenhand.data.held_out import frequency_bins, hold_out_queries
 from evenhand.files import read_json, write_json
 from evenhand.risk import EvenMining, mean_weights, top_weights
-from evenhand.training.schedules import learning_rate_at, num_hard_examples_at
 from experiments.image_data import ImageData, load_cifar10, load_mnist
 from experiments.imbalanced_images import accuracies, held_out, pictures_of, training_rows
 from experiments.seed_statistics import add_summaries, format_table
@@ -75,13 +75,9 @@ def weights_fn(
     mining, pair_bins = EvenMining(torch.from_numpy(bins.shape)), torch.from_numpy(bins.pair_bins)
 
     def weigh_evenly(losses: Tensor, places: Tensor, step: int) -> Tensor:
-        count = num_hard_examples_at(
-            step,
-            num_steps=num_steps,
-            batch_size=row.batch_size,
-            num_hard_examples=row.num_hard_examples,
-            anneal_fraction=1.0,
-        )
+        # k' shrinks in a line from the whole batch.
+        left = row.num_hard_examples - row.batch_size
+        count = round(row.batch_size + step / num_steps * left)
         own_bins = pair_bins.to(losses.device)[places]
         return mining(losses, own_bins, num_hard_examples=count)
 
@@ -116,9 +112,7 @@ def train(
             losses = F.cross_entropy(model(images).float(), targets[places], reduction="none")
         objective = (weigh_fn(losses.detach(), places, step) * losses).sum()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(
-                step, num_steps=num_steps, peak=row.learning_rate, shape="cosine"
-            )
+            group["lr"] = row.learning_rate * (1 + math.cos(math.pi * step / num_steps)) / 2
         optimizer.zero_grad()
         objective.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -15,7 +15,6 @@ from gpu_tables import (
     make_table,
     scalars,
     twin_of,
-    unit_gradients,
 )
 
 bags = pytest.importorskip("evenhand.kernels.gpu.bags", reason=NO_TRITON)
@@ -48,12 +47,11 @@ def random_entries(counts, *, num_empty, num_sources):
     return ids, sources, torch.randn(len(ids))
 
 
-def update(table, given, vectors, device, *, step_number=1, is_cosine=False):
+def update(table, given, vectors, device, *, step_number=1):
     entries.update_by_entries(
         table,
         *(tensor.to(device) for tensor in given),
         vectors.to(device),
-        is_cosine=is_cosine,
         **scalars(device, learning_rate=0.1, step_number=step_number),
     )
 
@@ -81,17 +79,13 @@ def test_entries_are_summed_by_row_and_stepped_once(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_entries_of_any_width_by_unit_rows(device, width):
+def test_entries_of_any_width(device, width):
     counts = by_device(device, [1, 0, 70, 2, 33, 1, 3], [1, 0, 2000, 2, 33, 1] * 300)
     table = make_table(len(counts), width, optimizer="adagrad", device=device)
     twin, vectors = twin_of(table, "adagrad"), torch.randn(9, width)
     ids, *others = random_entries(counts, num_empty=5, num_sources=9)
-    gradients = summed_by_row(ids, *others, vectors)
-    if width > 1:  # a unit row of one weight has no gradient, only rounding
-        through = unit_gradients(gradients.values, twin.table[gradients.ids])
-        gradients = RowGradients(gradients.ids, through)
-    twin.step(gradients, learning_rate=0.1)
-    update(table, (ids.int(), *others), vectors, device, is_cosine=width > 1)
+    twin.step(summed_by_row(ids, *others, vectors), learning_rate=0.1)
+    update(table, (ids.int(), *others), vectors, device)
     assert_state_is(table, twin)
 
 

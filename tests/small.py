@@ -178,6 +178,12 @@ def fruits_of(run):
     }
 
 
+def unfinish(run):
+    """Makes a finished run one that was killed before run.json said that it is."""
+    about = json.loads((run / "run.json").read_text("utf-8"))
+    (run / "run.json").write_text(json.dumps(about | {"is_complete": False}), "utf-8")
+
+
 def weights_file(run):
     """The only file with the weights of a small run."""
     return run / "model/weights/rank-0-file-0.safetensors"

@@ -24,7 +24,9 @@ def home(tmp_path_factory):
     settings_file(folder / "a.toml", "data", training__num_steps=20)
     settings_file(folder / "dense.toml", "dense", training__num_steps=20)
     for name, words in {"a": [], "dense": ["--set", "model.hidden_widths=[9]"]}.items():
-        answer = small.run(folder, "train", f"{name}.toml", "--run", f"runs/{name}", *words)
+        answer = small.run(
+            folder, "train", f"{name}.toml", "--keep-checkpoints", "--run", f"runs/{name}", *words
+        )
         assert answer.code == 0, answer.err
     return folder
 
@@ -268,6 +270,8 @@ DAMAGES = [  # file, damage, command, what the sentence must hold beside the fil
 
 @pytest.mark.parametrize(("name", "damage", "command", "problem"), DAMAGES)
 def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, problem):
+    if command == "resume":
+        small.unfinish(copy)
     (copy / name).write_bytes(CHANGES[damage]((copy / name).read_bytes()))
     if name.startswith("checkpoints"):
         shutil.rmtree(copy / "checkpoints/step-00000015")  # it would be used instead
@@ -290,7 +294,7 @@ def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, monkeypatch):
         patch.setattr(place, full, raising=False)
         sentence = refused(capsys, "train", "a.toml", "--run", run)
     assert_says(sentence, run / "metrics.jsonl", "No space left", "--resume")
-    assert run_main(capsys, "train", "--resume", "--run", run).code == 0
+    assert run_main(capsys, "train", "--keep-checkpoints", "--resume", "--run", run).code == 0
     assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
 
 
@@ -308,11 +312,12 @@ FULL = [  # function, its n-th call, what the sentence names
 @pytest.mark.parametrize(("function", "call", "name"), FULL)
 def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, call, name):
     run = tmp_path / "run"
-    words = ("train", "a.toml", "--run", run)
+    train = ("train", "--keep-checkpoints")
+    words = (*train, "a.toml", "--run", run)
     answer = small.run(here, *words, disturb=[function, call, errno.ENOSPC])
     assert_says(answer.sentence, name, "No space left")
     names = [path.name for path in tmp_path.rglob("*")]
     assert not [name for name in names if "partial" in name or ".step" in name]
-    again = small.run(here, *(("train", "--resume", "--run", run) if run.exists() else words))
+    again = small.run(here, *((*train, "--resume", "--run", run) if run.exists() else words))
     assert again.code == 0, again.err
     assert small.fruits_of(run) == small.fruits_of(here / "runs/a")

@@ -172,6 +172,7 @@ def test_a_folder_in_use_is_refused_to_writers_and_open_to_readers(tmp_path):
     (tmp_path / "x.csv").write_text(table)
     for words in (["train", "--run", "run"], ["tune", "--run", "tune", "--trials", "2"]):
         assert small.run(tmp_path, words[0], "a.toml", *words[1:]).code == 0
+    small.unfinish(tmp_path / "run")
     before = small.bytes_of(tmp_path)
     for folder, words in (
         ("run", ["train", "--resume", "--run", "run"]),

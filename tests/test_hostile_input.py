@@ -27,7 +27,7 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     save_dataset(small.text_dataset(), folder / "data")
     settings_file(folder / "a.toml", "data", training__num_steps=20)
-    answer = small.run(folder, "train", "a.toml", "--run", "runs/a")
+    answer = small.run(folder, "train", "a.toml", "--keep-checkpoints", "--run", "runs/a")
     assert answer.code == 0, answer.err
     return folder
 
@@ -164,8 +164,10 @@ ALL_OF_A_RUN = [
 
 def test_a_run_is_used_from_any_folder(home, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(home / "runs/a", tmp_path / "copy")
+    small.unfinish(run)
     for words in ALL_OF_A_RUN:
-        answer = run_main(capsys, *(word.format(home / "runs/a", tmp_path) for word in words))
+        answer = run_main(capsys, *(word.format(run, tmp_path) for word in words))
         assert answer.code == 0, answer.err
 
 
@@ -173,6 +175,7 @@ def test_data_that_moved_is_named_with_what_was_tried_and_the_flag(copy, tmp_pat
     about = json.loads((copy / "runs/a/run.json").read_text("utf-8"))
     about["dataset"]["folder"] = str(copy / "gone")
     (copy / "runs/a/run.json").write_text(json.dumps(about))
+    small.unfinish(copy / "runs/a")
     (copy / "data").rename(copy / "elsewhere")
     for words in ALL_OF_A_RUN:
         words = [word.format("runs/a", tmp_path) for word in words]
@@ -382,6 +385,8 @@ def test_what_is_no_file_is_refused_at_once(copy, capsys, name, reader, kind):
     (copy / "good.txt").write_text("2 4 3\n0 0:1\n1 1:1\n")
     path = copy / name
     path.parent.mkdir(exist_ok=True)
+    if reader == "resume":
+        small.unfinish(copy / "runs/a")
     path.unlink(missing_ok=True)
     if "checkpoints" in name:
         shutil.rmtree(copy / "runs/a/checkpoints/step-00000015")  # it would be used instead

@@ -10,7 +10,8 @@ import small
 from evenhand.data import save_dataset
 from small import fruits_of, last_step, run, settings_file, start, wait_for
 
-RESUME = ("train", "--resume", "--run")
+TRAIN = ("train", "--keep-checkpoints")  # what a checkpoint holds is compared too
+RESUME = (*TRAIN, "--resume", "--run")
 KINDS = {  # the data set, and what differs from `small.settings`; 40 steps if not said otherwise
     "sparse": ("data", {}),
     "background": ("data", {"training__async_checkpoints": True}),
@@ -63,7 +64,7 @@ def undisturbed(home):
 
     def of(kind):
         if kind not in fruits:
-            answer = run(home, "train", f"{kind}.toml", "--run", f"whole/{kind}")
+            answer = run(home, *TRAIN, f"{kind}.toml", "--run", f"whole/{kind}")
             assert answer.code == 0, answer.err
             fruits[kind] = fruits_of(home / "whole" / kind)
         return fruits[kind]
@@ -84,6 +85,7 @@ def resumed(home, folder):
 
 APPEND = "evenhand.training.loop.append_line"
 SAVE = "evenhand.training.checkpoint.save_tensors"
+TRAINED = ["evenhand.runs.write_json", 3]  # run.json will say that the run is complete
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
     ("sparse", APPEND, 6, "kill after", [15]),
     ("sparse", "evenhand.tensor_store._replace", 5, "kill", [-30, 15]),  # all but its name
@@ -100,7 +102,7 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
 def kill_and_resume(home, expected, folder, kill):
     """A run that is killed once, and resumed, must end as if nothing had happened."""
     kind, function, call, when, left = kill
-    arguments = ("train", f"{kind}.toml", "--run", folder)
+    arguments = (*TRAIN, f"{kind}.toml", "--run", folder)
     answer = run(home, *arguments, disturb=[function, call, when])
     assert answer.code == -signal.SIGKILL, answer.err
     names = sorted(path.name for path in (home / folder / "checkpoints").glob("*"))
@@ -117,12 +119,10 @@ def test_a_killed_run_resumed_equals_one_never_stopped(home, undisturbed, kill):
 
 
 def test_a_damaged_newest_is_named_and_the_run_goes_on_from_the_one_before(home, undisturbed):
-    """What crashes left behind is cleared away; a complete run is left as it is."""
+    """What crashes left behind is cleared away."""
     expected, folder = undisturbed("sparse"), home / "damaged"
-    shutil.copytree(home / "whole/sparse", folder)
-    about = (folder / "run.json").read_bytes()
-    assert_same(resumed(home, "damaged"), expected)
-    assert (folder / "run.json").read_bytes() == about
+    answer = run(home, *TRAIN, "sparse.toml", "--run", folder, disturb=[*TRAINED, "kill"])
+    assert answer.code == -signal.SIGKILL, answer.err
     stale = folder / "checkpoints/.step-00000017"  # as of a run stopped by a signal
     shutil.copytree(folder / "checkpoints/step-00000030", stale)
     shutil.copytree(folder / "model/weights", folder / "model/.weights")
@@ -136,6 +136,26 @@ def test_a_damaged_newest_is_named_and_the_run_goes_on_from_the_one_before(home,
     assert_same(fruits_of(folder), expected)
 
 
+def test_a_finished_run_keeps_its_model_alone_also_if_killed_before_its_checkpoints_go(
+    home, undisturbed
+):
+    kept = {k: v for k, v in undisturbed("sparse").items() if not k.startswith("checkpoints")}
+    words = ("train", "sparse.toml", "--run", "light")
+    answer = run(home, *words, disturb=[*TRAINED, "kill after"])
+    assert answer.code == -signal.SIGKILL, answer.err
+    assert json.loads((home / "light/run.json").read_text("utf-8"))["is_complete"]
+    assert len(list((home / "light/checkpoints").iterdir())) == 2
+    assert run(home, "train", "--resume", "--run", "light").code == 0
+    assert_same(fruits_of(home / "light"), kept)
+    for folder in ("light", "whole/sparse"):  # the other one kept them
+        before = small.bytes_of(home / folder)
+        sentence = run(home, "train", "--resume", "--run", folder).sentence
+        assert f"{folder} is finished, and there is nothing to resume" in sentence
+        again = f"evenhand train {folder}/config.toml --steps 80 --run {folder}-longer"
+        assert sentence.endswith(again)
+        assert small.bytes_of(home / folder) == before
+
+
 def test_the_best_is_kept_beside_the_last(undisturbed):
     best, other = undisturbed("best"), undisturbed("sparse")
     steps = sorted({name.split("/")[1] for name in best if name.startswith("checkpoints")})
@@ -146,7 +166,7 @@ def test_the_best_is_kept_beside_the_last(undisturbed):
 
 def test_a_run_that_a_signal_ended_is_resumed_as_if_nothing_had_happened(home, undisturbed):
     expected, folder = undisturbed("long"), "stopped"
-    process = start(home, "train", "long.toml", "--run", folder)
+    process = start(home, *TRAIN, "long.toml", "--run", folder)
     wait_for(lambda: last_step(home / folder) >= 7)
     process.kill(signal.SIGTERM)
     assert process.wait().code == 130

@@ -40,7 +40,8 @@ def dataset(tmp_path_factory):
 def train(run, config, dataset):
     """Begins a run and trains it to its end."""
     runs.begin_run(run, config, dataset, device=CPU)
-    assert runs.train_run(run, config, dataset, device=CPU, console=QUIET)
+    given = {"device": CPU, "console": QUIET, "keeps_checkpoints": True}
+    assert runs.train_run(run, config, dataset, **given)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,7 @@ def test_a_checkpoint_of_another_run_is_refused(dataset, folder, tmp_path):
     train(tmp_path / "other", config, dataset)
     shutil.rmtree(folder / "checkpoints")
     shutil.copytree(tmp_path / "other/checkpoints", folder / "checkpoints")
+    small.unfinish(folder)
     with pytest.raises(UserError, match=r"step 6 is of another configuration or another data set"):
         runs.train_run(folder, run_config(folder), dataset, device=CPU, console=QUIET)
 

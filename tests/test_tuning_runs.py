@@ -170,6 +170,7 @@ def test_train_takes_k_prime_from_the_smallest_group_too(user, home):
     assert f"style=rare: {num_members} of {num_pairs} training pairs" in out
     k_prime = read_settings(home / "guard/config.toml")["mining"]["num_hard_examples"]
     assert k_prime == math.ceil(num_members / num_pairs * 32)
+    small.unfinish(home / "guard")
     resume = ("train", "--resume", "--run", "guard", "--smallest-group", "style=rare")
     assert "run folder: guard" in user(*resume)
 

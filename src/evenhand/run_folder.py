@@ -3,7 +3,8 @@
 config.toml        every setting, resolved; `evenhand train config.toml` repeats the run
 run.json           what was run where: data set, versions, commit, device, time
 metrics.jsonl      a line a logged step or validation; the same bytes whenever repeated
-checkpoints/       where `--resume` continues (the files of each: evenhand/tensor_store.py)
+checkpoints/       where `--resume` continues (the files of each: evenhand/tensor_store.py); removed
+                   when the run is finished, unless --keep-checkpoints was given
 model/             the chosen weights, in the same format, and the ranker, where there is one;
                    query_data.safetensors, by which queries are answered without the data set
 evaluation/<part>/ what happened to every pair, and the scores by subpopulation; slices.json, once

@@ -6,6 +6,7 @@ See `run_folder` for what a run folder holds.
 import copy
 import dataclasses
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -160,25 +161,50 @@ def train_run(
     title: str = "training",
     should_stop_fn: Callable[[], bool] = lambda: False,
     ranks: ProcessRanks | None = None,
+    keeps_checkpoints: bool = False,
 ) -> bool:
     """Trains into a run folder, from its newest checkpoint where there is one, then fits a ranker.
 
+    A run that is finished is left as it is.
+
     Args:
         ranks: those that train together, each in this function.
+        keeps_checkpoints: else they are removed when all is complete.
 
     Returns:
         Whether all is complete; if not, it was asked to stop and can be resumed.
     """
+    is_first = ranks is None or ranks.rank == 0
     wants_ranker = config.ranker.num_mined_labels > 0
-    if (ranks is None or ranks.rank == 0) and not query_data_path(folder).exists():
+    if is_first and not query_data_path(folder).exists():
         save_query_data(query_data_path(folder), query_data_of(dataset, config))
-    if not (wants_ranker and is_trained(folder)):
-        ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
-        built = build_training(config, dataset, device, ranks=ranks)
-        if not _train_model(folder, built, config, dataset, console, title, should_stop_fn, ranks):
+    if not is_finished(folder, config):
+        if not (wants_ranker and is_trained(folder)):
+            ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
+            built = build_training(config, dataset, device, ranks=ranks)
+            if not _train_model(
+                folder, built, config, dataset, console, title, should_stop_fn, ranks
+            ):
+                return False
+        if wants_ranker and not _fit_run_ranker(
+            folder, config, dataset, device, console, should_stop_fn
+        ):
             return False
-    if not wants_ranker:
-        return True
+    # Only now, when the model is on the disk and run.json says so, are they of no more use.
+    if is_first and not keeps_checkpoints:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return True
+
+
+def _fit_run_ranker(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    device: torch.device,
+    console: Console,
+    should_stop_fn: Callable[[], bool],
+) -> bool:
+    """Fits the ranker of a trained run and completes it; False: it was asked to stop."""
     about = read_about(folder)
     if not ranker_path(folder).is_file():
         began = time.monotonic()
@@ -194,6 +220,27 @@ def train_run(
         about["ranker_seconds"] = round(time.monotonic() - began, 1)
     write_json(folder / "run.json", about | {"is_complete": True})
     return True
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Whether there is nothing left to train: run.json says so, and the model is there."""
+    has_ranker = not config.ranker.num_mined_labels or ranker_path(folder).is_file()
+    return bool(read_about(folder).get("is_complete")) and has_model(folder) and has_ranker
+
+
+def check_unfinished(folder: Path, config: Config, dataset: Dataset) -> None:
+    """Refuses to resume a run that has all that `evenhand train` makes."""
+    parts = [part for part in ("test", "validation") if part in dataset.parts][:1]
+    evaluated = [folder / "evaluation" / part / "scores.json" for part in parts]
+    if is_finished(folder, config) and all(
+        path.exists() for path in (query_data_path(folder), *evaluated)
+    ):
+        name = shlex.quote(str(folder))
+        raise UserError(
+            f"{folder} is finished, and there is nothing to resume; to train longer, begin anew: "
+            f"evenhand train {name}/config.toml --steps {2 * config.training.num_steps} "
+            f"--run {name}-longer"
+        )
 
 
 def is_trained(folder: Path) -> bool:
@@ -306,7 +353,7 @@ def _note_start(
         }
         about["interruptions"] = [*(before if isinstance(before, list) else ()), interruption]
     about["step"] = {"kind": chosen.kind} | ({"reason": chosen.reason} if chosen.reason else {})
-    write_json(folder / "run.json", about | {"is_running": True})
+    write_json(folder / "run.json", about | {"is_running": True, "is_complete": False})
 
 
 def _validate(

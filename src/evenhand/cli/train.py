@@ -25,6 +25,9 @@ LAUNCHED = "EVENHAND_LAUNCHED"  # set for the ranks that `launch` starts with it
 def train(
     run: Annotated[Path | None, flag("Run folder.", show_default="runs/DATA-METHOD-seedN")] = None,
     resume: Annotated[bool, flag("Continue the run in --run.", "--resume")] = False,
+    keep_checkpoints: Annotated[
+        bool, flag("Keep the checkpoints of a finished run.", "--keep-checkpoints")
+    ] = False,
     *,
     flags: SettingsFlags,
     seed: Annotated[int | None, flag("Seed of everything random.")] = None,
@@ -80,6 +83,7 @@ def train(
                 title=f"training {method}",
                 should_stop_fn=should_stop_fn,
                 ranks=own_ranks,
+                keeps_checkpoints=keep_checkpoints,
             )
         if not is_complete:
             again = f"continue with: evenhand train --resume --run {shlex.quote(str(folder))}"
@@ -114,7 +118,13 @@ def _open_run(
     """The run to train, new or to be continued; only the first rank makes anything."""
     from evenhand.cli.console import console
     from evenhand.distributed.ranks import num_restarts
-    from evenhand.runs import begin_run, open_data, open_run_data, resumable_config
+    from evenhand.runs import (
+        begin_run,
+        check_unfinished,
+        open_data,
+        open_run_data,
+        resumable_config,
+    )
 
     if is_resumed and run is not None:
         resumable_config(run, None)  # there is something to resume
@@ -129,6 +139,8 @@ def _open_run(
     # Started again by torchrun, the same command finds the folder that it made itself.
     if is_resumed or not is_first or (num_restarts() > 0 and folder.is_dir()):
         config = resumable_config(folder, config, dataset)
+        if is_resumed and num_restarts() == 0:
+            check_unfinished(folder, config, dataset)
     else:
         begin_run(folder, config, dataset, device=device)
     return folder, config, dataset

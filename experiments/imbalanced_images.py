@@ -1,16 +1,26 @@
 """Pictures of table 2: which training rows a seed keeps, what is held out, a generated fixture."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from experiments.image_data import ImageData, load_cifar10, load_mnist
-from experiments.stacked_models import Pictures
 from experiments.table2_rows import Row
 
 IntArray = NDArray[np.int64]
+
+
+class Pictures(NamedTuple):
+    """Pictures and classes; what a model sees is (pixel - shift) / scale."""
+
+    pixels: Tensor  # (N, height, width, channels) uint8
+    labels: Tensor  # (N,) int64
+    shift: float = 0.0
+    scale: float = 255.0
 
 
 def load_images(row: Row, folder: Path) -> ImageData:

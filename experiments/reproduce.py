@@ -18,18 +18,17 @@ from typing import Any
 
 import torch
 
-from evenhand.error_handling import STOPPED, guard
-from evenhand.errors import StoppedError, UserError
+from evenhand.error_handling import guard
+from evenhand.errors import UserError
 from evenhand.files import locked, read_json, write_json
 from evenhand.progress import PipedConsole, stop_requested
 from experiments.imbalanced_images import fixture, load_images
 from experiments.output_folder import claim, digest_of
-from experiments.table2 import Run, about, classifier_of, run_table, tune
+from experiments.table2 import Run, about, run_table, tune
 from experiments.table2_rows import OWN_OF_A_ROW, TABLES, Row, check_together, table_rows
 from experiments.table3 import Protocol, format_table3, open_any, run_table3
 from experiments.table3 import fixture as documents
 
-EVALUATIONS = 5  # of a run, unless --every says otherwise
 DATA_OF = {  # is it table 3 -> what --data is
     False: "the folder with the files of MNIST or CIFAR-10",
     True: "'places', a folder made by `evenhand data`, or one with train.txt and test.txt",
@@ -83,7 +82,6 @@ def reproduce(options: argparse.Namespace) -> int:
 def _table2(options: argparse.Namespace) -> int:
     rows = _changed(table_rows(options.table, options.set), options)
     data = load_images(rows[0], Path(options.data))
-    classifier = classifier_of(rows[0])
     folder = Path(options.out or f"runs/{options.table}")
     with locked(folder), stop_requested() as should_stop_fn:
         claim(folder, {"data": digest_of(data), **_fixed(rows)})
@@ -91,28 +89,18 @@ def _table2(options: argparse.Namespace) -> int:
             table=options.table,
             folder=folder,
             **_circumstances(options),
-            every=options.every or max(1, rows[0].num_steps // EVALUATIONS),
-            compiles=not options.no_compile,
-            saves=not options.no_checkpoints,
             should_stop_fn=_with_limit(should_stop_fn, options.minutes),
         )
-        tuned = tune(rows, data, classifier, run) if options.tune else rows
-        if tuned is None:
-            raise StoppedError("stopped before a learning rate was chosen; nothing was kept")
+        tuned = tune(rows, data, run) if options.tune else rows
         if options.tune_only:
             if options.json:
                 write_json(Path(options.json), read_json(folder / "tuning.json"))
             return 0
-        result = run_table(tuned, data, classifier, run)
-        is_stopped = should_stop_fn() and not result["is_complete"]
+        result = run_table(tuned, data, run)
     if options.json:
         write_json(Path(options.json), result)
     options.console.print(f"written to {folder / 'result.json'}")
-    if not result["is_complete"]:
-        options.console.print(
-            f"stopped at step {result['num_steps']:,}; the same command continues"
-        )
-    return STOPPED if is_stopped else 0
+    return 0
 
 
 def _quick(table: str, folder: Path, options: argparse.Namespace) -> None:
@@ -131,12 +119,10 @@ def _quick(table: str, folder: Path, options: argparse.Namespace) -> None:
         table=f"{table} (quick: generated pictures, small models; the figures mean nothing)",
         folder=folder,
         **_circumstances(options),
-        every=6,
+        is_small=True,
     )
-    data, classifier = fixture(rows[0]), classifier_of(rows[0], is_small=True)
-    tuned = tune(rows, data, classifier, run)
-    assert tuned is not None  # nothing stops it
-    result = run_table(tuned, data, classifier, run)
+    data = fixture(rows[0])
+    result = run_table(tune(rows, data, run), data, run)
     if options.json:
         write_json(_json_path(options, table), result)
 
@@ -169,7 +155,6 @@ def _table3(options: argparse.Namespace) -> None:
             table="table3",
             folder=folder,
             **_circumstances(options),
-            every=1,
             should_stop_fn=_with_limit(should_stop_fn, getattr(options, "minutes", None)),
         )
         result = {"table": run.table, **run_table3(protocol, dataset, run), **about(run)}
@@ -186,8 +171,8 @@ def _circumstances(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fixed(rows: list[Row]) -> dict[str, Any]:
-    """What a run that is continued may not change; more steps it may, at a constant rate."""
-    free = {"num_steps"} if rows[0].schedule == "constant" else set()
+    """What a run that is continued may not change; a training of more steps is another one."""
+    free = {"num_steps", "tuning_steps"}
     fixed = {
         field.name: getattr(rows[0], field.name)
         for field in dataclasses.fields(Row)
@@ -272,12 +257,9 @@ def _parser() -> argparse.ArgumentParser:
         add("--tune", action="store_true", help="choose each row's rate on validation first")
         add("--tune-only", action="store_true", help="with --tune: only choose")
         add("--tuning-steps", type=_positive_int, help="steps of a trial of --tune")
-        add("--every", type=_positive_int, help="steps between evaluations (a fifth of all)")
         settings = "any setting of the rows, such as row.tail_classes=[1,3,5,7,9]"
         add("--set", action="append", default=[], metavar="ROW.KEY=VALUE", help=settings)
         add("--no-controls", action="store_true", help="without SGD at larger learning rates")
-        add("--no-compile", action="store_true", help="do not try compiled code")
-        add("--no-checkpoints", action="store_true", help="nothing to continue from")
     return parser
 
 

@@ -1,17 +1,15 @@
 """Table 2 of the paper: the average of the k' largest losses, on pictures with rare classes.
 
-All rows, and all seeds of each, are trained together. A folder holds what was done so far, so the
-same command continues after a stop:
+A folder holds every training that is finished, so the same command continues after a stop:
 
+    trainings.json    the figures of every training, those that chose the learning rates included
     tuning.json       every trial on validation, and the learning rates chosen
-    checkpoints/      the weights of all models
-    result.json       every figure of every seed, rewritten at each evaluation
+    result.json       every figure of every seed
 """
 
 import dataclasses
 import math
 import platform
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,20 +20,17 @@ import safetensors
 import torch
 from rich.console import Console
 
-from evenhand.config import check_positive, to_type
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.progress import count_bar
-from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.version import __version__
 from experiments.image_data import ImageData
-from experiments.image_models import Classifier, LeNet, ResNet
+from experiments.image_training import has_diverged, predict, train_model
 from experiments.imbalanced_images import accuracies, held_out, pictures_of, training_rows
-from experiments.seed_statistics import PARTS, add_summaries, format_table
-from experiments.stacked_models import Member, StackedTraining
+from experiments.seed_statistics import add_summaries, format_table
 from experiments.table2_rows import Row
 
-SAVE_SECONDS = 180.0  # between checkpoints
+KEY = ("kind", "num_hard_examples", "learning_rate", "seed", "num_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,122 +42,46 @@ class Run:
     command: str
     device: torch.device
     console: Console
-    every: int  # steps between evaluations
-    compiles: bool = True
-    saves: bool = True
+    is_small: bool = False  # models, for the quick look
     should_stop_fn: Callable[[], bool] = lambda: False
 
 
-def classifier_of(row: Row, *, is_small: bool = False) -> Classifier:
-    """The model of the paper's row; a small one of its kind for the quick look."""
-    if row.model == "lenet":
-        first, second, hidden = (4, 8, 16) if is_small else row.widths or (20, 50, 500)
-        return LeNet(
-            channels=(first, second), hidden=hidden, padding=row.padding, dropout=row.dropout
-        )
-    size: dict[str, Any] = {"blocks": (1, 1), "width": 8} if is_small else {}
-    return ResNet(stem=row.stem, **size)
-
-
-# --- learning rates, on validation ----------------------------------------------------------------
-
-
-def tune(rows: list[Row], data: ImageData, classifier: Classifier, run: Run) -> list[Row] | None:
-    """The rows with the learning rates that validation prefers; None where it was stopped."""
-    path = run.folder / "tuning.json"
-    if not path.exists():
-        trials = _trials(rows, data, classifier, run)
-        if trials is None:
-            return None
-        write_json(path, trials)
-    chosen = chosen_rates(path, [row.name for row in rows])
-    for name, rate in chosen.items():
-        run.console.print(f"learning rate of {name}, chosen on validation: {rate:g}")
-    return [dataclasses.replace(row, learning_rate=chosen[row.name]) for row in rows]
-
-
-def chosen_rates(path: Path, names: Sequence[str]) -> dict[str, float]:
-    """The learning rate of each row, from tuning.json."""
-    try:
-        rates = {choice["name"]: choice["learning_rate"] for choice in read_json(path)["chosen"]}
-        for name in names:
-            check_positive(f"{name}.learning_rate", to_type("learning_rate", rates[name], float))
-    except (KeyError, TypeError, UserError) as error:  # JSON, but not what `tune` wrote
-        raise UserError(
-            f"{path} does not hold the learning rates of this table ({error}); remove it, and "
-            f"--tune chooses them again"
-        ) from error
-    return {name: float(rates[name]) for name in names}
-
-
-def earlier_result(path: Path) -> dict[str, Any]:
-    """The result.json that a run continues."""
-    result = read_json(path)
-    is_whole = isinstance(result, dict) and isinstance(result.get("curve"), list)
-    if not is_whole or not isinstance(result.get("seconds"), int | float):
-        raise UserError(
-            f"{path} is damaged (it lacks 'seconds' or 'curve'); begin in another --out"
-        )
-    result["seconds"] = to_type("seconds", result["seconds"], float)
-    return result  # type: ignore[no-any-return]
-
-
-def _trials(
-    rows: list[Row], data: ImageData, classifier: Classifier, run: Run
-) -> dict[str, Any] | None:
-    first = rows[0]
-    labels = data.train_labels
-    parts = {
-        seed: held_out(labels, training_rows(labels, first, seed), first, seed)
-        for seed in first.tuning_seeds
-    }
-    members = [
-        Member(seed, rate, row.num_hard_examples)
+def tune(rows: list[Row], data: ImageData, run: Run) -> list[Row]:
+    """The rows with the learning rates that validation prefers, which tuning.json tells."""
+    trials = [
+        figures_of("tuning", dataclasses.replace(row, learning_rate=rate), seed, data, run)
+        for seed in rows[0].tuning_seeds
         for row in rows
         for rate in row.learning_rates
-        for seed in first.tuning_seeds
     ]
-    rows_of_seed = {seed: part[0] for seed, part in parts.items()}
-    training = _training(classifier, data, members, rows_of_seed, first, run, first.tuning_steps)
-    seconds = _train(training, first.tuning_steps, run, title=f"tuning {len(members)} models")
-    if training.step < first.tuning_steps:
-        return None
-    looked_at = np.unique(np.concatenate([part[1] for part in parts.values()]))
-    predicted = training.predictions(training.pictures.pixels[torch.from_numpy(looked_at)])
-    diverged = training.diverged()
-    figures = []
-    for place, member in enumerate(members):
-        own = np.isin(looked_at, parts[member.seed][1])
-        found = accuracies(predicted[place].numpy()[own], labels[looked_at[own]], first)
-        value = math.nan if diverged[place] else balanced(found)
-        figures.append({**member._asdict(), **found, "balanced": value})
-    return {
+    chosen = [choose_rate(row, trials) for row in rows]
+    told = {
         "what": "accuracy on validation pictures held out of each seed's training rows; the choice "
         "is by the mean of head and tail accuracy, because the test part is balanced",
-        "num_steps": first.tuning_steps,
-        "seconds": seconds,
-        "chosen": [_chosen(row, figures) for row in rows],
-        "trials": figures,
-        **about(run),
+        "num_steps": rows[0].tuning_steps,
+        "chosen": chosen,
+        "trials": trials,
     }
+    write_json(run.folder / "tuning.json", told | about(run))
+    for choice in chosen:
+        name, rate = choice["name"], choice["learning_rate"]
+        run.console.print(f"learning rate of {name}, chosen on validation: {rate:g}")
+    return [
+        dataclasses.replace(row, learning_rate=choice["learning_rate"])
+        for row, choice in zip(rows, chosen, strict=True)
+    ]
 
 
-def balanced(found: dict[str, float]) -> float:
-    """Head and tail count the same, as in the test part, whatever validation has of each."""
-    return (found["head"] + found["tail"]) / 2
+def choose_rate(row: Row, trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rate with the best mean over the tuning seeds; one that diverged has lost.
 
-
-def _chosen(row: Row, figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rate with the best mean over the tuning seeds; one that diverged has lost."""
+    Head and tail count the same, as in the test part, whatever validation has of each.
+    """
     means = {}
     for rate in row.learning_rates:
-        values = [
-            figure["balanced"]
-            for figure in figures
-            if figure["num_hard_examples"] == row.num_hard_examples
-            and figure["learning_rate"] == rate
-        ]
-        means[rate] = float(np.mean(values))
+        key = (row.num_hard_examples, rate)
+        own = [t for t in trials if (t["num_hard_examples"], t["learning_rate"]) == key]
+        means[rate] = float(np.mean([(t["head"] + t["tail"]) / 2 for t in own]))
     best = max(row.learning_rates, key=lambda rate: -1 if math.isnan(means[rate]) else means[rate])
     return {
         "name": row.name,
@@ -172,172 +91,96 @@ def _chosen(row: Row, figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# --- the table ------------------------------------------------------------------------------------
-
-
-def run_table(rows: list[Row], data: ImageData, classifier: Classifier, run: Run) -> dict[str, Any]:
-    """Trains all rows together, evaluates on the test part, writes and returns the result."""
-    first = rows[0]
-    planned = _planned(rows)
-    settings = sorted({(row["learning_rate"], row["num_hard_examples"]) for row in planned})
-    members = [Member(seed, rate, count) for rate, count in settings for seed in first.seeds]
-    rows_of_seed = {seed: training_rows(data.train_labels, first, seed) for seed in first.seeds}
-    training = _training(classifier, data, members, rows_of_seed, first, run, first.num_steps)
-    folder = run.folder / "checkpoints"
-    checkpoint = load_latest_checkpoint(folder, warn_fn=run.console.print) if run.saves else None
-    path = run.folder / "result.json"
-    before: dict[str, Any] = {"seconds": 0.0, "curve": []}
-    if checkpoint is not None:
-        training.restore(checkpoint)
-        before = earlier_result(path)
-    start = time.perf_counter()
-    curve: list[dict[str, Any]] = before["curve"]
-    result: dict[str, Any] = {}
-    saved_at = start
-
-    def evaluate() -> None:
-        nonlocal saved_at
-        found = _per_member(training, data, first)
-        measured = [
-            {**row, "per_seed": [found[row["learning_rate"], row["num_hard_examples"], seed]
-                                 for seed in first.seeds]}
-            for row in planned
-        ]  # fmt: skip
-        result["rows"] = add_summaries(measured)
-        means = {row["name"]: {part: row[part]["mean"] for part in PARTS} for row in measured}
-        curve.append({"step": training.step, **means})
-        result.update(
-            table=run.table,
-            num_steps=training.step,
-            is_complete=training.step >= first.num_steps,
-            seconds=before["seconds"] + time.perf_counter() - start,
-            num_models=len(members),
-            num_training_pictures=int(training.rows.shape[1]),
-            settings=dataclasses.asdict(first),
-            curve=curve,
-            **about(run),
-        )
-        write_json(path, result)
-        if run.saves and time.perf_counter() - saved_at > SAVE_SECONDS:
-            CheckpointManager(folder).save(training.checkpoint(), step=training.step)
-            saved_at = time.perf_counter()
-
-    _train(
-        training, first.num_steps, run, title=f"training {len(members)} models", every_fn=evaluate
-    )
-    if not result or result["num_steps"] != training.step:
-        evaluate()
-    if training.step >= first.num_steps:
-        shutil.rmtree(folder, ignore_errors=True)
-    elif run.saves:
-        CheckpointManager(folder).save(training.checkpoint(), step=training.step)
+def run_table(rows: list[Row], data: ImageData, run: Run) -> dict[str, Any]:
+    """Trains every row with every seed, evaluates on the test part, writes the result."""
+    first, planned = rows[0], with_controls(rows)
+    of_seeds = [  # a seed of every row before the next seed
+        [figures_of("table", row, seed, data, run) for row in planned] for seed in first.seeds
+    ]
+    measured = [
+        {
+            "name": row.name,
+            "num_hard_examples": row.num_hard_examples,
+            "learning_rate": row.learning_rate,
+            "is_baseline": row in rows and row.is_sgd,
+            "paper": row.paper if row in rows else None,
+            "per_seed": list(per_seed),
+        }
+        for row, per_seed in zip(planned, zip(*of_seeds, strict=True), strict=True)
+    ]
+    result = {
+        "table": run.table,
+        "num_steps": first.num_steps,
+        "num_models": len(planned) * len(first.seeds),
+        "num_training_pictures": len(training_rows(data.train_labels, first, first.seeds[0])),
+        "settings": dataclasses.asdict(first),
+        "rows": add_summaries(measured),
+        **about(run),
+    }
+    write_json(run.folder / "result.json", result)
     title = (
         f"{run.table}, tail classes {', '.join(map(str, first.tail_classes))}, "
-        f"{training.step:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"
+        f"{first.num_steps:,} steps, {len(first.seeds)} seeds: mean ± sd; paired"
     )
     run.console.print(format_table(result["rows"], title=title))
     return result
 
 
-def _planned(rows: list[Row]) -> list[dict[str, Any]]:
+def with_controls(rows: list[Row]) -> list[Row]:
     """The rows of the paper, then SGD at the larger rates that a small k' amounts to."""
-    planned: list[dict[str, Any]] = [
-        {
-            "name": row.name,
-            "num_hard_examples": row.num_hard_examples,
-            "learning_rate": row.learning_rate,
-            "is_baseline": row.is_sgd,
-            "paper": row.paper,
-        }
-        for row in rows
-    ]
+    controls = []
     for row in (row for row in rows if row.has_control):
         factor = row.batch_size / row.num_hard_examples
-        planned.append(
-            {
-                "name": f"SGD at the rate of {row.name} x {factor:g}",
-                "num_hard_examples": row.batch_size,
-                "learning_rate": row.learning_rate * factor,
-                "is_baseline": False,
-                "paper": None,
-            }
-        )
-    return planned
-
-
-def _per_member(
-    training: StackedTraining, data: ImageData, row: Row
-) -> dict[tuple[float, int, int], dict[str, Any]]:
-    """Test figures by (learning rate, k', seed); NaN for a model that diverged."""
-    test = pictures_of(data.test_images, data.test_labels)
-    predicted = training.predictions(test.pixels).numpy()  # (M, N)
-    found = {}
-    for member, own, diverged in zip(training.members, predicted, training.diverged(), strict=True):
-        figures = accuracies(own, data.test_labels, row)
-        if diverged:
-            figures = dict.fromkeys(figures, math.nan)
-        key = (member.learning_rate, member.num_hard_examples, member.seed)
-        found[key] = {"seed": member.seed, **figures, "diverged": diverged}
-    return found
-
-
-# --- shared ---------------------------------------------------------------------------------------
-
-
-def _training(
-    classifier: Classifier,
-    data: ImageData,
-    members: Sequence[Member],
-    rows_of_seed: dict[int, Any],
-    row: Row,
-    run: Run,
-    num_steps: int,
-) -> StackedTraining:
-    on_gpu = run.device.type == "cuda"
-    return StackedTraining(
-        classifier,
-        pictures_of(data.train_images, data.train_labels),
-        members,
-        rows_of_seed,
-        batch_size=row.batch_size,
-        momentum=row.momentum,
-        weight_decay=row.weight_decay,
-        decay_steps=num_steps if row.schedule == "cosine" else 0,
-        augments=row.augments,
-        device=run.device,
-        precision=getattr(torch, row.precision) if on_gpu else torch.float32,
-    )
-
-
-def _train(
-    training: StackedTraining,
-    num_steps: int,
-    run: Run,
-    *,
-    title: str,
-    every_fn: Callable[[], None] = lambda: None,
-) -> float:
-    start, begun = time.perf_counter(), training.step
-    previous = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU; the weights stay float32
-    try:
-        with count_bar(run.console, title) as advance:
-            way = training.train(
-                num_steps,
-                compiles=run.compiles,
-                on_step_fn=lambda step: advance(step, num_steps),
-                should_stop_fn=run.should_stop_fn,
-                every_fn=every_fn,
-                every=run.every,
+        controls.append(
+            dataclasses.replace(
+                row,
+                name=f"SGD at the rate of {row.name} x {factor:g}",
+                num_hard_examples=row.batch_size,
+                learning_rate=row.learning_rate * factor,
             )
-    finally:
-        torch.set_float32_matmul_precision(previous)
-    seconds = time.perf_counter() - start
-    each = 1000 * seconds / max(1, training.step - begun)
-    run.console.print(
-        f"{title}: step {training.step:,} after {seconds:.0f} s, {each:.2f} ms a step; {way}"
-    )
-    return seconds
+        )
+    return [*rows, *controls]
+
+
+def figures_of(kind: str, row: Row, seed: int, data: ImageData, run: Run) -> dict[str, Any]:
+    """Accuracies of one training, from the folder if it is there; NaN where it diverged.
+
+    Args:
+        kind: "tuning" is judged by pictures held out of training, "table" by the test part.
+    """
+    num_steps = row.tuning_steps if kind == "tuning" else row.num_steps
+    values = kind, row.num_hard_examples, row.learning_rate, seed, num_steps
+    key, path = dict(zip(KEY, values, strict=True)), run.folder / "trainings.json"
+    finished = read_json(path) if path.exists() else []
+    if not isinstance(finished, list) or not all(isinstance(one, dict) for one in finished):
+        raise UserError(f"{path} is damaged (it is no list of trainings); begin in another --out")
+    for one in finished:
+        if one.items() >= key.items():
+            return {name: math.nan if value is None else value for name, value in one.items()}
+    labels = data.train_labels
+    train_rows = training_rows(labels, row, seed)
+    pictures = pictures_of(data.train_images, labels)
+    judged = pictures_of(data.test_images, data.test_labels)
+    if kind == "tuning":
+        train_rows, own = held_out(labels, train_rows, row, seed)
+        judged = pictures_of(data.train_images[own], labels[own])
+    if len(train_rows) < row.batch_size:
+        raise UserError(
+            f"{len(train_rows)} training pictures do not fill a batch of {row.batch_size}"
+        )
+    began = time.perf_counter()
+    title = f"{kind}: k' = {row.num_hard_examples}, rate {row.learning_rate:g}, seed {seed}"
+    with count_bar(run.console, title) as advance:
+        model = train_model(
+            row, pictures, train_rows, num_steps=num_steps, seed=seed, device=run.device,
+            is_small=run.is_small, should_stop_fn=run.should_stop_fn, on_step_fn=advance,
+        )  # fmt: skip
+    found: dict[str, Any] = dict(accuracies(predict(model, judged), judged.labels.numpy(), row))
+    if diverged := has_diverged(model):
+        found = dict.fromkeys(found, math.nan)
+    new = {**key, **found, "diverged": diverged, "seconds": round(time.perf_counter() - began, 1)}
+    write_json(path, [*finished, new])
+    return new
 
 
 def about(run: Run) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from evenhand.config import build, check_choice, check_positive, parse_toml, with_assignments
 from evenhand.errors import UserError
-from experiments.image_models import STEMS
 
 TABLES = {
     "table2-mnist": "LeNet on MNIST, the tail classes cut 100 : 1",
     "table2-mnist-odd": "the same with odd digits as the tail",
     "table2-cifar10": "ResNet-50 on CIFAR-10, the tail classes cut 100 : 1",
 }
+STEMS = {"imagenet": (7, 2), "cifar": (3, 1), "small": (3, 2)}  # kernel size, stride
 MODELS = ("lenet", "resnet50")
 SCHEDULES = ("constant", "cosine")
 NUM_CLASSES = 10  # of both

@@ -10,12 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from evenhand.errors import UserError
+from evenhand.errors import StoppedError, UserError
 from experiments.imbalanced_images import accuracies, fixture, held_out, training_rows
 from experiments.output_folder import claim
 from experiments.reproduce import main
 from experiments.seed_statistics import paired_difference
-from experiments.table2 import Run, _chosen, _planned, balanced, classifier_of, run_table
+from experiments.table2 import Run, choose_rate, run_table, with_controls
 from experiments.table2_rows import TABLES, check_together, read_row, table_rows
 
 LABELS = np.repeat(np.arange(10), 300)
@@ -56,30 +56,28 @@ def test_head_and_tail_accuracy_are_over_their_classes():
     labels = np.array([0, 1, 5, 5, 9, 4])
     found = accuracies(np.array([0, 1, 5, 0, 0, 0]), labels, ROW)
     assert found == {"head": pytest.approx(2 / 3), "tail": pytest.approx(1 / 3), "full": 0.5}
-    assert balanced(found) == pytest.approx(0.5)
 
 
 def test_the_chosen_rate_is_the_best_mean_and_one_that_diverged_has_lost():
     values = {0.0003: (0.5, 0.6), 0.001: (0.9, math.nan), 0.003: (0.7, 0.6), 0.01: (0.6, 0.6),
               0.03: (math.nan, math.nan)}  # fmt: skip
     figures = [
-        {"num_hard_examples": 16, "learning_rate": rate, "balanced": value}
+        {"num_hard_examples": 16, "learning_rate": rate, "head": value + 0.2, "tail": value - 0.2}
         for rate, pair in values.items()
         for value in pair
     ]
-    figures.append({"num_hard_examples": 64, "learning_rate": 0.01, "balanced": 1.0})
-    chosen = _chosen(ROW, figures)
+    figures.append({"num_hard_examples": 64, "learning_rate": 0.01, "head": 1.0, "tail": 1.0})
+    chosen = choose_rate(ROW, figures)
     assert chosen["learning_rate"] == 0.003
     assert not chosen["is_at_edge"]
 
 
 def test_controls_are_sgd_at_the_rate_that_a_small_k_amounts_to():
-    planned = _planned(table_rows("table2-mnist"))
-    controls = [row for row in planned if row["paper"] is None]
-    assert [row["num_hard_examples"] for row in controls] == [64] * 3
+    controls = with_controls(table_rows("table2-mnist"))[4:]
+    assert [row.num_hard_examples for row in controls] == [64] * 3
     rates = {row.num_hard_examples: row.learning_rate for row in table_rows("table2-mnist")}
     expected = [rates[count] * 64 / count for count in (1, 16, 32)]
-    assert [row["learning_rate"] for row in controls] == expected
+    assert [row.learning_rate for row in controls] == expected
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def small_run(folder, should_stop_fn=lambda: False):
     console = Console(file=io.StringIO())
     return Run(
         table="small", folder=folder, command="", device=torch.device("cpu"), console=console,
-        every=4, should_stop_fn=should_stop_fn,
+        is_small=True, should_stop_fn=should_stop_fn,
     )  # fmt: skip
 
 
@@ -146,23 +144,27 @@ def small_rows(**changes):
     ]
 
 
+def without_seconds(result):
+    return [[one | {"seconds": 0} for one in row["per_seed"]] for row in result["rows"]]
+
+
 def test_a_stopped_table_continues_to_the_same_figures(tmp_path):
     rows = small_rows(schedule="cosine", augments=True, dropout=0.5)
-    data, classifier = fixture(rows[0]), classifier_of(rows[0], is_small=True)
-    whole = run_table(rows, data, classifier, small_run(tmp_path / "whole"))
-    asked = []
+    data, asked = fixture(rows[0]), []
+    whole = run_table(rows, data, small_run(tmp_path / "whole"))
 
     def stop():
         asked.append(1)
-        return len(asked) > 3
+        return len(asked) > 2  # each of four trainings asks once
 
-    part = run_table(rows, data, classifier, small_run(tmp_path / "parts", stop))
-    assert 0 < part["num_steps"] < 10
-    assert not part["is_complete"]
-    again = run_table(rows, data, classifier, small_run(tmp_path / "parts"))
-    assert again["is_complete"]
-    assert [row["per_seed"] for row in again["rows"]] == [row["per_seed"] for row in whole["rows"]]
-    assert [point["step"] for point in whole["curve"]] == [4, 8, 10]
+    with pytest.raises(StoppedError, match="trains what is missing"):
+        run_table(rows, data, small_run(tmp_path / "parts", stop))
+    assert len(json.loads((tmp_path / "parts/trainings.json").read_text())) == 2
+    again = run_table(rows, data, small_run(tmp_path / "parts"))
+    assert without_seconds(again) == without_seconds(whole)
+    (tmp_path / "parts/trainings.json").write_text("{}")
+    with pytest.raises(UserError, match=r"trainings\.json is damaged"):
+        run_table(rows, data, small_run(tmp_path / "parts"))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_a_stopped_table_continues_to_the_same_figures(tmp_path):
         (["table2-mnist", "--data", "nowhere"], "nowhere has no train-images"),
         (["table2-mnist", "--data", ".", "--seeds", "1", "1"], "different numbers"),
         (["table2-mnist", "--data", ".", "--seeds", "101"], "other seeds"),
-        (["table2-mnist", "--data", ".", "--every", "-5"], "--every: must be above 0, got -5"),
+        (["table2-mnist", "--data", ".", "--steps", "-5"], "--steps: must be above 0, got -5"),
         (["table2-mnist", "--data", ".", "--minutes", "0"], "--minutes: must be above 0, got 0"),
         (["table3", "--data", "."], "neither a dataset.json nor train.txt"),
         (["table3", "--data", ".", "--power", "0"], "power must be at least 1, got 0"),

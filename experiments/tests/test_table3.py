@@ -34,7 +34,7 @@ def console():
 
 def run_in(folder):
     device = torch.device("cpu")
-    return Run(table="3", folder=folder, command="", device=device, console=console(), every=1)
+    return Run(table="3", folder=folder, command="", device=device, console=console())
 
 
 def wide(num_labels):

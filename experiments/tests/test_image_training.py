@@ -1,0 +1,120 @@
+"""The training of pictures: against a loop of its own, and the models against their papers."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from experiments.image_training import (
+    ResNet,
+    build_model,
+    has_diverged,
+    move_and_mirror,
+    train_model,
+)
+from experiments.imbalanced_images import Pictures
+from experiments.table2_rows import STEMS, table_rows
+
+CPU = torch.device("cpu")
+LENET = dataclasses.replace(
+    table_rows("table2-mnist")[1], batch_size=8, num_hard_examples=3, widths=(4, 6, 10)
+)
+RESNET = dataclasses.replace(
+    table_rows("table2-cifar10")[1], batch_size=8, num_hard_examples=3, schedule="cosine",
+    weight_decay=0.1, augments=False,
+)  # fmt: skip
+
+
+def pictures(shape):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (40, *shape), generator=generator, dtype=torch.uint8)
+    return Pictures(pixels, torch.randint(0, 10, (40,), generator=generator), 10.0, 200.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "shape"), [(LENET, (28, 28, 1)), (RESNET, (32, 32, 3))], ids=["lenet", "resnet"]
+)
+def test_a_training_is_momentum_sgd_on_the_mean_of_the_largest_losses(row, shape):
+    data, ids = pictures(shape), np.arange(3, 37)
+    how = {"num_steps": 6, "seed": 5, "device": CPU, "is_small": row is RESNET}
+    model = train_model(row, data, ids, **how)
+    assert not model.training
+    torch.manual_seed(5)
+    expected = build_model(row, is_small=row is RESNET)
+    velocity = [torch.zeros_like(parameter) for parameter in expected.parameters()]
+    order = []
+    for step in range(6):
+        if len(order) < 8:  # 34 rows: four batches an epoch
+            order = torch.randperm(34).tolist()
+        batch, order = ids[order[:8]], order[8:]
+        images = (data.pixels[batch].float() - 10) / 200
+        losses = F.cross_entropy(
+            expected(images.permute(0, 3, 1, 2)), data.labels[batch], reduction="none"
+        )
+        loss = losses.topk(3).values.mean()
+        gradients = torch.autograd.grad(loss, list(expected.parameters()))
+        is_cosine = row.schedule == "cosine"
+        rate = row.learning_rate * (0.5 * (1 + math.cos(math.pi * step / 6)) if is_cosine else 1)
+        with torch.no_grad():
+            for value, speed, gradient in zip(
+                expected.parameters(), velocity, gradients, strict=True
+            ):
+                speed.mul_(row.momentum).add_(gradient + row.weight_decay * value)
+                value.sub_(rate * speed)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_models_of_a_seed_see_the_same_whatever_k_is_and_the_caller_draws_as_before():
+    row, data = dataclasses.replace(LENET, dropout=0.5, augments=True), pictures((28, 28, 1))
+    how = {"num_steps": 4, "seed": 5, "device": CPU}
+    torch.manual_seed(1)
+    first = train_model(row, data, np.arange(40), **how)
+    drawn = torch.rand(1)
+    again = train_model(row, data, np.arange(40), **how)
+    torch.manual_seed(1)
+    assert torch.rand(1) == drawn
+    for one, other in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+    still = [  # at no learning rate, models of all k' are the first weights
+        train_model(dataclasses.replace(row, num_hard_examples=k, learning_rate=1e-30),
+                    data, np.arange(40), **how)
+        for k in (1, 8)
+    ]  # fmt: skip
+    for one, other in zip(*(model.parameters() for model in still), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_model_that_diverges_is_seen():
+    row = dataclasses.replace(LENET, learning_rate=1e30)
+    model = train_model(row, pictures((28, 28, 1)), np.arange(40), num_steps=5, seed=1, device=CPU)
+    assert has_diverged(model)
+    assert not has_diverged(build_model(LENET))
+
+
+def test_models_have_the_sizes_of_their_papers():
+    def count(model):
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    assert count(ResNet("imagenet", (3, 4, 6, 3), 64, num_classes=1000)) == 25_557_032
+    assert count(build_model(table_rows("table2-mnist")[0])) == 431_080
+    for stem in STEMS:
+        assert ResNet(stem, (1, 1), 8)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    for padding in (0, 2):
+        model = build_model(dataclasses.replace(LENET, padding=padding))
+        assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 6, 9)])
+def test_pictures_are_those_padded_cropped_and_mirrored_one_by_one(shape):
+    images = torch.rand(50, *shape)
+    torch.manual_seed(3)
+    found = move_and_mirror(images)
+    torch.manual_seed(3)
+    for picture, draws, moved in zip(images, torch.rand(50, 3).tolist(), found, strict=True):
+        down, right = (math.floor(9 * draw) for draw in draws[:2])
+        part = F.pad(picture, (4, 4, 4, 4))[:, down : down + shape[1], right : right + shape[2]]
+        assert torch.equal(moved, part.flip(2) if draws[2] < 0.5 else part)

@@ -212,6 +212,43 @@ def test_vectors_come_from_a_column_or_a_file(tmp_path):
         assert sorted(alone.positives.lengths()) == [1, 1, 2]
 
 
+def test_a_second_table_tells_names_texts_and_groups_of_labels(tmp_path):
+    table = {"query": ["a", "b", "c", "d"], "label": [7, 8, 9, 10]}
+    labels = {
+        "id": [9, 8, 5, 7],
+        "name": ["Hat", "Shoe", "Bag", "Hat"],
+        "text": ["worn on the head", None, "", "of felt"],
+        "colour": ["red", None, "blue", "green"],
+    }
+    notes = []
+    dataset = all_train(table, labels=labels, folder=tmp_path / "data", note_fn=notes.append)
+    assert list(dataset.label_names) == ["10", "Hat (7)", "Shoe", "Hat (9)"]
+    assert list(dataset.label_texts) == ["", "of felt", "", "worn on the head"]
+    groups = dataset.label_groups["colour"]
+    assert [(*groups.names, None)[i] for i in groups.ids] == [None, "green", None, "red"]
+    assert "describes 3 of the 4 labels, and 1 that no row has, which are left out" in notes[-1]
+    for wrong, message in (
+        ({"label": [7]}, "the table of labels: there is no column 'id'"),
+        ({"id": ["7", " 7"]}, "the id '7' is on several rows; keep one"),
+    ):
+        with pytest.raises(UserError, match=message):
+            all_train(table, labels=wrong)
+
+
+def test_features_are_of_words_or_ngrams(tmp_path):
+    dataset = all_train(ROWS, features="words", max_words=1, num_buckets=50)
+    assert dataset.num_features == 50
+    assert dataset.featurizer["kind"] == "words"
+    part = dataset.parts["train"]
+    on_disk = all_train(ROWS, features="words", num_buckets=50, max_words=1, folder=tmp_path / "d")
+    for rows in (
+        featurizer_from(dataset.featurizer).featurize(list(part.texts)),
+        on_disk.parts["train"].features,
+    ):
+        assert part.features.ids.tolist() == rows.ids.tolist()
+        assert part.features.values.tolist() == rows.values.tolist()
+
+
 # --- splits ---------------------------------------------------------------------------------------
 
 
@@ -456,6 +493,8 @@ def test_a_long_field_is_no_error(tmp_path):
             {"querry": "x"},
             "unexpected keyword argument 'querry'; the options of a table are query,",
         ),
+        ({"features": "sounds"}, "features must be one of ngrams, words, got 'sounds'"),
+        ({"max_words": 2}, "max_words is not for features of the kind 'ngrams'"),
         ({"label_separator": ""}, "label_separator must not be empty"),
     ],
 )

@@ -127,6 +127,9 @@ class TableFlags:
     label_separator: Annotated[str | None, flag("Between the labels of a cell, such as '|'.")] = (
         None
     )
+    labels: Annotated[
+        Path | None, flag("Table of the labels: id, and name, text or columns of groups.")
+    ] = None
     vectors: Annotated[
         str | None, flag("Column of lists of numbers, or a .npy file, instead of text features.")
     ] = None
@@ -149,6 +152,14 @@ class TableFlags:
     skip_missing: Annotated[
         bool, flag("Leave out rows with an empty query or label.", "--skip-missing")
     ] = False
+    features: Annotated[
+        Literal["ngrams", "words"] | None,
+        flag("Of the texts: n-grams of characters, or words.", show_default="ngrams"),
+    ] = None
+    num_buckets: Annotated[int | None, flag("How many features they are hashed into.")] = None
+    min_length: Annotated[int | None, flag("Shortest n-gram.")] = None
+    max_length: Annotated[int | None, flag("Longest n-gram.")] = None
+    max_words: Annotated[int | None, flag("Longest run of words.")] = None
 
     def options(self) -> "TableOptions":
         from evenhand.data import TableOptions

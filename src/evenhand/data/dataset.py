@@ -72,6 +72,7 @@ class Dataset:
     num_labels: int
     parts: dict[str, Part]
     label_names: Strings | None = None
+    label_texts: Strings | None = None  # what each label says, beyond its name
     label_groups: dict[str, Groups] = dataclasses.field(default_factory=dict)
     label_coordinates: FloatArray | None = None  # (L, 2) latitude, longitude
     featurizer: dict[str, Any] | None = None  # how a text becomes features; None: it cannot
@@ -185,6 +186,7 @@ def _arrays_of(dataset: Dataset) -> dict[str, NDArray[Any]]:
             arrays.update({f"{name}.{field}": array for field, array in fields.items()})
 
     add("labels.names", dataset.label_names)
+    add("labels.texts", dataset.label_texts)
     for name, part in dataset.parts.items():
         if isinstance(part.features, Rows):
             add(f"{name}.features", part.features)
@@ -284,6 +286,7 @@ def _read_dataset(folder: Path, about: dict[str, Any]) -> Dataset:
         **{name: about[name] for name in names},
         parts=parts,
         label_names=strings("labels.names"),
+        label_texts=strings("labels.texts"),
         label_groups=groups("labels"),
         label_coordinates=arrays.get("labels.coordinates"),
         train_counts=arrays.get("labels.train_counts"),
@@ -348,9 +351,9 @@ def check_lengths(dataset: Dataset) -> None:
                 f"{name} is {count}, and all rows together name at most {num_entries} different "
                 f"ones"
             )
-    if dataset.label_names is not None:
-        names = dataset.label_names
-        check_spans("labels.names", num_labels, names.offsets, names.utf8)
+    for name, strings in (("names", dataset.label_names), ("texts", dataset.label_texts)):
+        if strings is not None:
+            check_spans(f"labels.{name}", num_labels, strings.offsets, strings.utf8)
     if dataset.label_coordinates is not None:
         check_shape("labels.coordinates", dataset.label_coordinates, (num_labels, 2))
     _check_groups("labels", dataset.label_groups, num_labels, num_with_sets=num_labels)
@@ -388,8 +391,8 @@ def check_all_ids(dataset: Dataset) -> None:
     # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
     are_rows_read = not dataset.is_read_in_blocks
     try:
-        if dataset.label_names is not None:
-            check_offsets("labels.names", dataset.label_names.offsets)
+        for strings in filter(None, (dataset.label_names, dataset.label_texts)):
+            check_offsets("the names or texts of labels", strings.offsets)
         for name, part in dataset.parts.items():
             if are_rows_read:
                 check_offsets(f"{name}.positives", part.positives.offsets)

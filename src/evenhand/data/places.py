@@ -12,7 +12,8 @@ from evenhand.data.csr import Strings
 from evenhand.data.dataset import Dataset
 from evenhand.data.groups import make_groups
 from evenhand.data.splits import PARTS, hash_key
-from evenhand.data.table import encode, featurize, join_codes, make_parts
+from evenhand.data.table import featurize, make_parts
+from evenhand.data.table_cells import encode, join_codes
 from evenhand.data.text import NgramFeaturizer, normalize, script_of
 from evenhand.errors import UserError
 

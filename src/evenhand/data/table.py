@@ -17,7 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from evenhand.data.csr import FloatArray, IntArray, Rows, Strings
 from evenhand.data.dataset import Dataset, Part, array_path, open_dataset, write_dataset
-from evenhand.data.groups import group_pairs
+from evenhand.data.groups import group_pairs, make_groups
 from evenhand.data.splits import (
     PARTS,
     PartIds,
@@ -36,8 +36,21 @@ from evenhand.data.splits import (
     split_by_name,
     split_by_time,
 )
+from evenhand.data.table_cells import (
+    Codes,
+    as_labels,
+    as_texts,
+    as_times,
+    as_vectors,
+    encode,
+    group_name,
+    is_filled,
+    iterate_texts,
+    join_codes,
+    squeeze,
+)
 from evenhand.data.table_reader import Source, is_path, read_batches
-from evenhand.data.text import NgramFeaturizer, normalize
+from evenhand.data.text import Featurizer, make_featurizer, normalize
 from evenhand.errors import UserError
 from evenhand.files import NpyWriter, ProgressFn, atomic_folder, open_npy
 
@@ -45,18 +58,6 @@ NoteFn = Callable[[str], None]
 
 KEPT_FORMAT = 1  # of what `prepare_table` keeps: a higher number converts all tables again
 FEATURE_TEXTS = 2**15  # featurised at once
-NO_GROUP = ("nan", "null", "<na>")  # what other programs write for an empty cell
-
-
-class Featurizer(Protocol):
-    """Turns texts into features (see `text.NgramFeaturizer`)."""
-
-    @property
-    def num_buckets(self) -> int: ...
-
-    def featurize(self, texts: Sequence[str]) -> Rows: ...
-
-    def settings(self) -> dict[str, Any]: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +73,8 @@ class TableOptions:
         label: a column of one label a row, or of lists of labels.
         groups: columns of groups; an empty cell belongs to none.
         label_separator: between the labels of a cell, such as "|".
-        labels: a table of the labels: `id`, as in `label`, and optionally `name`; every other
-            column groups the labels.
+        labels: a table of the labels, by file or in memory: `id`, as in `label`, and if you like
+            `name` and `text`; every other column groups the labels.
         vectors: a column of lists of numbers, or a .npy file with a row for each of the table's,
             instead of features made of the text. `query` may then be ().
         split_time: a column of numbers or dates.
@@ -81,13 +82,15 @@ class TableOptions:
         split_column: a column that says train, validation or test.
         test, validation: separate files (or tables in memory) with the same columns.
         skip_missing: leaves out rows with an empty cell where there must be none.
+        features: of the texts, "ngrams" of characters or "words" (see `text`).
+        num_buckets, min_length, max_length, max_words: of these features; None: their defaults.
     """
 
     query: tuple[str, ...] | str = "query"
     label: str = "label"
     groups: tuple[str, ...] | str = ()
     label_separator: str | None = None
-    labels: Path | None = None
+    labels: Source | None = None
     vectors: str | None = None
     split_time: str | None = None
     split_entity: str | None = None
@@ -97,6 +100,11 @@ class TableOptions:
     test_fraction: float = 0.2
     validation_fraction: float = 0.1
     skip_missing: bool = False
+    features: str = "ngrams"
+    num_buckets: int | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    max_words: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("query", "groups"):
@@ -112,6 +120,7 @@ class TableOptions:
             raise UserError(
                 f"{self.label!r} is named as the query and as the label; name two columns"
             )
+        self.featurizer()  # checks its settings
         if self.label_separator == "":
             raise UserError("label_separator must not be empty; leave it out, or give such as '|'")
         ways = {
@@ -122,6 +131,15 @@ class TableOptions:
         chosen = [name for name, value in ways.items() if value]
         if len(chosen) > 1:
             raise UserError(f"a table is split in one way, got {' and '.join(chosen)}; choose one")
+
+    def featurizer(self) -> Featurizer:
+        return make_featurizer(
+            self.features,
+            num_buckets=self.num_buckets,
+            min_length=self.min_length,
+            max_length=self.max_length,
+            max_words=self.max_words,
+        )
 
     def columns(self) -> list[str]:
         """All columns that are read, each once."""
@@ -137,7 +155,6 @@ def load_table(
     *,
     name: str | None = None,
     folder: Path | None = None,
-    featurizer: Featurizer | None = None,
     note_fn: NoteFn | None = None,
     progress_fn: ProgressFn | None = None,
     **columns: Any,
@@ -152,7 +169,6 @@ def load_table(
     Args:
         name: of the data set; the file's own unless given.
         folder: where to write it; features are then never all in memory. None: nowhere.
-        featurizer: of the query texts; hashed n-grams unless given.
         note_fn: called with each sentence about what was read, left out and merged.
         progress_fn: called with what is being done, how much is done and, if known, of how much.
         columns: fields of `TableOptions`, which need no `options` then.
@@ -162,13 +178,13 @@ def load_table(
     except TypeError as error:
         known = ", ".join(field.name for field in dataclasses.fields(TableOptions))
         raise UserError(f"load_table: {error}; the options of a table are {known}") from error
-    name, featurizer = name or table_name(source), featurizer or NgramFeaturizer()
+    name = name or table_name(source)
     note_fn = note_fn or (lambda note: None)
     progress_fn = progress_fn or (lambda title, done, total: None)
     if folder is None:
-        return _make_dataset(source, options, name, featurizer, None, note_fn, progress_fn)
+        return _make_dataset(source, options, name, None, note_fn, progress_fn)
     with atomic_folder(folder) as staging:
-        dataset = _make_dataset(source, options, name, featurizer, staging, note_fn, progress_fn)
+        dataset = _make_dataset(source, options, name, staging, note_fn, progress_fn)
         write_dataset(dataset, staging)
     return open_dataset(folder)
 
@@ -186,7 +202,6 @@ def prepare_table(
     options: TableOptions,
     *,
     root: Path = Path("datasets"),
-    featurizer: Featurizer | None = None,
     note_fn: NoteFn | None = None,
     progress_fn: ProgressFn | None = None,
 ) -> Path:
@@ -199,7 +214,6 @@ def prepare_table(
     about = {
         **vars(options),
         "format": KEPT_FORMAT,
-        "featurizer": (featurizer or NgramFeaturizer()).settings(),
         **{name: _identity(table, options.columns()) for name, table in tables.items()},
         "labels": _identity(options.labels, None),
     }
@@ -208,14 +222,7 @@ def prepare_table(
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     folder = root / f"{table_name(source)}-{digest[:8]}"
     if not folder.exists():
-        load_table(
-            source,
-            options,
-            folder=folder,
-            featurizer=featurizer,
-            note_fn=note_fn,
-            progress_fn=progress_fn,
-        )
+        load_table(source, options, folder=folder, note_fn=note_fn, progress_fn=progress_fn)
     return folder
 
 
@@ -241,7 +248,6 @@ def _make_dataset(
     source: Source,
     options: TableOptions,
     name: str,
-    featurizer: Featurizer,
     folder: Path | None,
     note_fn: NoteFn,
     progress_fn: ProgressFn,
@@ -255,7 +261,7 @@ def _make_dataset(
         raise UserError(
             f"{where}: every row has the label {labels.names[0].as_py()!r}; two or more are needed"
         )
-    part_ids = _split(lines, options)
+    featurizer, part_ids = options.featurizer(), _split(lines, options)
     if not (part_ids == 0).any():
         raise UserError(
             f"{where}: none of its {len(queries.names)} queries fell into the training part; add "
@@ -283,9 +289,62 @@ def _make_dataset(
             groups=lines.groups,
             features_fn=features_fn,
         ),
-        label_names=Strings.from_arrow(labels.names),
+        **_describe_labels(labels.names, options.labels, note_fn),
         featurizer=featurizer.settings() if vectors is None else None,
     )
+
+
+def _describe_labels(
+    ids: pa.LargeStringArray, table: Source | None, note_fn: NoteFn
+) -> dict[str, Any]:
+    """What a data set says of its labels; without a table of them, their names are their ids."""
+    if table is None:
+        return {"label_names": Strings.from_arrow(ids)}
+    where = str(table) if is_path(table) else "the table of labels"
+    batches = list(read_batches(table, None))
+    if not batches:
+        raise UserError(f"{where} has no row below its column names")
+    rows = pa.Table.from_batches(batches)
+    if "id" not in rows.schema.names:
+        raise UserError(f"{where}: there is no column 'id', which must hold the labels")
+
+    def cells(column: str) -> list[str | None]:
+        texts = as_texts(rows[column].combine_chunks(), column, where).to_pylist()
+        return [group_name(text or "") or None for text in texts]
+
+    row_of = {label: row for row, label in enumerate(cells("id")) if label is not None}
+    if len(row_of) < len(rows) - rows["id"].null_count:
+        twice = Counter(cells("id")).most_common(1)[0][0]
+        raise UserError(f"{where}: the id {twice!r} is on several rows; keep one")
+    label_ids: list[str] = ids.to_pylist()
+    row_ids = [row_of.get(label) for label in label_ids]
+    num_known = len(label_ids) - row_ids.count(None)
+    note_fn(
+        f"{where}: describes {num_known:,} of the {len(label_ids):,} labels, and "
+        f"{len(row_of) - num_known:,} that no row has, which are left out"
+    )
+
+    def of_labels(column: str) -> list[str | None]:
+        values = cells(column)
+        return [None if row is None else values[row] for row in row_ids]
+
+    columns = dict.fromkeys(rows.schema.names)
+    given = of_labels("name") if "name" in columns else [None] * len(label_ids)
+    names = [name or label for name, label in zip(given, label_ids, strict=True)]
+    num_of = Counter(names)
+    texts = [text or "" for text in of_labels("text")] if "text" in columns else None
+    return {
+        "label_names": Strings.pack(
+            name if num_of[name] == 1 else f"{name} ({label})"
+            for name, label in zip(names, label_ids, strict=True)
+        ),
+        "label_texts": None if texts is None else Strings.pack(texts),
+        "label_groups": {
+            column: make_groups(of_labels(column))
+            for column in columns
+            if column not in ("id", "name", "text")
+        },
+    }
 
 
 def make_parts(
@@ -294,7 +353,7 @@ def make_parts(
     label_ids: IntArray,
     part_ids: PartIds,
     *,
-    groups: Mapping[str, "Codes"],
+    groups: Mapping[str, Codes],
     features_fn: Callable[[str, IntArray], Rows | FloatArray],
 ) -> dict[str, Part]:
     """The parts that hold a query, from lines that each say that a label is right for a query.
@@ -348,7 +407,7 @@ def _split(lines: "Lines", options: TableOptions) -> PartIds:
         shares["test_fraction"] = 0.0
     if options.validation is not None:
         shares["validation_fraction"] = 0.0
-    part_ids = split_by_hash(_iterate(keys.names), **shares)[keys.ids]
+    part_ids = split_by_hash(iterate_texts(keys.names), **shares)[keys.ids]
     return np.where(lines.file_ids > 0, lines.file_ids, part_ids)
 
 
@@ -374,13 +433,6 @@ def _merge_notes(lines: "Lines") -> Iterator[str]:
 
 
 # --- from rows to lines ---------------------------------------------------------------------------
-
-
-class Codes(NamedTuple):
-    """A column of texts as numbers."""
-
-    ids: NDArray[np.int32]  # (N,), -1: an empty cell
-    names: pa.LargeStringArray  # in order, each in use
 
 
 class Lines(NamedTuple):
@@ -420,16 +472,18 @@ def _read_lines(
             num_rows += len(batch)
             numbers = None if vectors is None else np.asarray(vectors[row_ids[0] : num_rows])
             if options.vectors is not None and has_own_vectors:
-                numbers = _vectors_of(batch.column(options.vectors), options.vectors, where)
+                numbers = as_vectors(batch.column(options.vectors), options.vectors, where)
                 store = store or _Array(folder, "vectors", "<f4", numbers.shape[1:])
                 store.append(numbers)
             cells, is_there = _row_cells(batch, numbers, options, where)
-            labels, parents = _labels(batch.column(options.label), options, where)
+            labels, parents = as_labels(
+                batch.column(options.label), options.label, where, separator=options.label_separator
+            )
             is_there[options.label] = np.isin(np.arange(len(batch)), parents)
-            for name, is_filled in is_there.items():
-                if not is_filled.all():
-                    num_missing[name] += int((~is_filled).sum())
-                    first_missing.setdefault(name, int(row_ids[is_filled.argmin()]))
+            for name, has_cell in is_there.items():
+                if not has_cell.all():
+                    num_missing[name] += int((~has_cell).sum())
+                    first_missing.setdefault(name, int(row_ids[has_cell.argmin()]))
             is_whole = np.logical_and.reduce(list(is_there.values()))
             num_skipped += int((~is_whole).sum())
             is_kept = is_whole[parents]
@@ -481,7 +535,7 @@ def _row_cells(
     """The cells of each row but its labels, and which of those that must be filled are."""
 
     def texts(name: str) -> pa.LargeStringArray:
-        return _texts(batch.column(name), name, where)
+        return as_texts(batch.column(name), name, where)
 
     if options.query:
         query = texts(options.query[0])
@@ -496,126 +550,21 @@ def _row_cells(
         cells = {"query": encode(pa.array(keys, pa.large_string()), str)}
     for name, column in (("entity", options.split_entity), ("part", options.split_column)):
         if column is not None:
-            cells[name] = encode(texts(column), _squeeze)
+            cells[name] = encode(texts(column), squeeze)
     columns = {
         "query": " + ".join(options.query),
         "entity": options.split_entity,
         "part": options.split_column,
     }
-    is_there = {column: _is_filled(cells[name]) for name, column in columns.items() if column}
+    is_there = {column: is_filled(cells[name]) for name, column in columns.items() if column}
     if options.split_time is not None:
-        cells["time"] = _times(batch.column(options.split_time), options.split_time, where)
+        cells["time"] = as_times(batch.column(options.split_time), options.split_time, where)
         is_there[options.split_time] = ~np.isnan(cells["time"])
     if options.vectors is not None and options.vectors in batch.schema.names:
-        is_there[options.vectors] = _is_filled(batch.column(options.vectors))
+        is_there[options.vectors] = is_filled(batch.column(options.vectors))
     for column in options.groups:
-        cells[f"group {column}"] = encode(texts(column), _group_name)
+        cells[f"group {column}"] = encode(texts(column), group_name)
     return cells, is_there
-
-
-def _squeeze(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _group_name(text: str) -> str:
-    """The group that a cell names; "" where another program wrote that it is empty."""
-    name = _squeeze(text)
-    return "" if name.lower() in NO_GROUP else name
-
-
-# --- cells ----------------------------------------------------------------------------------------
-
-
-def _texts(column: pa.Array, name: str, where: str) -> pa.LargeStringArray:
-    """A column as texts, null where a cell is empty."""
-    if pa.types.is_dictionary(column.type):
-        return _texts(column.dictionary, name, where).take(column.indices)
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), None, column)
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        is_of_texts = pa.types.is_string(column.type.value_type)
-        if is_of_texts or pa.types.is_large_string(column.type.value_type):
-            return pc.binary_join(column, " ").cast(pa.large_string())
-    if pa.types.is_nested(column.type):
-        remedy = "name a column of texts or numbers"
-        if hasattr(column.type, "value_type") and pa.types.is_floating(column.type.value_type):
-            remedy = "give a column of vectors as vectors"
-        raise UserError(f"{where}: column {name!r} holds {column.type}; {remedy}")
-    try:
-        return column.cast(pa.large_string())
-    except pa.ArrowException as error:
-        raise UserError(
-            f"{where}: column {name!r} holds {column.type}, which is no text ({error})"
-        ) from error
-
-
-def encode(texts: pa.LargeStringArray, clean_fn: Callable[[str], str]) -> pa.DictionaryArray:
-    """Texts as places in a list of those that differ once they are cleaned; null: left empty."""
-    encoded = texts.dictionary_encode()
-    values = [
-        None if text is None else clean_fn(text) or None for text in encoded.dictionary.to_pylist()
-    ]
-    cleaned = pa.array(values, pa.large_string()).dictionary_encode()
-    return pa.DictionaryArray.from_arrays(cleaned.indices.take(encoded.indices), cleaned.dictionary)
-
-
-def join_codes(chunks: Sequence[pa.DictionaryArray]) -> Codes:
-    """The codes of a column, of whose batches each has a list of its own."""
-    column = pa.chunked_array(chunks).unify_dictionaries()
-    names = column.chunk(0).dictionary
-    ids = np.concatenate([chunk.indices.fill_null(-1).to_numpy() for chunk in column.chunks])
-    is_used = np.zeros(len(names) + 1, dtype=bool)
-    is_used[ids] = True
-    order = pc.sort_indices(names).to_numpy()
-    order = order[is_used[order]]
-    ranks = np.full(len(names) + 1, -1, dtype=np.int32)  # the last: of -1
-    ranks[order] = np.arange(len(order))
-    return Codes(ranks[ids], names.take(order))
-
-
-def _iterate(texts: pa.LargeStringArray) -> Iterator[str]:
-    for start in range(0, len(texts), FEATURE_TEXTS):
-        yield from texts.slice(start, FEATURE_TEXTS).to_pylist()
-
-
-def _is_filled(column: pa.Array) -> NDArray[np.bool_]:
-    filled: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
-    return filled
-
-
-def _labels(
-    column: pa.Array, options: TableOptions, where: str
-) -> tuple[pa.DictionaryArray, NDArray[np.int64]]:
-    """All labels of a column, and the row of each."""
-    if options.label_separator is not None:
-        texts = _texts(column, options.label, where)
-        column = pc.split_pattern(texts, options.label_separator)
-    parents = np.arange(len(column))
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        parents = pc.list_parent_indices(column).to_numpy()
-        column = pc.list_flatten(column)
-    labels = encode(_texts(column, options.label, where), _squeeze)
-    is_filled = _is_filled(labels)
-    return labels.filter(pa.array(is_filled)), parents[is_filled]
-
-
-def _times(column: pa.Array, name: str, where: str) -> NDArray[np.float64]:
-    """A column of numbers, dates or texts of either, as numbers in their order; NaN: empty."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = pc.utf8_trim_whitespace(column)
-        column = pc.if_else(pc.equal(column, ""), None, column)
-    for kind in (pa.float64(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")):
-        try:
-            numbers = column.cast(kind, safe=False)
-            if pa.types.is_timestamp(numbers.type):
-                numbers = numbers.cast(pa.int64()).cast(pa.float64(), safe=False)
-            return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
-        except pa.ArrowException:
-            continue
-    raise UserError(
-        f"{where}: column {name!r} does not tell the time; it must hold numbers, or dates such as "
-        f"2024-01-31 or 2024-01-31T12:00:00"
-    )
 
 
 # --- features -------------------------------------------------------------------------------------
@@ -678,25 +627,6 @@ def _open_vectors(options: TableOptions) -> NDArray[Any]:
             raise ValueError(f"it holds {vectors.dtype} of shape {vectors.shape}")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is no .npy file of vectors, a row each ({error})") from error
-    return vectors
-
-
-def _vectors_of(column: pa.Array, name: str, where: str) -> FloatArray:
-    """A column of lists of numbers as rows; zeros where a cell is empty: (n, F)."""
-    kind = column.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not (is_list or pa.types.is_fixed_size_list(kind)):
-        raise UserError(f"{where}: column {name!r} holds {kind}; vectors must be lists of numbers")
-    lengths = pc.list_value_length(column).drop_null().to_numpy()
-    if len(np.unique(lengths)) > 1:
-        raise UserError(
-            f"{where}: the vectors of column {name!r} have from {lengths.min()} to {lengths.max()} "
-            f"numbers; all must have as many"
-        )
-    width = int(lengths[0]) if len(lengths) else 0
-    vectors = np.zeros((len(column), width), dtype=np.float32)
-    numbers = pc.list_flatten(column.drop_null()).cast(pa.float32()).to_numpy(zero_copy_only=False)
-    vectors[_is_filled(column)] = numbers.reshape(-1, width)
     return vectors
 
 

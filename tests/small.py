@@ -120,6 +120,7 @@ def settings(folder, **changes):
         "data": {"dataset": str(folder)},
         "model": {"embedding_dim": 8},
         "mining": {
+            "method": "s2m-annealed",
             "batch_size": 32,
             "num_sampled_labels": 40,
             "num_hard_labels": 5,

@@ -82,10 +82,15 @@ class Section:
     """Applies the checks of the types of its fields; `MiningConfig` is the section "mining"."""
 
     def __post_init__(self) -> None:
-        section = type(self).__name__.removesuffix("Config").lower()
-        for key, kind in _type_hints(type(self), include_extras=True).items():  # type: ignore[arg-type]
-            for check_fn in getattr(kind, "__metadata__", ()):
-                check_fn(f"{section}.{key}", getattr(self, key))
+        self.check(vars(self))
+
+    @classmethod
+    def check(cls, values: Mapping[str, Any]) -> None:
+        """Refuses a value that its setting cannot have, whatever the others are."""
+        section = cls.__name__.removesuffix("Config").lower()
+        for key, kind in _type_hints(cls, include_extras=True).items():  # type: ignore[arg-type]
+            for check_fn in getattr(kind, "__metadata__", ()) if key in values else ():
+                check_fn(f"{section}.{key}", values[key])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -429,23 +434,30 @@ def with_assignments(
     return changed
 
 
-def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
-    """Checks every section and key, and fills in the rest."""
+def check_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Every section with the settings that are given, each checked alone and of its own type."""
     for section in settings:
         if section not in SECTIONS:
             raise UserError(f"there is no section [{section}]; {_suggest(section, SECTIONS)}")
-    return Config(
-        **{
-            section: build(cls, settings.get(section, {}), section=section)
-            for section, cls in SECTIONS.items()
-        }
-    )
+    return {
+        section: _typed(cls, settings.get(section, {}), section=section)
+        for section, cls in SECTIONS.items()
+    }
+
+
+def build_config(settings: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Checks every section and key, and fills in the rest."""
+    sections = check_settings(settings)
+    return Config(**{name: cls(**sections[name]) for name, cls in SECTIONS.items()})
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     """Builds a config dataclass from one TOML section, refusing keys it does not know."""
-    values = _section(section, values)
-    kinds = _type_hints(cls)  # type: ignore[arg-type]
+    return cls(**_typed(cls, values, section=section))
+
+
+def _typed(cls: Any, values: Mapping[str, Any], *, section: str) -> dict[str, Any]:
+    values, kinds = _section(section, values), _type_hints(cls)
     for key in values:
         if key not in kinds:
             raise UserError(f"[{section}] has no setting {key!r}; {_suggest(key, kinds)}")
@@ -453,7 +465,9 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     for key, value in typed.items():
         if toml_value(value).count(".") > MAX_DOTS:  # `parse_toml` could not read it back
             raise UserError(f"{section}.{key} has more than {MAX_DOTS} dots")
-    return cls(**typed)
+    if issubclass(cls, Section):
+        cls.check(typed)
+    return typed
 
 
 def _section(name: str, values: Any) -> dict[str, Any]:
@@ -512,13 +526,18 @@ def format_value(value: Any) -> str:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def to_toml(config: Config) -> str:
-    """Every setting, in a form that `build_config` reads back to an equal config."""
+def to_toml(config: Config, reasons: Mapping[str, str] | None = None) -> str:
+    """Every setting, in a form that `build_config` reads back to an equal config.
+
+    Args:
+        reasons: by "section.key", comments on values.
+    """
     lines = []
     for section in SECTIONS:
         lines.append(f"[{section}]")
-        values = dataclasses.asdict(getattr(config, section))
-        lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
+        for key, value in dataclasses.asdict(getattr(config, section)).items():
+            reason = (reasons or {}).get(f"{section}.{key}")
+            lines.append(f"{key} = {toml_value(value)}" + (f"  # {reason}" if reason else ""))
         lines.append("")
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """A run folder: everything a training run leaves, and everything needed to repeat it.
 
-config.toml        every setting, resolved; `evenhand train config.toml` repeats the run
+config.toml        every setting, and why it was chosen; `evenhand train config.toml` repeats it all
 run.json           what was run where: data set, versions, commit, device, time
 metrics.jsonl      a line a logged step or validation; the same bytes whenever repeated
 checkpoints/       where `--resume` continues (the files of each: evenhand/tensor_store.py); removed
@@ -227,11 +227,16 @@ REMEDY = "restore it, or train anew in another --run folder"
 OLD_NAME = "weights.safetensors"  # of version 0.1.0, in the folder model
 
 
-def run_config(folder: Path) -> Config:
-    """The settings of a run."""
+def run_settings(folder: Path) -> dict[str, dict[str, Any]]:
+    """The settings of a run, unchecked."""
     if not (folder / "config.toml").exists():
         raise UserError(f"{folder} is not a run folder: it holds no config.toml")
-    return build_config(read_settings(folder / "config.toml"))
+    return read_settings(folder / "config.toml")
+
+
+def run_config(folder: Path) -> Config:
+    """The settings of a run."""
+    return build_config(run_settings(folder))
 
 
 def weights_folder(folder: Path) -> Path:

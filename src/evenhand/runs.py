@@ -30,6 +30,7 @@ from evenhand.config import Config, DataConfig, build_config, read_settings, to_
 from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
 from evenhand.data.dataset import check_all_ids
 from evenhand.data.weighting import feature_weights, weight_features
+from evenhand.defaults import Choice
 from evenhand.distributed.ranks import ProcessRanks, Ranks, Shards
 from evenhand.distributed.search import evaluate_split
 from evenhand.errors import StoppedError, UserError
@@ -111,10 +112,20 @@ def open_run_data(run: Path, console: Console, *, data: str | Path | None = None
 # --- training -------------------------------------------------------------------------------------
 
 
-def begin_run(folder: Path, config: Config, dataset: Dataset, *, device: torch.device) -> None:
+def begin_run(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    choices: Sequence[Choice] = (),
+) -> None:
     """Makes a new run folder that says what will be run; an existing one is never touched.
 
     Settings that the data cannot meet are refused first, and a folder is made whole or not at all.
+
+    Args:
+        choices: the settings that a rule chose, whose reasons are written beside them.
     """
     if folder.exists() or folder.is_symlink():  # a link may lead nowhere, or to itself
         raise UserError(
@@ -123,8 +134,9 @@ def begin_run(folder: Path, config: Config, dataset: Dataset, *, device: torch.d
         )
     check_against_data(config, dataset)
     command = f"evenhand train {shlex.quote(str(folder / 'config.toml'))}"
+    reasons = {choice.name: choice.reason for choice in choices}
     with atomic_folder(folder) as staging:
-        write_text(staging / "config.toml", f"# {command}\n{to_toml(config)}")
+        write_text(staging / "config.toml", f"# {command}\n{to_toml(config, reasons)}")
         write_json(staging / "run.json", about_run(folder, config, dataset, device))
 
 
@@ -359,7 +371,13 @@ def _note_start(
 def _validate(
     model: Retriever, config: Config, dataset: Dataset, ranks: Ranks | None
 ) -> tuple[float, dict[str, float]]:
-    """The value to select by, and every validation figure to be logged."""
+    """The value to select by, and every validation figure to be logged: by the model alone.
+
+    Votes of neighbours would be the same each time, and take longer than the rest.
+    """
+    config = dataclasses.replace(
+        config, search=dataclasses.replace(config.search, num_neighbours=0)
+    )
     outcome = evaluate_model(model, dataset, "validation", config, ranks=ranks)
     min_pairs = config.evaluation.min_pairs
     scores = score_table(outcome, dataset, "validation", min_pairs=min_pairs, num_resamples=0)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from evenhand.config import Config
-    from evenhand.data import TableOptions
+    from evenhand.data import Dataset, TableOptions
+    from evenhand.defaults import Choice
     from evenhand.distributed.ranks import ProcessRanks
 
 
@@ -199,28 +200,55 @@ def takes_flags(verb_fn: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def read_config(flags: SettingsFlags, *, default: Path | None = None) -> "Config":
-    """The config of the TOML file or preset, or else of the default file, with the flags on top."""
-    import evenhand.config as config
-    from evenhand.cli.console import console
-    from evenhand.tuning.space import build_guarding_config
+def read_flags(
+    flags: SettingsFlags, *, base: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """The settings that are given: those of the TOML file or preset, with the flags on top.
 
-    path = flags.config or default
-    settings = {}
+    Args:
+        base: settings below both.
+    """
+    import evenhand.config as config
+
+    settings: Mapping[str, Any] = {}
+    path = flags.config
     if path is not None and not path.exists() and str(path) in config.preset_names():
         settings = config.read_preset(str(path))
     elif path is not None:
         settings = config.read_settings(path)
     words = flags.words()
-    settings = config.with_assignments(settings, words)
+    given = config.check_settings(config.with_assignments(settings, words))
+    for section, values in (base or {}).items():
+        given[section] = {**values, **given[section]}
     if flags.smallest is None:
-        return config.build_config(settings)
+        return given
     is_set = any(word.partition("=")[0].strip() == "mining.num_hard_examples" for word in words)
     if is_set or None not in (flags.smallest_share, flags.smallest_group):
         raise UserError(
             "--smallest-share, --smallest-group and --hard-examples all set k'; give one of them"
         )
-    return build_guarding_config(settings, flags.smallest, console)
+    given["mining"].pop("num_hard_examples", None)  # whatever it is, it does not count
+    return given
+
+
+def fit_config(
+    flags: SettingsFlags,
+    given: Mapping[str, Mapping[str, Any]],
+    dataset: "Dataset",
+    device: "torch.device",
+) -> "tuple[Config, list[Choice]]":
+    """The config of given settings on a data set, completed by the rules, which are shown."""
+    from evenhand.cli.console import console
+    from evenhand.defaults import choices_table, fit_settings
+    from evenhand.distributed.ranks import num_launched
+    from evenhand.tuning.space import build_guarding_config
+
+    config, choices = fit_settings(given, dataset, device=device, num_ranks=num_launched())
+    if choices:
+        console.print(choices_table(choices))
+    if flags.smallest is not None:
+        config = build_guarding_config(config, dataset, flags.smallest, console)
+    return config, choices
 
 
 # --- devices and ranks ----------------------------------------------------------------------------

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from evenhand.cli import options
-from evenhand.cli.options import SettingsFlags, choose_device, flag, join_ranks, read_config
+from evenhand.cli.options import (
+    SettingsFlags,
+    choose_device,
+    fit_config,
+    flag,
+    join_ranks,
+    read_flags,
+)
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
 
     from evenhand.config import Config
     from evenhand.data import Dataset
+    from evenhand.defaults import Choice
 
 LAUNCHED = "EVENHAND_LAUNCHED"  # set for the ranks that `launch` starts with its own words
 
@@ -43,8 +51,8 @@ def train(
     """Train a model into a run folder.
 
     Trains a model, evaluates it on the test part and writes a run folder. Settings come from the
-    TOML file, then from the flags; every one that is not given has a default, and all of them are
-    written to config.toml in the run folder.
+    TOML file, then from the flags; every one that is not given is chosen to fit the data, and all
+    of them are written to config.toml in the run folder, with the reasons.
     """
     if ranks is not None and LAUNCHED not in os.environ:
         launch(ranks, max_restarts=max_restarts)
@@ -117,7 +125,10 @@ def _open_run(
 ) -> tuple[Path, "Config", "Dataset"]:
     """The run to train, new or to be continued; only the first rank makes anything."""
     from evenhand.cli.console import console
+    from evenhand.config import DataConfig
+    from evenhand.data.weighting import weight_features
     from evenhand.distributed.ranks import num_restarts
+    from evenhand.run_folder import run_settings
     from evenhand.runs import (
         begin_run,
         check_unfinished,
@@ -126,14 +137,18 @@ def _open_run(
         resumable_config,
     )
 
+    choices: list[Choice] = []
     if is_resumed and run is not None:
         resumable_config(run, None)  # there is something to resume
         # --data is where the data lie now; the setting stays.
-        config = read_config(dataclasses.replace(flags, data=None), default=run / "config.toml")
+        given = read_flags(dataclasses.replace(flags, data=None), base=run_settings(run))
         dataset = open_run_data(run, console, data=flags.data)
+        config, _ = fit_config(flags, given, dataset, device)
     else:
-        config = read_config(flags)
-        dataset = open_data(config.data, console)
+        given = read_flags(flags)
+        dataset = open_data(DataConfig(**given["data"] | {"weighting": "as-is"}), console)
+        config, choices = fit_config(flags, given, dataset, device)
+        dataset = weight_features(dataset, config.data.weighting)
     name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
     folder = run or Path("runs") / name
     # Started again by torchrun, the same command finds the folder that it made itself.
@@ -142,7 +157,7 @@ def _open_run(
         if is_resumed and num_restarts() == 0:
             check_unfinished(folder, config, dataset)
     else:
-        begin_run(folder, config, dataset, device=device)
+        begin_run(folder, config, dataset, device=device, choices=choices)
     return folder, config, dataset
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from evenhand.cli import options
-from evenhand.cli.options import SettingsFlags, choose_device, flag, read_config
+from evenhand.cli.options import SettingsFlags, choose_device, fit_config, flag, read_flags
 from evenhand.errors import UserError
 
 
@@ -47,6 +47,8 @@ def tune(
     part is never read.
     """
     from evenhand.cli.console import console
+    from evenhand.config import DataConfig
+    from evenhand.data.weighting import weight_features
     from evenhand.files import locked
     from evenhand.progress import stop_requested
     from evenhand.runs import open_data
@@ -68,9 +70,12 @@ def tune(
     }
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     if not resume:
-        config = read_config(flags)
+        settings = read_flags(flags)
+        raw = DataConfig(**settings["data"] | {"weighting": "as-is"})
+        dataset = without_test(open_data(raw, console))
+        config, _ = fit_config(flags, settings, dataset, choose_device(device))
+        dataset = weight_features(dataset, config.data.weighting)
         advised = None if flags.smallest is None else config.mining.num_hard_examples
-        dataset = without_test(open_data(config.data, console))
         folder = run or Path(f"runs/{dataset.name}-tune")
         begin_search(folder, plan_search(config, dataset, advised=advised, **given))
     elif run is None:

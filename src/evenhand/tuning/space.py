@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from evenhand.config import Config, build_config, parse_toml, toml_value, with_assignments
+from evenhand.config import Config, build_config, parse_toml, toml_value
 from evenhand.data import Dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.methods import METHODS
-from evenhand.runs import open_data
 
 METHOD, NUM_STEPS = "mining.method", "training.num_steps"
 NUM_HARD_EXAMPLES, NUM_HARD_LABELS = "mining.num_hard_examples", "mining.num_hard_labels"
@@ -297,14 +296,12 @@ def count_members(dataset: Dataset, name: str) -> tuple[int, int]:
 
 
 def build_guarding_config(
-    settings: Mapping[str, Mapping[str, Any]], smallest: float | str, console: Console
+    config: Config, dataset: Dataset, smallest: float | str, console: Console
 ) -> Config:
-    """The config of these settings, with the k' of the smallest group: its share, or its name."""
-    # Whatever k' the settings have, it may not fit the batch, and it does not count.
-    config = build_config(with_assignments(settings, [f"{NUM_HARD_EXAMPLES}=1"]))
+    """The config with the k' of the smallest group: its share, or its name."""
     mining = config.mining
     if isinstance(smallest, str):
-        num_members, num_pairs = count_members(open_data(config.data, console), smallest)
+        num_members, num_pairs = count_members(dataset, smallest)
         console.print(f"{smallest}: {num_members:,} of {num_pairs:,} training pairs")
         smallest = num_members / num_pairs
     if not mining.mines_examples:

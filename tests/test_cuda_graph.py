@@ -260,38 +260,24 @@ def as_if_on_cuda(monkeypatch):
     return training, properties
 
 
-def test_a_gpu_too_old_for_the_kernels_is_not_tried(as_if_on_cuda):
-    training, properties = as_if_on_cuda
-    assert why_no_graph(training, plan_of()) is None
-    properties.name, properties.major, properties.minor = "Tesla T4", 7, 5
-    sentence = "Tesla T4 has compute capability 7.5, and the kernels need 8.0"
-    assert why_no_graph(training, plan_of()) == sentence
-
-
-def test_a_gpu_with_too_little_shared_memory_is_not_tried(as_if_on_cuda):
-    training, properties = as_if_on_cuda
-    for precision, needed in ((torch.bfloat16, 73_728), (torch.float32, 98_304)):
-        properties.shared_memory_per_block_optin = needed
-        assert why_no_graph(training, plan_of(), precision=precision) is None
-        properties.shared_memory_per_block_optin = needed - 1
-        sentence = why_no_graph(training, plan_of(), precision=precision)
-        assert f"{needed - 1:,} bytes of shared memory" in sentence
-
-
-def test_the_memory_that_is_counted_is_what_is_copied(as_if_on_cuda):
+def test_a_device_too_old_too_small_or_too_full_is_not_tried(as_if_on_cuda, monkeypatch):
     training, properties = as_if_on_cuda
     step = GpuStep(training_of(CPU), plan_of(), precision=torch.float32)
     copied = [*step.pairs[:4], step.offsets, step.feature_ids, step.feature_values]
     copied += [step.entry_ids, step.entry_sources, step.entry_values]
     needed = sum(tensor.nbytes for tensor in copied) + 24 * len(step.entry_ids)  # to sort them
-    too_large = "the data set does not fit the device's memory"
-    for free, expected in ((2 * needed, None), (2 * needed - 1, too_large)):  # a half may be taken
-        properties.free = free
-        assert why_no_graph(training, plan_of()) == expected
-
-
-def test_a_batch_of_more_features_than_kernels_count_is_not_tried(as_if_on_cuda, monkeypatch):
-    training, _ = as_if_on_cuda
+    bfloat16, float32 = torch.bfloat16, torch.float32
+    for name, limit, precision, words in (  # of the device, its least value, what is said below it
+        ("major", 8, bfloat16, "a GPU has compute capability 7.0, and the kernels need 8.0"),
+        ("shared_memory_per_block_optin", 73_728, bfloat16, "73,727 bytes of shared memory"),
+        ("shared_memory_per_block_optin", 98_304, float32, "98,303 bytes of shared memory"),
+        ("free", 2 * needed, bfloat16, "the data set does not fit the device's memory"),
+    ):  # a half of the memory may be taken
+        for value in (limit, limit - 1):
+            with monkeypatch.context() as patch:
+                patch.setattr(properties, name, value)
+                found = why_no_graph(training, plan_of(), precision=precision)
+                assert found is None if value == limit else words in found
     monkeypatch.setattr("evenhand.training.gpu_step.MOST_ENTRIES", 19)  # 5 pairs of 4 features
     assert "20" in why_no_graph(training, plan_of())
 

@@ -62,25 +62,6 @@ def test_every_step_is_that_of_the_formula(name, touched_by_step, seed):
     torch.testing.assert_close(table, expected, rtol=1e-12, atol=1e-14)
 
 
-@every_optimizer
-def test_saved_and_loaded_it_goes_on_to_the_same_bits(name):
-    generator = torch.Generator().manual_seed(0)
-    table = random_table()
-    optimizer = OPTIMIZERS[name](table)
-    for _ in range(4):
-        optimizer.step(random_gradients(generator, 3), learning_rate=0.1)
-    resumed_table = table.clone()
-    resumed = OPTIMIZERS[name](resumed_table)
-    resumed.load({key: value.clone() for key, value in optimizer.state().items()})
-    for _ in range(4):
-        gradients = random_gradients(generator, 3)
-        optimizer.step(gradients, learning_rate=0.1)
-        resumed.step(gradients, learning_rate=0.1)
-    assert torch.equal(resumed_table, table)
-    for key, value in optimizer.state().items():
-        assert torch.equal(resumed.state()[key], value)
-
-
 def test_adam_of_a_table_one_wide_is_the_adam_of_torch():
     table = torch.randn(4, 1, dtype=torch.float64)
     dense = table.clone().requires_grad_()

@@ -48,26 +48,6 @@ def test_scores_match_their_definition(kind):
         assert row == pytest.approx(expected, rel=1e-12)
 
 
-@every_kind
-def test_the_way_back_through_unit_is_that_of_autograd(kind):
-    model = retriever(kind)
-    vectors = torch.randn(6, WIDTH, dtype=torch.float64, requires_grad=True)
-    gradients = torch.randn(6, WIDTH, dtype=torch.float64)
-    model.unit(vectors).backward(gradients)
-    actual = model.through_unit(gradients, vectors.detach())
-    torch.testing.assert_close(actual, vectors.grad, rtol=1e-12, atol=1e-14)
-
-
-def test_the_zero_vector_stays_zero_and_has_a_zero_gradient():
-    model, gradients = retriever(), torch.randn(1, WIDTH, dtype=torch.float64)
-    vectors = torch.zeros(1, WIDTH, dtype=torch.float64, requires_grad=True)
-    units = model.unit(vectors)
-    units.backward(gradients)
-    assert not units.any()
-    assert not vectors.grad.any()
-    assert not model.through_unit(gradients, vectors.detach()).any()
-
-
 def test_a_query_of_zeros_does_not_throw_dense_weights_far_away():
     """With a bias that is still zero its vector is the zero vector."""
     encoder = MlpEncoder(3, WIDTH, hidden_widths=(4,))

@@ -12,9 +12,7 @@ from evenhand.kernels.rows import (
     adam_,
     scores_of_each,
     through_unit,
-    through_unit_rows,
     unit,
-    unit_rows,
 )
 
 DTYPES = {"compiled": torch.float32, "torch": torch.float64}
@@ -37,7 +35,7 @@ def random_table(num_rows, width, dtype, seed=0):
 def test_rows_become_as_long_as_one(dtype, width):
     table, ids = random_table(9, width, dtype), torch.tensor([8, 0, 3, 3])
     expected = F.normalize(table.double(), dim=1).to(dtype)
-    torch.testing.assert_close(unit_rows(table, ids), expected[ids], **tolerance(dtype))
+    torch.testing.assert_close(unit(table, ids), expected[ids], **tolerance(dtype))
     torch.testing.assert_close(unit(table), expected, **tolerance(dtype))
 
 
@@ -53,7 +51,7 @@ def test_the_way_back_from_unit_rows_is_that_of_autograd(dtype, width):
     precision = 1e-12 if dtype == torch.float64 else 1e-6
     for actual, places in [
         (through_unit(gradients, table), torch.arange(9)),
-        (through_unit_rows(gradients[ids], table, ids), ids),
+        (through_unit(gradients[ids], table, ids), ids),
     ]:
         assert actual.dtype == dtype
         errors = (actual.double() - vectors.grad[places]) / scales[places]
@@ -65,9 +63,9 @@ def test_the_way_back_from_unit_rows_is_that_of_autograd(dtype, width):
 def test_a_zero_row_scores_zero_and_passes_no_gradient_on_any_path(dtype, length):
     table, ids = torch.full((2, 3), length, dtype=dtype), torch.tensor([1])
     gradients = torch.randn(1, 3).to(dtype)
-    assert (unit_rows(table, ids) == 0).all()
+    assert (unit(table, ids) == 0).all()
     assert (unit(table) == 0).all()
-    assert (through_unit_rows(gradients, table, ids) == 0).all()
+    assert (through_unit(gradients, table, ids) == 0).all()
     assert (through_unit(gradients, table[ids]) == 0).all()
     vectors = table[ids].requires_grad_()
     unit(vectors).backward(gradients)
@@ -84,21 +82,21 @@ def test_rows_whose_squares_overflow_have_a_direction_all_the_same(dtype, width)
     table, ids = (huge * (largest / 2)).to(dtype), torch.tensor([8, 0, 3])
     expected = F.normalize(huge, dim=1).to(dtype)
     torch.testing.assert_close(unit(table), expected)
-    torch.testing.assert_close(unit_rows(table, ids), expected[ids])
+    torch.testing.assert_close(unit(table, ids), expected[ids])
     torch.testing.assert_close(unit(table.clone().requires_grad_()).detach(), expected)
     queries, drawn = expected[:2].contiguous(), torch.tensor([[4], [9]])
     scores = scores_of_each(queries, table, drawn, is_cosine=True)
     torch.testing.assert_close(scores[:, 0], (queries * expected[drawn[:, 0]]).sum(1))
     gradients = torch.full((3, width), 1e3, dtype=dtype)
-    assert through_unit_rows(gradients, table, ids).abs().max() < 1e-30
+    assert through_unit(gradients, table, ids).abs().max() < 1e-30
 
 
 @every_dtype
 def test_a_row_that_is_no_number_spreads(dtype):
     table, ids = torch.ones(2, 3, dtype=dtype), torch.tensor([0, 1])
     table[1, 2] = torch.nan
-    assert unit_rows(table, ids).isnan().tolist() == [[False] * 3, [True] * 3]
-    found = through_unit_rows(torch.ones(2, 3, dtype=dtype), table, ids)
+    assert unit(table, ids).isnan().tolist() == [[False] * 3, [True] * 3]
+    found = through_unit(torch.ones(2, 3, dtype=dtype), table, ids)
     assert found.isnan().any(dim=1).tolist() == [False, True]
 
 
@@ -107,9 +105,9 @@ def test_ids_that_are_no_rows_are_refused_before_anything_is_written(place):
     table, ids, gradients = torch.ones(5, 2), torch.tensor([0, place]), torch.ones(2, 2)
     state = torch.ones(5)
     with pytest.raises(IndexError, match="ids must be from 0 to 4, got"):
-        unit_rows(table, ids)
+        unit(table, ids)
     with pytest.raises(IndexError):
-        through_unit_rows(gradients, table, ids)
+        through_unit(gradients, table, ids)
     with pytest.raises(IndexError):
         adagrad_(table, state, ids, gradients, learning_rate=1.0)
     with pytest.raises(IndexError):
@@ -162,8 +160,8 @@ def test_results_are_the_same_for_every_number_of_threads(monkeypatch, num_threa
         table, ids = random_table(40, 9, torch.float32), torch.randperm(40)[:23]
         return [
             *updated(torch.float32, 9, 1),
-            unit_rows(table, ids),
-            through_unit_rows(torch.randn(23, 9), table, ids),
+            unit(table, ids),
+            through_unit(torch.randn(23, 9), table, ids),
         ]
 
     torch.manual_seed(1)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from evenhand.data import FloatArray, IntArray, Part, Rows, take_rows
 from evenhand.data.weighting import unit_values
 from evenhand.kernels.random import GOLDEN32
-from evenhand.kernels.rows import through_unit, through_unit_rows, unit, unit_rows
+from evenhand.kernels.rows import through_unit, unit
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
 
 
@@ -285,11 +285,11 @@ class Retriever(nn.Module):
     @torch.no_grad()
     def label_vectors(self, label_ids: Tensor | None = None) -> Tensor:
         """(n, D) of chosen labels, or of all."""
-        if label_ids is None:
-            return self.unit(self.label_table)
-        if not self.is_cosine:
-            return self.label_table.index_select(0, label_ids)
-        return unit_rows(self.label_table, label_ids)
+        if self.is_cosine:
+            return unit(self.label_table, label_ids)
+        return (
+            self.label_table if label_ids is None else self.label_table.index_select(0, label_ids)
+        )
 
     def biases(self, label_ids: Tensor | None = None) -> Tensor | None:
         """(n,) of chosen labels, or of all; None for a model without."""
@@ -306,15 +306,9 @@ class Retriever(nn.Module):
         """Rows of length 1 under the cosine, the rows themselves under the dot product."""
         return unit(vectors) if self.is_cosine else vectors
 
-    def through_unit(self, gradients: Tensor, vectors: Tensor) -> Tensor:
-        """Gradients by vectors from gradients by their `unit` vectors: (n, D), (n, D) -> (n, D)."""
-        return through_unit(gradients, vectors) if self.is_cosine else gradients
-
-    def through_label_vectors(self, gradients: Tensor, label_ids: Tensor) -> Tensor:
-        """Gradients by rows of the table from gradients by `label_vectors`: (n, D) -> (n, D)."""
-        if not self.is_cosine:
-            return gradients
-        return through_unit_rows(gradients, self.label_table, label_ids)
+    def through_unit(self, gradients: Tensor, vectors: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Gradients (n, D) by vectors, or by some rows of a table, from those by their `unit`s."""
+        return through_unit(gradients, vectors, ids) if self.is_cosine else gradients
 
 
 # --- the rows that tables begin with --------------------------------------------------------------

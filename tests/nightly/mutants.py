@@ -541,10 +541,10 @@ MUTANTS += [
     Mutant("kernels/gpu/bags.py", "num_entries > capacity", "num_entries < 0", "no_place"),
     Mutant("kernels/gpu/gradients.py", "size * depth", "depth", "shared_memory"),
     Mutant("kernels/gpu/selection.py", "(values != values).to", "(values > 1e9).to", "no_number"),
-    Mutant("training/gpu_step.py", "pair_size = 24 if", "pair_size = 4 if", "is_copied"),
-    Mutant("training/gpu_step.py", "CAPABILITY = (8, 0)", "CAPABILITY = (7, 0)", "too_old"),
+    Mutant("training/gpu_step.py", "pair_size = 24 if", "pair_size = 4 if", "not_tried"),
+    Mutant("training/gpu_step.py", "CAPABILITY = (8, 0)", "CAPABILITY = (7, 0)", "not_tried"),
     Mutant("training/gpu_step.py", "plan.draws_for_each,", "False,", "names_the_setting"),
-    Mutant("training/gpu_step.py", "num_entries > MOST_ENTRIES", "False", "kernels_count"),
+    Mutant("training/gpu_step.py", "num_entries > MOST_ENTRIES", "False", "not_tried"),
 ]
 
 # Chosen from the source alone, before any of them was tried.

@@ -32,8 +32,8 @@ GATHERED_NUMBERS = 2**24  # of label vectors held at once
 HUGE = 1e15  # the length of a row from which products with it may overflow
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """Vectors of length 1: (n, D) -> (n, D).
+def unit(vectors: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Vectors of length 1: (n, D) -> (n, D), or of some rows of a table: (R, D), (n,) -> (n, D).
 
     A zero vector, or one not longer than `SMALLEST_NORM`, has no direction: its unit vector is
     zero, so it scores 0, and no gradient passes through it. To divide it by a tiny number instead,
@@ -44,9 +44,46 @@ def unit(vectors: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    if vectors.dim() == 2 and are_plain(vectors):
-        return _unit_rows(vectors, torch.arange(len(vectors)))
-    return _units_and_norms(vectors)[0]
+    if not _are_plain_rows(vectors, ids):
+        return _units_and_norms(vectors if ids is None else vectors.index_select(0, ids))[0]
+    ids = _checked_ids(vectors, ids)
+    units = torch.empty(len(ids), vectors.shape[1])
+    arguments = vectors.numpy(), ids.numpy(), SMALLEST_NORM, units.numpy()
+    _unit_rows_compiled(num_threads_for(units.numel()), len(ids), arguments)
+    return units
+
+
+def through_unit(gradients: Tensor, vectors: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Gradients by vectors from gradients by their `unit` vectors: (n, D), (n, D) -> (n, D).
+
+    Or by some rows of a table: (n, D), (R, D), (n,) -> (n, D). That by a zero vector is zero.
+
+    Example:
+        >>> through_unit(torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 0.0]]))
+        tensor([[0.0000, 0.5000]])
+    """
+    if not _are_plain_rows(vectors, ids, gradients):
+        units, norms = _units_and_norms(vectors if ids is None else vectors.index_select(0, ids))
+        along = (gradients * units).sum(dim=-1, keepdim=True)  # only the part across changes units
+        return (gradients - along * units) / norms
+    ids = _checked_ids(vectors, ids)
+    results = torch.empty_like(gradients)
+    arrays = gradients.numpy(), vectors.numpy(), ids.numpy()
+    arguments = *arrays, SMALLEST_NORM, results.numpy()
+    _through_unit_rows_compiled(num_threads_for(results.numel()), len(ids), arguments)
+    return results
+
+
+def _are_plain_rows(vectors: Tensor, ids: Tensor | None, *others: Tensor) -> bool:
+    return vectors.dim() == 2 and are_plain(vectors, *others, *(() if ids is None else (ids,)))
+
+
+def _checked_ids(vectors: Tensor, ids: Tensor | None) -> Tensor:
+    """Ids that are rows of the table; those of all rows for None."""
+    if ids is None:
+        return torch.arange(len(vectors))
+    check_ids(ids, len(vectors))
+    return ids
 
 
 def _units_and_norms(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,65 +97,6 @@ def _units_and_norms(vectors: Tensor) -> tuple[Tensor, Tensor]:
     norms: Tensor = vectors.norm(dim=-1, keepdim=True)
     norms = norms.masked_fill(norms <= SMALLEST_NORM, torch.inf)
     return vectors / norms, norms * scales
-
-
-def unit_rows(table: Tensor, ids: Tensor) -> Tensor:
-    """`unit` of some rows: (R, D), (n,) ids -> (n, D).
-
-    Example:
-        >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0]]), torch.tensor([2, 0]))
-        tensor([[0.0000, 1.0000],
-                [0.6000, 0.8000]])
-    """
-    if not are_plain(table, ids):
-        return unit(table.index_select(0, ids))
-    check_ids(ids, len(table))
-    return _unit_rows(table, ids)
-
-
-def _unit_rows(table: Tensor, ids: Tensor) -> Tensor:
-    units = torch.empty(len(ids), table.shape[1])
-    arguments = table.numpy(), ids.numpy(), SMALLEST_NORM, units.numpy()
-    _unit_rows_compiled(num_threads_for(units.numel()), len(ids), arguments)
-    return units
-
-
-def through_unit(gradients: Tensor, vectors: Tensor) -> Tensor:
-    """Gradients by vectors from gradients by their `unit` vectors: (n, D), (n, D) -> (n, D).
-
-    The gradient by a zero vector is zero.
-
-    Example:
-        >>> through_unit(torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 0.0]]))
-        tensor([[0.0000, 0.5000]])
-    """
-    if vectors.dim() == 2 and are_plain(gradients, vectors):
-        return _through_unit_rows(gradients, vectors, torch.arange(len(vectors)))
-    units, norms = _units_and_norms(vectors)
-    along = (gradients * units).sum(dim=-1, keepdim=True)  # only the part across changes units
-    return (gradients - along * units) / norms
-
-
-def through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
-    """`through_unit` for some rows of a table: (n, D), (R, D), (n,) -> (n, D).
-
-    Example:
-        >>> table, ids = torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([1])
-        >>> through_unit_rows(torch.tensor([[1.0, 1.0]]), table, ids)
-        tensor([[0.0000, 0.5000]])
-    """
-    if not are_plain(gradients, table, ids):
-        return through_unit(gradients, table.index_select(0, ids))
-    check_ids(ids, len(table))
-    return _through_unit_rows(gradients, table, ids)
-
-
-def _through_unit_rows(gradients: Tensor, table: Tensor, ids: Tensor) -> Tensor:
-    results = torch.empty_like(gradients)
-    arrays = gradients.numpy(), table.numpy(), ids.numpy()
-    arguments = *arrays, SMALLEST_NORM, results.numpy()
-    _through_unit_rows_compiled(num_threads_for(results.numel()), len(ids), arguments)
-    return results
 
 
 def scores_of_each(

@@ -245,7 +245,7 @@ def gradients_of(
     vector_gradients = product(coefficients, model.label_vectors(label_ids))  # (R, T) (T, D)
     encoder_gradients = model.through_unit(model.scaled(vector_gradients), raw_vectors)
     by_vectors = transposed_product(coefficients, query_vectors, num_columns=num_touched)  # (T, D)
-    by_rows = model.through_label_vectors(by_vectors, label_ids)
+    by_rows = model.through_unit(by_vectors, model.label_table, label_ids)
     gradients = {"labels": RowGradients(label_ids, by_rows)}
     if model.label_bias is not None:
         ones = query_vectors.new_ones(len(mined.query_rows), 1)

@@ -1,4 +1,4 @@
-"""Classifiers of pictures in a plain training loop: momentum SGD on the k' largest losses.
+"""Classifiers of pictures in a plain training loop: momentum SGD on the hardest examples.
 
 Everything random is drawn from one seed: the first weights, the batches, dropout, and how pictures
 are moved. So models of one seed differ in nothing but what is compared.
@@ -6,16 +6,20 @@ are moved. So models of one seed differ in nothing but what is compared.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evenhand.data import Rows
+from evenhand.data.held_out import frequency_bins, hold_out_queries
 from evenhand.errors import StoppedError
-from evenhand.risk import top_weights
+from evenhand.risk import EvenMining, top_weights
 from experiments.imbalanced_images import IntArray, Pictures
 from experiments.table2_rows import NUM_CLASSES, STEMS, Row
 
 EDGE = 4  # points that a picture is moved by at most, each way
+HELD_OUT_SHARE = 0.05  # of the training pictures, by even-handed mining: 3 of 60 in a rare class
 STEPS_AT_ONCE = 100  # between questions whether to stop
 
 
@@ -112,6 +116,7 @@ def train_model(
         )
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
         pixels, labels = pictures.pixels[rows].to(device), pictures.labels[rows].to(device)
+        weigh_fn = weights_fn(row, pictures.labels[rows], num_steps=num_steps, seed=seed)
         order = torch.empty(0, dtype=torch.int64)
         for step in range(num_steps):
             if step % STEPS_AT_ONCE == 0:
@@ -127,7 +132,7 @@ def train_model(
             with torch.autocast("cuda", torch.bfloat16, enabled=_is_halved(row, device)):
                 scores = model(images).float()
             losses = F.cross_entropy(scores, labels[ids], reduction="none")  # (B,)
-            weights = top_weights(losses.detach(), num_hard_examples=row.num_hard_examples)
+            weights = weigh_fn(losses.detach(), ids, step)  # (B,)
             optimizer.zero_grad()
             # A zero weight must not carry the infinite loss of an example that was not chosen.
             objective = (weights * losses.masked_fill(weights == 0, 0)).sum()
@@ -137,6 +142,27 @@ def train_model(
                 decay.step()
     on_step_fn(num_steps, num_steps)
     return model.eval()
+
+
+def weights_fn(
+    row: Row, labels: Tensor, *, num_steps: int, seed: int
+) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """How the row weighs a batch: (B,) losses, (B,) ids of the pictures, the step -> (B,)."""
+    count = row.num_hard_examples
+    if not row.is_even:
+        return lambda losses, ids, step: top_weights(losses, num_hard_examples=count)
+    positives = Rows(np.arange(len(labels) + 1), labels.numpy())
+    is_held_out = hold_out_queries(
+        positives, num_labels=NUM_CLASSES, share=HELD_OUT_SHARE, seed=seed
+    )
+    bins = frequency_bins(positives, is_held_out, num_labels=NUM_CLASSES)
+    mining, bin_ids = EvenMining(torch.from_numpy(bins.shape)), torch.from_numpy(bins.pair_bins)
+
+    def weigh_evenly(losses: Tensor, ids: Tensor, step: int) -> Tensor:
+        k = round(row.batch_size + step / num_steps * (count - row.batch_size))
+        return mining(losses, bin_ids.to(losses.device)[ids], num_hard_examples=k)
+
+    return weigh_evenly
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from evenhand.config import check_choice
 from evenhand.error_handling import guard
 from evenhand.errors import UserError
 from evenhand.files import locked, read_json, write_json
@@ -192,6 +193,10 @@ def _changed(rows: list[Row], options: argparse.Namespace) -> list[Row]:
     given = {name: value for name, value in changes.items() if value is not None}
     if options.no_controls:
         given["has_control"] = False
+    if options.rows:
+        for name in options.rows:
+            check_choice("--rows", name, [row.name for row in rows])
+        rows = [row for row in rows if row.name in options.rows or row.is_sgd]
     return check_together([dataclasses.replace(row, **given) for row in rows])
 
 
@@ -259,6 +264,7 @@ def _parser() -> argparse.ArgumentParser:
         add("--tuning-steps", type=_positive_int, help="steps of a trial of --tune")
         settings = "any setting of the rows, such as row.tail_classes=[1,3,5,7,9]"
         add("--set", action="append", default=[], metavar="ROW.KEY=VALUE", help=settings)
+        add("--rows", nargs="+", metavar="NAME", help="these rows and SGD, such as top-16")
         add("--no-controls", action="store_true", help="without SGD at larger learning rates")
     return parser
 

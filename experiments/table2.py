@@ -30,7 +30,7 @@ from experiments.imbalanced_images import accuracies, held_out, pictures_of, tra
 from experiments.seed_statistics import add_summaries, format_table
 from experiments.table2_rows import Row
 
-KEY = ("kind", "num_hard_examples", "learning_rate", "seed", "num_steps")
+KEY = ("kind", "num_hard_examples", "is_even", "learning_rate", "seed", "num_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,9 @@ def choose_rate(row: Row, trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     means = {}
     for rate in row.learning_rates:
-        key = (row.num_hard_examples, rate)
-        own = [t for t in trials if (t["num_hard_examples"], t["learning_rate"]) == key]
+        key = (row.num_hard_examples, row.is_even, rate)
+        names = ("num_hard_examples", "is_even", "learning_rate")
+        own = [trial for trial in trials if tuple(trial[name] for name in names) == key]
         means[rate] = float(np.mean([(t["head"] + t["tail"]) / 2 for t in own]))
     best = max(row.learning_rates, key=lambda rate: -1 if math.isnan(means[rate]) else means[rate])
     return {
@@ -101,9 +102,10 @@ def run_table(rows: list[Row], data: ImageData, run: Run) -> dict[str, Any]:
         {
             "name": row.name,
             "num_hard_examples": row.num_hard_examples,
+            "is_even": row.is_even,
             "learning_rate": row.learning_rate,
             "is_baseline": row in rows and row.is_sgd,
-            "paper": row.paper if row in rows else None,
+            "paper": (row.paper or None) if row in rows else None,
             "per_seed": list(per_seed),
         }
         for row, per_seed in zip(planned, zip(*of_seeds, strict=True), strict=True)
@@ -149,7 +151,7 @@ def figures_of(kind: str, row: Row, seed: int, data: ImageData, run: Run) -> dic
         kind: "tuning" is judged by pictures held out of training, "table" by the test part.
     """
     num_steps = row.tuning_steps if kind == "tuning" else row.num_steps
-    values = kind, row.num_hard_examples, row.learning_rate, seed, num_steps
+    values = kind, row.num_hard_examples, row.is_even, row.learning_rate, seed, num_steps
     key, path = dict(zip(KEY, values, strict=True)), run.folder / "trainings.json"
     finished = read_json(path) if path.exists() else []
     if not isinstance(finished, list) or not all(isinstance(one, dict) for one in finished):
@@ -169,7 +171,7 @@ def figures_of(kind: str, row: Row, seed: int, data: ImageData, run: Run) -> dic
             f"{len(train_rows)} training pictures do not fill a batch of {row.batch_size}"
         )
     began = time.perf_counter()
-    title = f"{kind}: k' = {row.num_hard_examples}, rate {row.learning_rate:g}, seed {seed}"
+    title = f"{kind}: {row.name}, rate {row.learning_rate:g}, seed {seed}"
     with count_bar(run.console, title) as advance:
         model = train_model(
             row, pictures, train_rows, num_steps=num_steps, seed=seed, device=run.device,

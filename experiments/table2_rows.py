@@ -19,7 +19,8 @@ NUM_CLASSES = 10  # of both
 DATA = ("mnist", "cifar10")
 PRECISIONS = ("float32", "bfloat16")  # of products on a GPU; float32 is TF32 there
 OWN_OF_A_ROW = (
-    "name", "num_hard_examples", "learning_rate", "learning_rates", "has_control", "paper",
+    "name", "num_hard_examples", "is_even", "learning_rate", "learning_rates", "has_control",
+    "paper",
 )  # fmt: skip
 
 
@@ -34,6 +35,7 @@ class Row:
     learning_rate: float  # constant; see the comment in the file for where it comes from
     learning_rates: tuple[float, ...]  # what --tune tries
     paper: dict[str, float]  # head, tail, full: what its table says, accuracy on the test part
+    is_even: bool = False  # even-handed mining, k' shrinking from the whole batch over the run
     has_control: bool = False  # SGD at this row's learning rate x batch size / k' as well
     batch_size: int = 64
     momentum: float = 0.9
@@ -100,7 +102,7 @@ def table_rows(table: str, assignments: Sequence[str] = ()) -> list[Row]:
     paths = (Path(__file__).parent / "presets").glob(f"{table}-k*.toml")
     texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
     rows = [read_row(text, name=name, assignments=assignments) for name, text in texts.items()]
-    return check_together(sorted(rows, key=lambda row: row.num_hard_examples))
+    return check_together(sorted(rows, key=lambda row: (row.num_hard_examples, row.is_even)))
 
 
 def read_row(text: str, *, name: str, assignments: Sequence[str] = ()) -> Row:

@@ -14,6 +14,7 @@ from experiments.image_training import (
     has_diverged,
     move_and_mirror,
     train_model,
+    weights_fn,
 )
 from experiments.imbalanced_images import Pictures
 from experiments.table2_rows import STEMS, table_rows
@@ -86,6 +87,20 @@ def test_models_of_a_seed_see_the_same_whatever_k_is_and_the_caller_draws_as_bef
     ]  # fmt: skip
     for one, other in zip(*(model.parameters() for model in still), strict=True):
         assert torch.equal(one, other)
+
+
+def test_an_even_handed_row_is_weighed_as_a_run_is():
+    row = dataclasses.replace(LENET, is_even=True)
+    labels = torch.tensor([0] * 64 + [1] * 4 + [2])  # class 2 is never held out
+    weigh_fn = weights_fn(row, labels, num_steps=5, seed=1)
+    ids = torch.tensor([0, 1, 2, 3, 4, 64, 65, 68])
+    losses = torch.tensor([0.9, 0.8, 0.1, 0.1, 0.1, 0.7, 0.7, 0.75])
+    counts = [int((weigh_fn(losses, ids, step) > 0).sum()) for step in range(5)]
+    assert counts[0] == 8  # k' is the batch size at first, and shrinks
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] < 8
+    # Nothing is held out of so few, so the gap is .2/sqrt(n): .2 for class 2, .1 and .025.
+    assert weigh_fn(losses, ids, 4)[7] > 0
 
 
 def test_a_model_that_diverges_is_seen():

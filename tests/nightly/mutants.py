@@ -630,8 +630,8 @@ MUTANTS += [
     Mutant("evaluation/scores.py", "max(1, len(judged) // 10)", "len(judged) // 10", "tenth"),
     Mutant(
         "evaluation/scores.py",
-        "quantile(0.025), quantile(0.975)",
-        "quantile(0.05), quantile(0.95)",
+        "(0.025, 0.975)",
+        "(0.05, 0.95)",
         "percentiles_of",
     ),
     Mutant(

@@ -6,6 +6,7 @@ Figures of groups are functions of how much each query counts, which the bootstr
 import dataclasses
 import difflib
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -142,19 +143,10 @@ def interval(draws: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
     if not draws.shape[-1]:
         nothing = np.full(draws.shape[:-1], np.nan)
         return nothing, nothing
-    ordered = np.sort(draws, axis=-1)  # NaN last
-    last = np.maximum(np.sum(~np.isnan(draws), axis=-1, keepdims=True) - 1, 0)
-
-    def quantile(share: float) -> DoubleArray:
-        below = np.floor(share * last).astype(np.int64)
-        low, high = (
-            np.take_along_axis(ordered, position, axis=-1)
-            for position in (below, np.minimum(below + 1, last))
-        )
-        values: DoubleArray = low + (share * last - below) * (high - low)
-        return values[..., 0]
-
-    return quantile(0.025), quantile(0.975)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # nothing but NaN: NaN
+        low, high = np.nanquantile(draws, (0.025, 0.975), axis=-1)
+    return low, high
 
 
 # --- one run --------------------------------------------------------------------------------------

@@ -214,8 +214,14 @@ def group_notes(dataset: Dataset) -> list[str]:
 
 
 def unseen_notes(dataset: Dataset) -> list[str]:
-    """A sentence for each part with labels that no training pair has: said, and not fatal."""
+    """What to know before training: no test part, and labels that no training pair has."""
     notes = []
+    if "test" not in dataset.parts:
+        have = "the validation part" if "validation" in dataset.parts else "nothing"
+        notes.append(
+            f"note: there is no test part, so a run is judged on {have}; split some rows off, or "
+            f"name a file with --test"
+        )
     for part_name in dataset.parts:
         if part_name != "train" and (count := count_unseen_labels(dataset, part_name)):
             pairs = len(dataset.parts[part_name].positives.ids)

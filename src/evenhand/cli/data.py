@@ -156,13 +156,14 @@ def table(
 
 
 def show(folder: Folder) -> None:
-    """What a prepared data set holds."""
+    """What a prepared data set holds: parts, repeats, rare labels, groups."""
     from evenhand.data import open_dataset
     from evenhand.data.dataset import check_all_ids
 
     dataset = open_dataset(folder)
     check_all_ids(dataset)
     _show(dataset)
+    _show_overview(dataset)
 
 
 def check(folder: Folder) -> None:
@@ -308,3 +309,47 @@ def _show(dataset: "Dataset", written_to: Path | None = None) -> None:
         console.print(
             f"written to {written_to}; train on it with: evenhand train --data {written_to}"
         )
+
+
+def _show_overview(dataset: "Dataset") -> None:
+    """What is worth knowing before training, as tables."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from evenhand.cli.console import console
+    from evenhand.data import overview
+
+    if dataset.is_read_in_blocks:
+        console.print("repeated queries are not looked for: the data may be larger than memory")
+    else:
+        table = Table("part", "repeated queries", "queries that train too", "pairs that train too")
+        for row in overview.find_repeats(dataset):
+            leaks = [f"{count:,}" for count in (row.queries_in_train, row.pairs_in_train)]
+            table.add_row(
+                row.part, f"{row.within:,}", *(["–"] * 2 if row.part == "train" else leaks)
+            )
+        console.print(table)
+    frequencies = overview.label_frequencies(dataset)
+    most = max(bin.num_labels for bin in frequencies)
+    num_pairs = sum(bin.num_pairs for bin in frequencies)
+    table = Table("training pairs of a label", "labels", "", "share of the pairs")
+    for bin in frequencies:
+        bar = "█" * max(1, round(30 * bin.num_labels / most))
+        table.add_row(bin.counts, f"{bin.num_labels:,}", bar, f"{bin.num_pairs / num_pairs:.1%}")
+    console.print(table)
+    if groups := overview.group_sizes(dataset):
+        table = Table("groups by", "number", "largest, in training pairs", "smallest", "in none")
+        for sizes in groups:
+            largest, smallest = (
+                Text(", ".join(f"{name} {count:,}" for name, count in named) or "–")
+                for named in (sizes.largest, sizes.smallest)
+            )
+            table.add_row(
+                Text(sizes.column),
+                f"{sizes.num_groups:,}",
+                largest,
+                smallest,
+                f"{sizes.num_without:,}",
+            )
+        console.print(table)
+    console.print(Text(f"what to expect of mining: {overview.mining_outlook(dataset)}"))

@@ -14,7 +14,7 @@ from evenhand.data.stream import MANIFEST as DATA_MANIFEST
 from evenhand.data.stream import check_manifest, write_manifest
 from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
-from evenhand.report import curves, facts
+from evenhand.report import training
 from evenhand.result_tables import results_table, row_title
 from evenhand.run_folder import (
     check_shapes,
@@ -89,8 +89,7 @@ def read_run(data: bytes) -> Exception | None:
     if refusal is None:
         answer(lambda: check_trained_on(folder, GROUPED))
         for key, value in about.items():
-            require(isinstance(facts.format_fact(key, value), str), key)
-        facts.summarize_run(about)
+            require(isinstance(training.format_fact(key, value), str), key)
         seconds = [about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker")]
         require(math.isfinite(sum(seconds)), f"seconds {seconds}")
     return refusal
@@ -107,7 +106,7 @@ def read_log(data: bytes) -> Exception | None:
     if refusal is None:
         whole = data.decode("utf-8").split("\n")[:-1]
         require(str(rows) == str([json.loads(line) for line in whole]), "other lines")
-        curves.make_series(0, rows, "loss")
+        training.make_series(0, rows, "loss")
     _, rewind_refusal = answer(lambda: rewind_metrics(path, step=2))
     if refusal is None and rewind_refusal is None:
         rows = [row for row in rows if row["step"] <= 2]

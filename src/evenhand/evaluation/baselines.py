@@ -82,7 +82,6 @@ def load_baselines(
             return found
     found = evaluate_baselines(dataset, part_name, cutoffs)
     for name, outcome in found.items():
-        places[name].mkdir(parents=True, exist_ok=True)
         save_outcome(outcome, places[name])
     return found
 

@@ -36,7 +36,6 @@ class Frame(NamedTuple):
 
 
 SMALL = Frame(360, 220, left=50, right=346, top=10, bottom=182)
-MEDIUM = Frame(360, 240, left=40, right=344, top=10, bottom=200)
 LARGE = Frame(640, 400, left=58, right=620, top=14, bottom=356)
 
 
@@ -90,23 +89,21 @@ class Plot:
     labels: Sequence[Label] = ()
 
 
-def line_plot(
-    title: str, series: Sequence[Series], x_title: str, *, is_log: bool = False, is_share: bool
-) -> Plot:
-    """A small line chart of some runs; shares are shown in per cent, from 0."""
+def line_plot(title: str, series: Sequence[Series], x_title: str, *, is_share: bool) -> Plot:
+    """A small line chart of some runs; shares are shown in per cent."""
 
     def short(value: float) -> str:
         return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.4g}" if value else "0"
 
     def whole_percent(value: float) -> str:
-        return f"{100 * value:g} %"
+        return f"{100 * value:.4g} %"
 
     all_xs = [x for _, xs, _ in series for x in xs]
     all_ys = [y for _, _, ys in series for y in ys]
-    frame, make_x_axis = SMALL, log_axis if is_log else linear_axis
-    x_axis = make_x_axis(min(all_xs), max(all_xs), frame.left, frame.right, short)
-    low, y_format = min(0.0, *all_ys), whole_percent if is_share else short
-    y_axis = linear_axis(low, max(all_ys), frame.bottom, frame.top, y_format)
+    frame = SMALL
+    x_axis = linear_axis(min(all_xs), max(all_xs), frame.left, frame.right, short)
+    y_format = whole_percent if is_share else short
+    y_axis = linear_axis(min(all_ys), max(all_ys), frame.bottom, frame.top, y_format)
     lines, marks = [], []
     for run, xs, ys in series:
         points = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(xs, ys, strict=True)]
@@ -115,10 +112,10 @@ def line_plot(
     return Plot(title, title, frame, x_axis, y_axis, x_title, lines, marks)
 
 
-def run_line(run: int, points: Iterable[tuple[float, float]], kind: str = "") -> Line:
+def run_line(run: int, points: Iterable[tuple[float, float]]) -> Line:
     """A line through points, in the colour and dashes of a run."""
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return Line(path, f"{kind} run-{run % len(MARKS) + 1}".strip(), DASHES[run % len(DASHES)])
+    return Line(path, f"run-{run % len(MARKS) + 1}", DASHES[run % len(DASHES)])
 
 
 def linear_axis(low: float, high: float, start: float, stop: float, label: Format) -> Axis:
@@ -135,14 +132,3 @@ def linear_axis(low: float, high: float, start: float, stop: float, label: Forma
 
     ticks = [low + step * n for n in range(round((high - low) / step) + 1)]
     return Axis([(place(tick), label(tick)) for tick in ticks], place)
-
-
-def log_axis(low: float, high: float, start: float, stop: float, label: Format) -> Axis:
-    """From positive values to positions, with ticks at 1, 2, 5, 10, ..."""
-    width = math.log(high / low) or 1.0
-
-    def place(value: float) -> float:
-        return start + math.log(value / low) / width * (stop - start)
-
-    ticks = (digit * 10.0**power for power in range(-2, 7) for digit in (1, 2, 5))
-    return Axis([(place(tick), label(tick)) for tick in ticks if low <= tick <= high], place)

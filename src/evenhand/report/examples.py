@@ -53,18 +53,18 @@ def _first_results(
     ]
 
 
-def hardest_misses(runs: RunSet, run: int) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """(title, group, pairs) by how far a wrong result outscored the right label: of all, by column.
+def hardest_misses(runs: RunSet) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """(title, group, pairs) of the last run, by how far a wrong result outscored the right label.
 
     Blocks without a pair are left out.
     """
-    outcome = runs.results[run].outcome
+    outcome = runs.results[-1].outcome
     is_right = right_results(outcome, runs.dataset.num_labels)
     gaps = score_gaps(outcome, is_right)
     is_missed = ~is_found(outcome.ranks, runs.cutoff) & np.isfinite(gaps)  # (N,)
     chosen = [("of all pairs", "", largest_gaps(gaps, is_missed, outcome.query_ids, NUM_HARDEST))]
     for column in runs.own_columns:
-        for group in runs.row(column, "worst")[run].members[:1]:
+        for group in runs.row(column, "worst")[-1].members[:1]:
             is_member = np.zeros_like(is_missed)
             is_member[runs.columns[column].pairs_of(group)] = True
             pair_ids = largest_gaps(gaps, is_missed & is_member, outcome.query_ids, NUM_OF_GROUP)

@@ -1,141 +1,260 @@
-"""The main table, recall by subpopulation, and the slices that explain failures."""
+"""Who gains and who loses, or is served and failed: charts and tables of groups, and of slices."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenhand.evaluation import Score, checked_slices, slices_of
+from evenhand.evaluation.certificate import certify, is_certifiable
 from evenhand.report.examples import describe_pair
-from evenhand.report.rendering import NOTHING, join_words, number, percent
-from evenhand.report.run_set import FREQUENCY, RunSet
+from evenhand.report.forest import (
+    Estimate,
+    Forest,
+    ForestRow,
+    make_forest,
+    of_difference,
+    of_score,
+)
+from evenhand.report.headline import Comparison, title_of
+from evenhand.report.rendering import interval, join_words, number, percent, signed, span
+from evenhand.report.run_set import RunSet
 from evenhand.result_tables import summary_title
 
-NUM_WORST, NUM_BEST = 25, 5  # drawn of a long column
-NUM_NAMED = 3  # members named in the main table
-NUM_LISTS = 3  # runs whose members are named there; with more, the full lists are below
+NUM_NAMED = 3  # groups that a row of worst groups names
+NUM_PICTURED = 12  # groups in the first picture; of more, those at both ends
+MOST_ROWS = 300  # of a column with thousands of groups, those at both ends
 NUM_SMALL_NAMED = 24
 NUM_SLICES = 10
 NUM_PERMUTATIONS = 99  # enough for 5 %, and a page is written in seconds
-TITLES = {
-    "frequency": "By frequency of the label (thirds of the labels)",
-    "frequency over pairs": "By frequency of the label (thirds of the training pairs)",
-}
+SHARES = (0.5, 0.2, 0.1, 0.05)  # of the queries, for which a recall is guaranteed
 
 
-def mark_best(scores: Sequence[Score]) -> list[tuple[Score, bool]]:
-    """Each run's score, and whether it is the highest as shown; none is where all are alike."""
-    shown = [percent(score.value) for score in scores]
-    values = [score.value for score in scores if not math.isnan(score.value)]
-    best = percent(max(values)) if len(set(shown)) > 1 and len(values) > 1 else None
-    return [(score, text == best) for score, text in zip(scores, shown, strict=True)]
+class ColumnChart(NamedTuple):
+    column: str
+    summary: str  # in a sentence
+    picture: Forest  # short: the groups at both ends
+    chart: Forest  # all of them
+    num_left_out: int
+    small: str  # groups too small to judge
+    num_empty: int
 
 
-def main_table(runs: RunSet) -> dict[str, Any]:
-    """Rows for everyone, by label frequency, and for the worst groups of each column."""
-    frequencies = runs.columns["frequency"].group_names
-    worst = [(column, name) for column in runs.own_columns for name in runs.summaries(column)]
-    titles = {("all", "all"): "All pairs"}
-    titles |= {("frequency", name): f"{name.capitalize()} labels" for name in frequencies}
-    titles |= {(c, s): summary_title(s, c).replace("worst", "Worst", 1) for c, s in worst}
+# --- the rows of the table ------------------------------------------------------------------------
+
+
+def main_rows(runs: RunSet, comparisons: list[Comparison]) -> list[ForestRow]:
+    """Everyone; then label frequencies and worst groups, the largest gain or recall first."""
+    if not comparisons:
+        rows = [
+            ForestRow(title, _named(score.members), [of_score(0, score)], score.count)
+            for title, score in _single_rows(runs, runs.cutoff)
+            if not math.isnan(score.value)
+        ]
+        return [*rows[:1], *sorted(rows[1:], key=lambda row: -row.estimates[0].value)]
     rows = []
-    for (column, group), title in titles.items():
-        scores = runs.row(column, group)
-        by_cutoff = [mark_best(runs.row(column, group, cutoff)) for cutoff in runs.shown_cutoffs]
-        members = name_members(runs.run_names, [score.members for score in scores])
-        counts = " / ".join(dict.fromkeys(number(score.count) for score in scores))
-        rows.append((title, members, [cell for cells in by_cutoff for cell in cells], counts))
-    lists = [
-        (
-            f"{titles[column, summary]}, {name}",
-            [
-                ", ".join(runs.row(column, summary, cutoff)[run].members) or NOTHING
-                for cutoff in runs.shown_cutoffs
-            ],
-        )
-        for column, summary in worst
-        for run, name in enumerate(runs.run_names)
-    ]
-    list_titles = ["Row", *(f"by recall@{cutoff}" for cutoff in runs.shown_cutoffs)]
-    return {
-        "cutoffs": runs.shown_cutoffs,
-        "rows": rows,
-        "lists": lists,
-        "list_titles": list_titles,
-    }
+    by_run = [[row for row in c.rows if row.metric == runs.metric] for c in comparisons]
+    for found in zip(*by_run, strict=True):
+        worst = comparisons[0].worst_lists.get(found[0].group)
+        estimates = [of_difference(c.run, row) for c, row in zip(comparisons, found, strict=True)]
+        note = _named(worst.names) if worst else ""
+        if found[0].count:
+            rows.append(ForestRow(title_of(found[0]), note, estimates, found[0].count))
+    return [*rows[:1], *sorted(rows[1:], key=_by_gain)]
 
 
-def name_members(run_names: Sequence[str], lists: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
-    """Whom a worst row averages: (run, groups) for each run, or one ('', groups) for all."""
-    if not any(lists):
-        return []
-    names = [join_words([name.strip() for name in members], most=NUM_NAMED) for members in lists]
-    if len({frozenset(members) for members in lists}) == 1:
-        return [("", names[0])]
-    if len(lists) > NUM_LISTS:
-        return [("", "each run's own: see below")]
-    return list(zip(run_names, names, strict=True))
+def main_chart(runs: RunSet, comparisons: list[Comparison]) -> Forest:
+    return _forest(runs, main_rows(runs, comparisons))
 
 
-def group_charts(runs: RunSet) -> list[dict[str, Any]]:
-    """For each column its groups, the worst first, and which of them are drawn."""
+def cutoff_tables(runs: RunSet, comparisons: list[Comparison]) -> list[dict[str, Any]]:
+    """For each comparison, or the one run: rows of (title, cells), a cell a cut-off that is shown.
+
+    A cell is (figure, interval, gain or loss or level).
+    """
+    titles = [row.title for row in main_rows(runs, comparisons)]
+    tables = []
+    for found in comparisons:
+        cells = {
+            (title_of(row), row.metric): (
+                signed(row.difference),
+                span(row),
+                of_difference(0, row).kind(),
+            )
+            for row in found.rows
+        }
+        rows = [
+            (title, [cells[title, metric] for metric in runs.shown_metrics]) for title in titles
+        ]
+        tables.append({"run": runs.run_names[found.run], "rows": rows})
+    if not comparisons:
+        by_cutoff = [dict(_single_rows(runs, cutoff)) for cutoff in runs.shown_cutoffs]
+        rows = [
+            (title, [(percent(s[title].value), interval(s[title].low, s[title].high), "level")
+                     for s in by_cutoff])
+            for title in titles
+        ]  # fmt: skip
+        tables.append({"run": runs.run_names[0], "rows": rows})
+    return tables
+
+
+def _single_rows(runs: RunSet, cutoff: int) -> list[tuple[str, Score]]:
+    keys = {("all", "all"): "all pairs"}
+    keys |= {("frequency", name): f"{name} labels" for name in ("head", "torso", "tail")}
+    for column in runs.own_columns:
+        keys |= {(column, s): summary_title(s, column) for s in runs.summaries(column)}
+    return [(title, runs.row(*key, cutoff)[0]) for key, title in keys.items()]
+
+
+def _named(members: tuple[str, ...]) -> str:
+    return join_words([name.strip() for name in members], most=NUM_NAMED)
+
+
+def _by_gain(row: ForestRow) -> float:
+    value = row.estimates[-1].value
+    return math.inf if math.isnan(value) else -value
+
+
+def _forest(runs: RunSet, rows: list[ForestRow]) -> Forest:
+    is_compared = len(runs.results) > 1
+    return make_forest(
+        f"{runs.metric}, points more or less" if is_compared else f"{runs.metric}, %",
+        rows,
+        reference=0.0 if is_compared else runs.row("all", "all")[0].value,
+        is_of_differences=is_compared,
+    )
+
+
+# --- the groups of each column --------------------------------------------------------------------
+
+
+def column_charts(runs: RunSet, comparisons: list[Comparison]) -> list[ColumnChart]:
+    """For each column of the data set its groups, the largest gain or recall first."""
     charts = []
-    for column in [*runs.own_columns, *FREQUENCY]:
-        rows = runs.rows(column)
-        judged = [row for row in rows if row.is_judged]
-        num_between = max(0, len(judged) - NUM_WORST - NUM_BEST)
-        small = [row for row in rows if not row.is_judged]
+    for column in runs.own_columns:
+        groups = runs.rows(column)
+        small = [row for row in groups if not row.is_judged]
+        if comparisons:
+            of_runs = [c.groups[column] for c in comparisons]
+            names = [row.name.strip() for row in groups if row.is_judged]
+            by_name = [
+                {row.group.removeprefix(f"{column} = ").strip(): row for row in found}
+                for found in of_runs
+            ]
+            rows = []
+            for name in names:
+                found = [rows_of[name] for rows_of in by_name]
+                estimates = [
+                    of_difference(c.run, r) for c, r in zip(comparisons, found, strict=True)
+                ]
+                rows.append(ForestRow(name, "", estimates, found[0].count))
+        else:
+            rows = [
+                ForestRow(row.name.strip(), "", [of_score(0, row.scores[0])], row.num_pairs)
+                for row in groups
+                if row.is_judged
+            ]
+        rows.sort(key=_by_gain)
+        if not rows:
+            continue
         named = [f"{row.name.strip()} ({number(row.num_pairs)})" for row in small if row.num_pairs]
+        kept = _both_ends(rows, MOST_ROWS)
         charts.append(
-            {
-                "column": column,
-                "title": TITLES.get(column, f"By {column}"),
-                "worst": judged[:NUM_WORST] if num_between else judged,
-                "num_between": num_between,
-                "best": judged[-NUM_BEST:] if num_between else [],
-                "small": join_words(named, most=NUM_SMALL_NAMED),
-                "num_empty": len(small) - len(named),
-                "rows": [(row, mark_best(row.scores)) for row in rows],
-            }
+            ColumnChart(
+                column,
+                _summarize(column, rows, is_compared=bool(comparisons)),
+                _forest(runs, _both_ends(rows, NUM_PICTURED)),
+                _forest(runs, kept),
+                len(rows) - len(kept),
+                join_words(named, most=NUM_SMALL_NAMED),
+                len(small) - len(named),
+            )
         )
-    return [chart for chart in charts if chart["rows"]]
+    return charts
+
+
+def _both_ends(rows: list[ForestRow], most: int) -> list[ForestRow]:
+    return rows if len(rows) <= most else rows[: most // 2] + rows[-(most // 2) :]
+
+
+def _summarize(column: str, rows: list[ForestRow], *, is_compared: bool) -> str:
+    """'By script: of 21 groups 8 gain significantly, 1 loses'."""
+    if not is_compared:
+        return f"By {column}: {number(len(rows))} groups that can be judged"
+    kinds = [row.estimates[-1].kind() for row in rows]
+    return (
+        f"By {column}: of {number(len(rows))} groups that can be judged, {kinds.count('gain')} "
+        f"gain significantly and {kinds.count('loss')} lose"
+    )
+
+
+# --- slices, and what is guaranteed ---------------------------------------------------------------
 
 
 def find_slices(runs: RunSet) -> dict[str, Any]:
-    """The slices that explain the failures of the first run, with the scores of every run there.
-
-    All runs are seen in the slices of the first one; their test is about that run alone.
-    """
-    outcome, *others = [result.outcome for result in runs.results]
-    where = runs.dataset, runs.part_name
+    """The slices that explain the failures of the last run, and how the first one does there."""
+    first, last = runs.results[0].outcome, runs.results[-1].outcome
+    run, where = len(runs.results) - 1, (runs.dataset, runs.part_name)
     found = slices_of(
-        outcome,
+        last,
         *where,
         metric=runs.metric,
         num_permutations=NUM_PERMUTATIONS,
         max_slices=NUM_SLICES,
     )
-    all_found = [found]
-    if found.slices:
-        all_found += [checked_slices(found, o, *where, metric=runs.metric) for o in others]
+    before = checked_slices(found, first, *where, metric=runs.metric) if found.slices else found
     rows = []
-    for in_runs in zip(*(findings.slices for findings in all_found), strict=True):
-        first = in_runs[0]
-        rows.append(
-            {
-                "title": " and ".join(first.conditions),
-                "scores": in_runs,
-                "num_pairs": first.num_pairs,
-                "excess": round(first.excess),
-                "chance": math.ceil(100 * first.p_value - 1e-9),  # in 100, never rounded down
-                "examples": [describe_pair(runs, outcome, pair) for pair in first.examples],
-            }
+    for own, other in zip(found.slices, before.slices, strict=True):
+        change = f"{signed(own.value - other.value)} vs {runs.run_names[0]}" if run else ""
+        value = Estimate(
+            run,
+            own.value,
+            own.low,
+            own.high,
+            percent(own.value),
+            interval(own.low, own.high),
+            change,
         )
+        chance = math.ceil(100 * own.p_value - 1e-9)  # in 100, never rounded down
+        note = f"chance: at most {chance} in 100" if chance > 1 else ""
+        rows.append(ForestRow(" and ".join(own.conditions), note, [value], own.num_pairs))
     failures = (1 - found.value) * found.num_pairs
     failed = sum(s.num_new_pairs * (1 - s.new_value) for s in found.slices)
+    heading, reference = f"{runs.metric}, %", found.value
     return {
+        "run": runs.run_names[-1],
         "found": found,
-        "rows": rows,
+        "chart": make_forest(heading, rows, reference=reference, is_of_differences=False),
+        "examples": [
+            (" and ".join(s.conditions), [describe_pair(runs, last, pair) for pair in s.examples])
+            for s in found.slices
+        ],
         "covered": sum(s.num_new_pairs for s in found.slices) / max(1, found.num_pairs),
         "failed": failed / max(1.0, failures),
-        "explained": round(sum(s.excess for s in found.slices)),
     }
+
+
+def guarantees(runs: RunSet) -> dict[str, Any] | None:
+    """Recall at the metric's cut-off that every subpopulation of a share has, named or not.
+
+    None where nothing above 0 is guaranteed, or on a part that settings were chosen on.
+    """
+    if not is_certifiable(runs.part_name) or not len(runs.results[0].outcome.ranks):
+        return None
+    rows = []
+    for units, title in ("queries", "any queries"), ("whole labels", "any labels, whole"):
+        kinds: dict[str, Any] = {"loss": f"miss@{runs.cutoff}", "units": units}
+        certificates = [
+            certify(r.outcome, runs.dataset, runs.part_name, tail_fractions=SHARES, **kinds)
+            for r in runs.results
+        ]
+        for place, share in enumerate(SHARES):
+            bounds = [1 - float(found.bounds[place]) for found in certificates]
+            seen = [1 - float(found.estimates[place]) for found in certificates]
+            if max(bounds) >= 0.0005:
+                cells = [(_at_least(b), percent(s)) for b, s in zip(bounds, seen, strict=True)]
+                rows.append((f"{100 * share:g} % of {title}", cells))
+    return {"rows": rows, "num_queries": certificates[0].num_losses} if rows else None
+
+
+def _at_least(recall: float) -> str:
+    """Rounded down: a guarantee must not grow by printing it."""
+    return f"{math.floor(1000 * recall + 1e-9) / 10:.1f}"

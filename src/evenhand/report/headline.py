@@ -146,12 +146,12 @@ def describe_baselines(runs: RunSet) -> list[str]:
             for name, rows in zip(runs.run_names, found, strict=True)
         ]
         lines.append(
-            f"{baseline}, without training: {percent(first.baseline)} % in {runs.metric}; "
-            f"above it {join_words(ahead)}"
+            f"{baseline} finds {percent(first.baseline)} % without training; compared with that, "
+            f"{join_words(ahead)}"
         )
     num_sampled = len(sampled_queries(runs.dataset, runs.part_name))
     if lines and num_sampled < len(runs.part):
-        lines[-1] += f"; on a sample of {number(num_sampled)} queries"
+        lines[-1] += f" (both on a sample of {number(num_sampled)} queries)"
     return lines
 
 

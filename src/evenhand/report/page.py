@@ -5,15 +5,19 @@ from pathlib import Path
 
 from evenhand.data import Dataset
 from evenhand.files import write_text
-from evenhand.report.bounds import compute_bounds
-from evenhand.report.curves import recall_plots, training_plots
 from evenhand.report.examples import changed_pairs, hardest_misses
-from evenhand.report.facts import fact_rows, summarize_run
-from evenhand.report.groups import find_slices, group_charts, main_table
-from evenhand.report.headline import compare_runs, describe_baselines, headline
+from evenhand.report.groups import (
+    column_charts,
+    cutoff_tables,
+    find_slices,
+    guarantees,
+    main_chart,
+)
+from evenhand.report.headline import compare_runs, describe_baselines, describe_losses, headline
 from evenhand.report.rendering import join_words, render
 from evenhand.report.run_set import make_run_set
-from evenhand.report.world_map import make_maps
+from evenhand.report.training import fact_rows, training_plots
+from evenhand.report.world_map import make_map
 from evenhand.run_folder import RunResult
 
 
@@ -40,18 +44,20 @@ def write_report(
         title=title or f"{join_words(runs.run_names)} on {dataset.name}",
         runs=runs,
         run_names=list(runs.run_names),
-        run_facts=[summarize_run(result.about) for result in results],
         num_pairs=len(runs.results[0].outcome.ranks),
-        verdict=(headline(runs, comparisons), describe_baselines(runs)),
-        main=main_table(runs),
-        columns=group_charts(runs),
+        comparisons=comparisons,
+        sentence=headline(runs, comparisons),
+        losses=[describe_losses(runs, found) for found in comparisons],
+        baselines=describe_baselines(runs),
+        main=main_chart(runs, comparisons),
+        columns=column_charts(runs, comparisons),
+        tables=cutoff_tables(runs, comparisons),
         slices=find_slices(runs),
-        bounds=compute_bounds(runs),
-        maps=make_maps(runs),
-        recall_plots=recall_plots(runs),
-        training=training_plots(runs),
-        misses=[hardest_misses(runs, run) for run in range(len(results))],
-        changed=changed_pairs(runs) if len(results) > 1 else None,
+        guarantees=guarantees(runs),
+        map=make_map(runs),
+        plots=training_plots(runs),
+        misses=hardest_misses(runs),
+        changed=changed_pairs(runs) if comparisons else [],
         facts=fact_rows(runs),
     )
     write_text(path, page)

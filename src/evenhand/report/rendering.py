@@ -47,7 +47,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (percent, interval, points, number, shorten):
+    for function in (percent, interval, signed, number, shorten, capitalize_first):
         environment.filters[function.__name__] = function
     environment.globals.update(MARKS=MARKS, DASHES=DASHES, NOTHING=NOTHING)
     return environment
@@ -58,7 +58,10 @@ def _environment() -> jinja2.Environment:
 
 def percent(value: float) -> str:
     """0.4123 -> '41.2'; NaN -> '–'. The unit stands in the heading."""
-    return NOTHING if math.isnan(value) else f"{100 * value:.1f}"
+    if math.isnan(value):
+        return NOTHING
+    shown = f"{100 * value:.1f}"
+    return shown if float(shown) else "0.0"  # not -0.0
 
 
 def interval(low: float, high: float) -> str:
@@ -89,6 +92,10 @@ def number(count: int) -> str:
 
 def shorten(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+
+def capitalize_first(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def join_words(words: Sequence[str], *, most: int | None = None) -> str:

@@ -1,7 +1,7 @@
-"""A world map with a dot for every label that has coordinates, coloured by its recall.
+"""A world map with a dot for every label that has coordinates, coloured by recall or its change.
 
 A dot is a zero-length stroke with round ends (`m3 4h0`), and all dots of a colour are one path:
-34,000 of them cost about 300 kB. Each map is drawn in layers of mixed dots, so that no colour
+34,000 of them cost about 300 kB. It is drawn in layers of mixed dots, so that no colour
 lies over all the others.
 """
 
@@ -28,8 +28,8 @@ MUCH = 0.5  # of recall
 DoubleArray = NDArray[np.float64]
 
 
-def make_maps(runs: RunSet) -> dict[str, Any] | None:
-    """A map a run, and for two runs what changed; None for a data set without coordinates."""
+def make_map(runs: RunSet) -> dict[str, Any] | None:
+    """What changed from the first run to the last, or where the one run finds; None: no places."""
     coordinates = runs.dataset.label_coordinates
     if coordinates is None:
         return None
@@ -41,23 +41,19 @@ def make_maps(runs: RunSet) -> dict[str, Any] | None:
         hits = np.bincount(label_ids, weights=found, minlength=num_labels)
         with np.errstate(invalid="ignore"):  # 0 / 0: a label without pairs is NaN
             recalls.append(hits / counts)
-    drawn = [
-        (name, recall_classes(values), "recall", RECALL_CLASSES)
-        for name, values in zip(runs.run_names, recalls, strict=True)
-    ]
-    if len(recalls) == 2:
-        title = "Change from {} to {}".format(*runs.run_names)
-        drawn.append((title, change_classes(recalls[1] - recalls[0]), "change", CHANGE_CLASSES))
-    maps = []
-    for title, classes, palette, meanings in drawn:
-        key = [
-            (f"{palette}-{n}", words, int((classes == n).sum())) for n, words in enumerate(meanings)
-        ]
-        key.append(("none", "no pair", int((classes < 0).sum())))
-        maps.append((title, draw_dots(coordinates, classes, len(meanings), palette), key))
+    if len(recalls) == 1:
+        title, palette, meanings = f"Recall of {runs.run_names[0]}", "recall", RECALL_CLASSES
+        classes = recall_classes(recalls[0])
+    else:
+        title = f"Change from {runs.run_names[0]} to {runs.run_names[-1]}"
+        palette, meanings = "change", CHANGE_CLASSES
+        classes = change_classes(recalls[-1] - recalls[0])
+    key = [(f"{palette}-{n}", words, int((classes == n).sum())) for n, words in enumerate(meanings)]
     tested = np.sort(counts[counts > 0])
     return {
-        "maps": maps,  # title; CSS class and path of dots; CSS class, meaning and labels of a key
+        "title": title,
+        "dots": draw_dots(coordinates, classes, len(meanings), palette),  # CSS class and path
+        "key": [*key, ("none", "no pair", int((classes < 0).sum()))],  # class, meaning, labels
         "width": WIDTH,
         "height": HEIGHT,
         "graticule": GRATICULE,

@@ -1,8 +1,8 @@
 "use strict";
-// The page is complete without this: sorting and filtering of long tables, and printing folded parts.
+// The page is complete without this: it sorts and filters long tables.
 function valueOf(row, column) {
   const text = row.cells[column].firstChild ? row.cells[column].firstChild.textContent : "";
-  const number = parseFloat(text.replace(/,/g, ""));
+  const number = parseFloat(text.replace(/,/g, "").replace("−", "-"));
   return Number.isNaN(number) ? text : number;
 }
 function compare(a, b) {
@@ -14,7 +14,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const heads = Array.from(table.tHead.rows[0].cells);
   heads.forEach((head, column) => {
-    if (!head.textContent) return;
+    if (!head.textContent || head.classList.contains("axis")) return;
     const button = document.createElement("button");
     button.append(...head.childNodes);
     head.append(button);
@@ -32,19 +32,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
   field.type = "search";
   field.placeholder = "Filter";
   field.setAttribute("aria-label", "Filter the rows");
-  table.parentElement.before(field);
+  table.before(field);
   field.addEventListener("input", () => {
     const wanted = field.value.toLowerCase();
     for (const row of body.rows) row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
   });
 }
-const closed = [];
-addEventListener("beforeprint", () => {
-  for (const part of document.querySelectorAll("details:not([open])")) {
-    part.open = true;
-    closed.push(part);
-  }
-});
-addEventListener("afterprint", () => {
-  for (const part of closed.splice(0)) part.open = false;
-});

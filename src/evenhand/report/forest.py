@@ -1,0 +1,98 @@
+"""Forest charts: a row for each group, a mark and a 95 % interval on one axis for all rows.
+
+In a report of several runs what is drawn are differences to the first run, with a line at zero; in
+one of a single run its own figures, with a line at that of all pairs.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from evenhand.evaluation import Difference, Score
+from evenhand.report.charts import linear_axis
+from evenhand.report.rendering import interval, percent, signed, span
+
+ROOM = 1.5  # of the spread of the marks: how far intervals may widen the axis
+
+
+class Estimate(NamedTuple):
+    """A value with its interval, and how both are written."""
+
+    run: int
+    value: float
+    low: float
+    high: float
+    shown: str
+    around: str
+    note: str = ""  # such as both runs' own figures
+
+    def kind(self, reference: float = 0.0) -> str:
+        """Whether the whole interval lies above, or below, no difference or that of all pairs."""
+        above, below = self.low > reference, self.high < reference
+        return "gain" if above else "loss" if below else "level"
+
+
+class ForestRow(NamedTuple):
+    title: str
+    note: str
+    estimates: list[Estimate]  # one for each run that is drawn
+    num_pairs: int
+    is_judged: bool = True
+
+
+class Bar(NamedTuple):
+    """An estimate as it is drawn, in per cent of the width."""
+
+    estimate: Estimate
+    place: float
+    start: float
+    stop: float
+    kind: str
+
+
+class Forest(NamedTuple):
+    heading: str
+    ticks: list[tuple[float, str]]  # place in per cent, label
+    reference: float  # place of the line, in per cent
+    rows: list[tuple[ForestRow, list[Bar]]]
+    is_of_differences: bool
+
+
+def of_difference(run: int, row: Difference) -> Estimate:
+    note = f"{percent(row.baseline)} → {percent(row.contender)}"
+    return Estimate(run, row.difference, row.low, row.high, signed(row.difference), span(row), note)
+
+
+def of_score(run: int, score: Score) -> Estimate:
+    value, low, high = score.value, score.low, score.high
+    return Estimate(run, value, low, high, percent(value), interval(low, high))
+
+
+def make_forest(
+    heading: str, rows: Sequence[ForestRow], *, reference: float, is_of_differences: bool
+) -> Forest:
+    """Places every row on one axis that holds all marks, and intervals as far as there is room."""
+
+    def finite(values: Iterable[float]) -> list[float]:
+        return [value for value in values if not math.isnan(value)]
+
+    estimates = [e for row in rows if row.is_judged for e in row.estimates]
+    marks = finite([reference, *(e.value for e in estimates)]) or [0.0]
+    ends = finite([*marks, *(end for e in estimates for end in (e.low, e.high))])
+    room = max(ROOM * (max(marks) - min(marks)), 0.01)
+    low, high = max(min(ends), min(marks) - room), min(max(ends), max(marks) + room)
+
+    def label(value: float) -> str:
+        shown = f"{100 * value:+.4g}" if is_of_differences else f"{100 * value:.4g}"
+        return shown.replace("-", "−") if float(shown) else "0"
+
+    axis = linear_axis(low, high, 0, 100, label)
+
+    def place(value: float) -> float:
+        return round(min(100.0, max(0.0, axis.place(value))), 2)
+
+    def bar(e: Estimate) -> Bar:
+        return Bar(e, place(e.value), place(e.low), place(e.high), e.kind(reference))
+
+    drawn = [(row, [bar(estimate) for estimate in row.estimates]) for row in rows]
+    return Forest(heading, axis.ticks, place(reference), drawn, is_of_differences)

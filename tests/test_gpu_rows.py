@@ -76,14 +76,6 @@ def test_bias_corrections_hold_from_the_first_step_to_the_last(device):
         assert_state_is(table, twin)
 
 
-def test_a_row_of_zeros_has_no_gradient_through_its_unit(device):
-    table = make_table(2, 3, optimizer="adagrad", device=device)
-    table.table.zero_()
-    update(table, torch.tensor([1]), torch.ones(1, 3), is_cosine=True)
-    assert not table.table.any()
-    assert not table.moments.any()
-
-
 # bfloat16.
 
 

@@ -1,5 +1,4 @@
 import numba
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ import oracles
 from evenhand.kernels import rows as row_kernels
 from evenhand.kernels import selection
 from evenhand.kernels.jit import jit
-from evenhand.kernels.random import apply_in_numpy, apply_in_torch, num_bits
+from evenhand.kernels.random import apply_in_torch, num_bits, permute, places_of
 from evenhand.kernels.rows import scores_of_each
 from evenhand.kernels.selection import fold_of, largest, largest_of_blocks, mask_shared_
 from evenhand.kernels.sparse import (
@@ -303,26 +302,22 @@ def test_the_numbers_are_those_of_the_torch_form(size, divisors, keys, width, ra
 
     sizes = [max(1, size // divisor) for divisor in divisors]
     keys = keys[: len(sizes)]
-    numbers = np.array([below(size) for size in sizes], np.int64).reshape(len(sizes), width)
-    bits = num_bits(max(sizes))
+    numbers = torch.tensor([below(size) for size in sizes], dtype=torch.int64)
     columns = [torch.tensor(values).unsqueeze(1) for values in (keys, sizes)]  # (R, 1)
-    for is_inverse in (False, True):
-        actual = apply_in_numpy(
-            numbers, np.array(keys), np.array(sizes), bits, is_inverse=is_inverse
-        )
-        expected = apply_in_torch(torch.tensor(numbers), *columns, bits, is_inverse=is_inverse)
-        assert actual.dtype == np.int64
-        assert actual.tolist() == expected.tolist()
+    for is_inverse, function in ((False, permute), (True, places_of)):
+        actual = function(numbers, columns[0], max(sizes), sizes=columns[1])
+        bits = num_bits(max(sizes))
+        expected = apply_in_torch(numbers, *columns, bits, is_inverse=is_inverse)
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 1000])
 def test_every_number_stands_at_one_place(size):
-    numbers = np.arange(size)[None].repeat(3, axis=0)
-    arrays = np.array([0, 1, 2**62 - 1]), np.array([size] * 3), num_bits(size)
-    values = apply_in_numpy(numbers, *arrays, is_inverse=False)
-    assert (np.sort(values, axis=1) == numbers).all()
-    assert (apply_in_numpy(values, *arrays, is_inverse=True) == numbers).all()
-    assert (numbers == np.arange(size)).all()  # what was given is not changed
+    numbers, keys = torch.arange(size).repeat(3, 1), torch.tensor([[0], [1], [2**62 - 1]])
+    values = permute(numbers, keys, size)
+    assert torch.equal(values.sort(dim=1).values, numbers)
+    assert torch.equal(places_of(values, keys, size), numbers)
+    assert torch.equal(numbers[0], torch.arange(size))  # what was given is not changed
 
 
 # Compiled code

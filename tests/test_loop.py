@@ -227,7 +227,7 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
     )
     run, quiet, screen = tmp_path / "run", Console(quiet=True), Console(file=io.StringIO())
     begin_run(run, config, data, device=CPU)
-    assert train_run(run, config, data, device=CPU, console=screen)
+    assert train_run(run, config, data, device=CPU, console=screen, keeps_checkpoints=True)
     assert "training step: eager\n" in screen.file.getvalue()  # of a CPU: no reason is given
     rows = [row for row in read_metrics(run / "metrics.jsonl") if "validation" in row]
     values = {row["step"]: row["validation"][select_by] for row in rows}
@@ -313,19 +313,6 @@ def test_a_stop_ends_the_step_with_a_checkpoint(loop, num_steps, is_complete):
     stopped = loop(training__num_steps=num_steps, should_stop_fn=lambda: loop.training.step >= 7)
     assert stopped == is_complete
     assert loop.training.step == loop.saved().state["step"] == 7
-
-
-def test_the_steps_between_two_rows_survive_a_checkpoint(loop, dataset):
-    settings = {"training__num_steps": 10, "training__log_every": 10}
-    loop(**settings)
-    expected = loop.rows()
-    loop.metrics.unlink()
-    loop(**settings, should_stop_fn=lambda: loop.training.step == 6)
-    training = build_training(small.config("unused", **settings), dataset, CPU).training
-    training.load(loop.saved())
-    assert training.step == len(training.recent) == 6
-    loop(training=training, **settings)
-    assert loop.rows() == expected
 
 
 def test_rewinding_forgets_later_lines_and_half_of_one(tmp_path):

@@ -7,7 +7,6 @@ import torch
 
 import small
 from evenhand.build import build_training
-from evenhand.training.loop import train
 from examples import own_encoder
 from experiments.simulated_ranks import run_ranks
 from split import joined, tables_of, take_steps
@@ -31,18 +30,6 @@ def build(dataset, ranks=None):
 def test_the_example_learns_the_order_of_tokens():
     """A model that does not see the order finds the label of (a, b) half of the time at most."""
     assert own_encoder.main() > 0.7
-
-
-def test_it_resumes_exactly(dataset):
-    whole, first, second = (build(dataset) for _ in range(3))
-    for built, last in ((whole, 10), (first, 4)):
-        step, training = built.choose_step().step, built.training
-        train(training, built.plan, step, should_stop_fn=lambda t=training, n=last: t.step == n)
-    second.training.load(first.training.checkpoint())
-    take_steps(second, 6)
-    expected = tables_of(whole.training)
-    for name, tensor in tables_of(second.training).items():
-        assert tensor.equal(expected[name]), name
 
 
 def test_two_ranks_sum_its_gradients(dataset):

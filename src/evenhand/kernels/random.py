@@ -138,10 +138,9 @@ def _apply(
     numbers, bits = numbers.expand(len(keys), -1), num_bits(size)
     ends = ends.expand_as(keys).contiguous()
     if numbers.device.type == "cpu":
-        array = apply_in_numpy(
-            numbers.numpy(), keys[:, 0].numpy(), ends[:, 0].numpy(), bits, is_inverse=is_inverse
-        )
-        return torch.from_numpy(array)
+        found = numbers.clone(memory_format=torch.contiguous_format)
+        _apply_(found.numpy(), keys[:, 0].numpy(), ends[:, 0].numpy(), bits, is_inverse)
+        return found
     if numbers.is_cuda and find_spec("triton"):
         from evenhand.kernels.gpu import permutation as gpu_permutation
 
@@ -181,30 +180,6 @@ def _network(numbers: Tensor, keys: Tensor, bits: int, *, is_inverse: bool) -> T
     return (left << right_bits) | right
 
 
-def apply_in_numpy(
-    numbers: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    bits: int,
-    *,
-    is_inverse: bool,
-) -> NDArray[np.int64]:
-    """`apply_in_torch` for arrays: (R, M), (R,), (R,) -> (R, M).
-
-    Args:
-        ends: the size of each row; time grows with 2 ** bits / size.
-        bits: `num_bits` of the largest size; at most 62.
-
-    Example:
-        >>> numbers, key, size = np.arange(10)[None], np.array([7]), np.array([10])
-        >>> np.sort(apply_in_numpy(numbers, key, size, 6, is_inverse=False))
-        array([[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
-    """
-    result = np.array(numbers, dtype=np.int64)
-    _apply_(result, keys, ends, bits, is_inverse)
-    return result
-
-
 @jit
 def _apply_(
     numbers: NDArray[np.int64],
@@ -213,6 +188,7 @@ def _apply_(
     bits: int,
     is_inverse: bool,
 ) -> None:
+    """`apply_in_torch` in place; time grows with 2 ** bits / ends."""
     width = numbers.shape[1]
     lefts, rights = np.empty(width, np.uint32), np.empty(width, np.uint32)
     right_bits = bits // 2

@@ -1,6 +1,7 @@
 """The words of README and docs are true: their Python runs, their commands exist."""
 
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import re
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 import small
+from evenhand.config import SECTIONS
 from experiments import reproduce
 
 ROOT = Path(__file__).parent.parent
@@ -139,6 +141,16 @@ def test_tables_of_results_are_those_of_the_results(monkeypatch):
     for name, tables in pages.PAGES.items():
         page = (ROOT / "docs" / name).read_text("utf-8")
         assert pages.with_tables(page, tables()) == page, name
+
+
+def test_the_reference_of_settings_is_that_of_the_source_and_says_what_each_means():
+    from docs import settings
+
+    assert settings.PAGE.read_text("utf-8") == settings.page(), "run: python -m docs.settings"
+    for section, cls in SECTIONS.items():
+        meanings = settings.comments_of(cls)
+        missing = [field.name for field in dataclasses.fields(cls) if not meanings[field.name]]
+        assert not missing, f"[{section}] in config.py: no comment beside {missing}"
 
 
 def theory_rows():

@@ -97,11 +97,12 @@ class Section:
 class DataConfig(Section):
     """What to train on: `places`, or the folder of a data set made by `evenhand data`."""
 
-    dataset: str = "places"
+    dataset: str = "places"  # or a folder
     min_population: int = 15000  # of the cities in `places`: 500, 1000, 5000 or 15000
     # n-grams of a name are hashed into so many features
     num_buckets: Annotated[int, partial(check_range, low=1, high=2**31 - 1)] = 2**18
-    # of feature values: or "unit" (rows of length 1), or "tf-idf"
+    # of the values of sparse features; unit: every query of length 1; tf-idf: that, and rare ones
+    # count more
     weighting: Annotated[str, partial(check_choice, choices=WEIGHTINGS)] = "as-is"
 
     @property
@@ -114,10 +115,11 @@ class DataConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    embedding_dim: Count = 256
+    embedding_dim: Count = 256  # numbers in the vector of a query or a label
+    # of a query's and a label's vector; dot: with their lengths
     similarity: Annotated[str, partial(check_choice, choices=("cosine", "dot"))] = "cosine"
     scale: Positive = 1.0  # of the scores
-    label_bias: bool = False  # only with "dot"
+    label_bias: bool = False  # a number a label that is added to its scores; only with "dot"
     hidden_widths: tuple[int, ...] = ()  # of the perceptron for dense features
 
     def __post_init__(self) -> None:
@@ -130,12 +132,13 @@ class ModelConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig(Section):
+    # of an example's positive against its negatives
     name: Annotated[str, partial(check_choice, choices=LOSSES)] = "contrastive"
     # contrastive: negatives cost above it
     margin: Annotated[float, partial(check_range, low=-1, high=1)] = losses.CONTRASTIVE_MARGIN
-    # contrastive; the function of that name takes the paper's 2
+    # contrastive: of what a negative costs; the paper has 2
     power: Annotated[float, partial(check_range, low=1)] = 1.0
-    # bowl, crammer-singer, averaged
+    # bowl, crammer-singer, averaged: of a margin
     margin_loss: Annotated[str, partial(check_choice, choices=tuple(MARGIN_LOSSES))] = "hinge"
     log_q: bool = False  # softmax: correct for how often a label is drawn
 
@@ -162,19 +165,21 @@ class LossConfig(Section):
 class MiningConfig(Section):
     """How many labels and examples a step looks at, and how many it keeps."""
 
+    # which labels and which examples count; docs/methods.md describes them
     method: Annotated[str, partial(check_choice, choices=tuple(METHODS))] = "s2m-annealed"
-    batch_size: Count = 2048
-    num_sampled_labels: Count = 4096  # K-bar in the paper
+    batch_size: Count = 2048  # examples in a step
+    num_sampled_labels: Count = 4096  # labels drawn in a step; K-bar in the paper
     num_hard_labels: int = 64  # k; the paper's advice: the r of the recall@r one cares about
     num_hard_examples: int = 512  # k'; what the rarest subpopulation may fill of a batch
     tail_fraction: Share = 0.0  # above 0: k' as a share of the batch, and not the number above
     anneal_fraction: Share = 1.0  # part of the run over which k' shrinks, where it is annealed
+    # how labels are drawn; mixed: from the batch, and uniformly
     sampler: Annotated[str, partial(check_choice, choices=SAMPLERS)] = "uniform"
     # frequency: labels are drawn by count ** power
     sampler_power: Annotated[float, partial(check_range, low=-MAX_POWER, high=MAX_POWER)] = 0.75
     in_batch_share: float = 0.5  # mixed: part of the sample that is the batch's own labels
     for_each_example: bool = False  # a sample of its own for each example (slower)
-    masks_all_positives: bool = True  # False: the paper's mask, the drawn positive alone
+    masks_all_positives: bool = True  # as negatives of a query; false: the drawn one alone (paper)
     whole_queries: bool = False  # the pairs of a query in one batch, so that it is scored once
 
     def __post_init__(self) -> None:
@@ -251,12 +256,12 @@ class MiningConfig(Section):
 class RiskConfig(Section):
     """How the examples of a batch are weighed, where the method asks for more than k'."""
 
-    num_dropped: CountOrNone = (
-        32  # ranked-range, even-range: hardest of a batch that do not count in the end
-    )
+    # ranked-range, even-range: hardest of a batch that do not count in the end
+    num_dropped: CountOrNone = 32
     window: Count = 16  # cvar: batches by which the threshold is set
-    step_size: Positive = 0.01  # group-dro, stochastic-max: of the weights, a step
-    mixing: Annotated[Share, check_positive] = 0.5  # stochastic-max: of the uniform distribution
+    step_size: Positive = 0.01  # group-dro, stochastic-max: by which the weights change
+    # stochastic-max: share of the uniform distribution in the one that examples are drawn by
+    mixing: Annotated[Share, check_positive] = 0.5
     group: str = ""  # group-dro: the column whose groups are known; s2m-even: bins by its groups
     # s2m-even: training queries whose losses show the generalisation gap, and that teach nothing
     held_out_share: Annotated[float, partial(check_range, low=0, high=0.5)] = 0.005
@@ -267,24 +272,27 @@ class RiskConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Section):
-    num_steps: Count = 1500
-    learning_rate: Positive = 0.024
+    num_steps: Count = 1500  # batches
+    learning_rate: Positive = 0.024  # the highest
+    # how the rate falls after the warm-up
     learning_rate_shape: Annotated[str, partial(check_choice, choices=LEARNING_RATE_SHAPES)] = (
         "linear"
     )
-    warmup_steps: CountOrNone = 0
+    warmup_steps: CountOrNone = 0  # over which the rate rises
+    # row-adam: with momentum; row-adagrad: without, in half the memory
     optimizer: Annotated[str, partial(check_choice, choices=OPTIMIZERS)] = "row-adam"
-    # on a GPU; a CPU computes in float32 (see PRECISIONS)
+    # on a GPU; a CPU computes in float32
     precision: Annotated[str, partial(check_choice, choices=PRECISIONS)] = "mixed"
     max_gradient_norm: NotNegative = 0.0  # 0: gradients are not clipped
-    seed: CountOrNone = 0
-    log_every: Count = 50
+    seed: CountOrNone = 0  # of everything random
+    log_every: Count = 50  # steps
     evaluate_every: CountOrNone = 0  # validate so often and keep the best weights; 0: keep the last
-    checkpoint_every: CountOrNone = 500  # 0: none, so that the run cannot be resumed
+    checkpoint_every: CountOrNone = 500  # steps; 0: none, so that the run cannot be resumed
     keep_last: Count = 2  # checkpoints: should the newest be damaged, the one before it is used
     keep_best: bool = False  # a checkpoint of the best validation too, beside its weights
     async_checkpoints: bool = True  # written while training goes on, from a copy in memory
-    select_by: str = "recall@10"  # or "recall@10 on worst 3 of script", "mrr", ...
+    # what is best in validation; or "recall@10 on worst 3 of script", "mrr", ...
+    select_by: str = "recall@10"
     patience: CountOrNone = 0  # stop after so many validations without a new best; 0: never
 
     def __post_init__(self) -> None:
@@ -308,7 +316,7 @@ class SearchConfig(Section):
     """
 
     frequency_discount: NotNegative = 0.0  # times log(1 + a label's training pairs), off its score
-    num_neighbours: CountOrNone = 0  # 0: none are asked
+    num_neighbours: CountOrNone = 0  # most similar training queries that vote; 0: none
     neighbour_weight: NotNegative = 5.0  # what the votes of all neighbours together add to a score
     neighbour_power: NotNegative = 4.0  # a neighbour counts by its similarity to this power
 
@@ -317,9 +325,9 @@ class SearchConfig(Section):
 class RankerConfig(Section):
     """A linear classifier a label, fitted after training on the labels that are hardest then."""
 
-    num_mined_labels: CountOrNone = 0  # of each training query; 0: no ranker
+    num_mined_labels: CountOrNone = 0  # hardest labels of each training query; 0: no ranker
     positive_cost: Positive = 0.5  # of a loss where the label is right; higher fits more closely
-    negative_cost: Positive = 0.2  # where it is wrong
+    negative_cost: Positive = 0.2  # of a loss where the label is wrong
     smallest_weight: NotNegative = 0.01  # weights below it are dropped
     weight: NotNegative = 12.0  # what a score of 1 of the ranker adds to the model's
     num_candidates: Count = 200  # the first labels of the model, and no others, are ranked
@@ -327,9 +335,9 @@ class RankerConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Section):
-    cutoffs: tuple[int, ...] = (1, 5, 10, 25, 50)
-    num_resamples: CountOrNone = 1000  # of the bootstrap intervals
-    # A group with fewer pairs than this is said to be too small to judge.
+    cutoffs: tuple[int, ...] = (1, 5, 10, 25, 50)  # of recall, precision and nDCG
+    num_resamples: CountOrNone = 1000  # of the queries, for the bootstrap intervals
+    # by group column: a group with fewer pairs is said to be too small to judge
     min_pairs: dict[str, int] = dataclasses.field(default_factory=lambda: {"script": 100})
 
     def __post_init__(self) -> None:

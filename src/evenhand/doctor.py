@@ -44,6 +44,8 @@ REMEDIES = {  # of self-tests
 
 
 class Finding(NamedTuple):
+    """What a check found, and what to do about it."""
+
     state: str
     found: str
     remedy: str = ""
@@ -130,6 +132,7 @@ def check_package(requirement: str) -> Finding:
 
 
 def check_gpu() -> Finding:
+    """Whether there is a GPU that torch can use, and how much of its memory is free."""
     if not torch.cuda.is_available():
         if torch.version.cuda is None:
             return Finding(MISSING, "torch is built without CUDA", "training runs on the CPU")
@@ -199,6 +202,7 @@ def usable_cores() -> float:
 
 
 def check_threads() -> Finding:
+    """Whether torch has no more threads than there are cores for them."""
     count, cores = torch.get_num_threads(), usable_cores()
     found = f"{count} for {cores:g} core{'s' * (cores != 1)}"
     if count <= max(1, cores):

@@ -21,6 +21,8 @@ from evenhand.models import RowRange
 
 
 class Ranks(Protocol):
+    """What training asks of ranks; all of them make the same calls in the same order."""
+
     rank: int
     num_ranks: int
     sent: Counter[str]  # bytes sent to other ranks, by what they were

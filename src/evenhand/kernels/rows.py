@@ -75,6 +75,7 @@ def through_unit(gradients: Tensor, vectors: Tensor, ids: Tensor | None = None) 
 
 
 def _are_plain_rows(vectors: Tensor, ids: Tensor | None, *others: Tensor) -> bool:
+    """Whether these rows, or those of these ids, are for the compiled twin."""
     return vectors.dim() == 2 and are_plain(vectors, *others, *(() if ids is None else (ids,)))
 
 

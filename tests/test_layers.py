@@ -17,7 +17,7 @@ LAYERS = {
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "cli", "doctor",
     ],
-    "reports": ["report", "result_tables", "tuning"],
+    "reports": ["predictions", "report", "result_tables", "tuning"],
     "runs": [
         "build", "ensemble", "export_vectors", "run_folder", "runs",
     ],

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from evenhand.mining import hardest_examples, hardest_labels, mask_positives
     from evenhand.objective import s2m_loss
+    from evenhand.predictions import evaluate_predictions
     from evenhand.risk import (
         DualCvar,
         EvenMining,
@@ -77,6 +78,7 @@ __all__ = [
     "chi_square_weights",
     "contrastive_loss",
     "crammer_singer_loss",
+    "evaluate_predictions",
     "even_weights",
     "exponential",
     "hardest_examples",
@@ -96,7 +98,7 @@ __all__ = [
     "top_weights",
 ]
 
-_HOMES = ("losses", "mining", "objective", "risk", "sampling")
+_HOMES = ("losses", "mining", "objective", "risk", "sampling", "predictions")
 
 
 def __getattr__(name: str) -> Any:

@@ -79,6 +79,11 @@ def save_result(folder: Path, part_name: str, outcome: Outcome, scores: list[Sco
     write_json(place / "scores.json", [dataclasses.asdict(score) for score in scores])
 
 
+def is_of_predictions(folder: Path) -> bool:
+    """Whether a folder holds what another model predicted (see `evenhand.predictions`)."""
+    return "predictions" in read_about(folder)
+
+
 def is_evaluated(folder: Path, part_name: str) -> bool:
     return (folder / "evaluation" / part_name / "scores.json").exists()
 
@@ -346,6 +351,11 @@ def open_weights(folder: Path) -> SavedTensors:
             return _open_old_weights(folder / "model" / OLD_NAME)
     except DamagedError as error:
         raise UserError(f"{error}; {REMEDY}") from error
+    if is_of_predictions(folder):
+        raise UserError(
+            f"{folder} holds the predictions of another model, which is not there; to evaluate "
+            f"others: evenhand evaluate --predictions FILE --truth FILE --run NEW"
+        )
     if (folder / "model" / "weights.index.json").exists():
         raise UserError(f"{folder} has weights of ranks in a form no longer read; {REMEDY}")
     raise UserError(

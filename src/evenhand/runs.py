@@ -45,6 +45,7 @@ from evenhand.run_folder import (
     about_run,
     check_trained_on,
     has_model,
+    is_of_predictions,
     load_model,
     load_result,
     read_about,
@@ -144,6 +145,8 @@ def resumable_config(folder: Path, config: Config | None, dataset: Dataset | Non
     """The config of a run that is to go on; another config or data set is refused."""
     if not (folder / "config.toml").exists():
         raise UserError(f"{folder} cannot be resumed: it holds no config.toml")
+    if is_of_predictions(folder):
+        raise UserError(f"{folder} holds the predictions of another model: nothing to train")
     saved = build_config(read_settings(folder / "config.toml"))
     if config is not None and config != saved:
         ours, theirs = dataclasses.asdict(config), dataclasses.asdict(saved)

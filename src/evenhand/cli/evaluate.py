@@ -13,22 +13,100 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: options.RunFolder,
+    run: Annotated[Path | None, argument("Run folder.", "[RUN]")] = None,
     part: options.Part = "test",
     data: options.MovedData = None,
+    predictions: Annotated[
+        Path | None,
+        flag("Table of any model's results instead of a run: query_id, label_id, score."),
+    ] = None,
+    truth: Annotated[
+        Path | None,
+        flag(
+            "Their right answers: a table of query_id, label_id and any columns of groups; or a "
+            "data set, or a run for that of the run."
+        ),
+    ] = None,
+    train: Annotated[
+        Path | None, flag("Table of the pairs that model was trained on, for head and tail.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        flag("Folder to write for them.", "--run", show_default="runs/ and the file's name"),
+    ] = None,
     rank_timeout: options.RankTimeout = 600.0,
     device: options.Device = None,
 ) -> None:
-    """Evaluate a run on a part of its data."""
+    """Evaluate a run on a part of its data, or the predictions of any model."""
     from evenhand.cli.console import console
     from evenhand.result_tables import results_table
     from evenhand.runs import evaluate_run, open_run_data
 
+    flags = {"--predictions": predictions, "--truth": truth, "--train": train, "--run": folder}
+    given = [name for name, value in flags.items() if value is not None]
+    if predictions is not None and truth is not None and run is None:
+        folder = folder or Path("runs") / predictions.name.split(".")[0]
+        _evaluate_predictions(predictions, truth, train, folder, part)
+        return
+    if given:
+        raise UserError(
+            f"predictions are evaluated with --predictions, --truth and without RUN (--run names "
+            f"the folder to write), got {', '.join([*given, *([str(run)] if run else [])])}"
+        )
+    if run is None:
+        raise UserError("name the folder of a run, or --predictions and --truth")
     dataset = open_run_data(run, console, data=data)
     with join_ranks(choose_device(device), timeout=rank_timeout) as (ranks, own_device):
         scores = evaluate_run(run, dataset, part, device=own_device, console=console, ranks=ranks)
     console.print(results_table([(run.resolve().name, scores)], part_name=part))
     console.print(f"written to {run / 'evaluation' / part}")
+
+
+def _evaluate_predictions(
+    predictions: Path, truth: Path, train: Path | None, folder: Path, part: str
+) -> None:
+    """Writes a folder like a run's, with the report."""
+    from evenhand.cli.console import console
+    from evenhand.data import open_dataset
+    from evenhand.predictions import (
+        check_folder,
+        evaluate_columns,
+        read_predictions,
+        truth_of_dataset,
+        truth_of_tables,
+    )
+    from evenhand.progress import stage_bar
+    from evenhand.result_tables import results_table
+    from evenhand.run_folder import is_of_predictions, read_about
+
+    with stage_bar(console) as advance:
+        if truth.is_dir() and (truth / "run.json").exists():
+            if is_of_predictions(truth):
+                raise UserError(f"{truth} is no run; give the --truth that it was made with")
+            truth = Path(read_about(truth)["dataset"]["folder"])  # the data set of a run
+        if (truth / "dataset.json").exists():
+            if train is not None:
+                raise UserError(f"{truth} has its own training pairs; leave --train out")
+            known = truth_of_dataset(open_dataset(truth), part, truth.absolute())
+        elif part != "test":
+            raise UserError(f"--part {part} is for a --truth that is a data set, got {truth}")
+        else:
+            name = truth.name.split(".")[0]
+            known = truth_of_tables(truth, train, name=name, progress_fn=advance)
+        check_folder(folder, known)
+        columns = read_predictions(predictions, progress_fn=advance)
+    with console.status("evaluating, and intervals"):
+        found = evaluate_columns(columns, known)
+    for note in found.notes():
+        console.print(note, markup=False)
+    console.print(results_table([(folder.name, found.scores)], part_name=known.part_name))
+    found.save(folder, source=str(predictions))
+    with console.status("writing the report"):
+        found.report(folder / "report.html", name=folder.name)
+    console.print(f"report: {folder / 'report.html'}")
+    console.print(
+        f"slices, and paired with another: evenhand slices {folder}, compare RUN {folder}"
+    )
 
 
 def compare(
@@ -171,7 +249,12 @@ def _open_results(
     """The runs of `compare` and `report`, and the data set that all of them are of."""
     from evenhand.cli.console import console
     from evenhand.report.run_set import make_run_set
-    from evenhand.run_folder import check_trained_on, is_evaluated, load_result
+    from evenhand.run_folder import (
+        check_trained_on,
+        is_evaluated,
+        is_of_predictions,
+        load_result,
+    )
     from evenhand.runs import evaluate_run, open_result, open_run_data
 
     dataset = open_run_data(runs[0], console, data=data)
@@ -187,7 +270,8 @@ def _open_results(
             )
     make_run_set(results, dataset, metric)  # refuses what does not belong together
     # The first run's worst groups are chosen on the validation part, and it has the baselines.
-    if "validation" in dataset.parts and not is_evaluated(runs[0], "validation"):
+    has_validation = "validation" not in dataset.parts or is_evaluated(runs[0], "validation")
+    if not has_validation and not is_of_predictions(runs[0]):
         evaluate_run(runs[0], dataset, "validation", device=choose_device(device), console=console)
     with console.status("baselines without training"):
         results[0] = open_result(runs[0], dataset, part)

@@ -69,13 +69,10 @@ class VoteIndex:
 def load_baselines(
     folder: Path, dataset: Dataset, part_name: str, cutoffs: Sequence[int]
 ) -> dict[str, Outcome]:
-    """The outcomes of both, by name: evaluated once, and kept in a folder of a run's evaluation.
-
-    None for the train part, whose nearest training queries are the queries themselves.
-    """
-    if part_name == "train":
-        return {}
-    places = {name: folder / name.replace(" ", "-") for name in BASELINES}
+    """The outcomes by name: evaluated once, and kept in a folder of a run's evaluation."""
+    places = {
+        name: folder / name.replace(" ", "-") for name in possible_baselines(dataset, part_name)
+    }
     if all((place / "outcome.npz").exists() for place in places.values()):
         found = {name: load_outcome(place) for name, place in places.items()}
         if all(outcome.cutoffs == tuple(cutoffs) for outcome in found.values()):
@@ -86,17 +83,38 @@ def load_baselines(
     return found
 
 
+def possible_baselines(dataset: Dataset, part_name: str) -> tuple[str, ...]:
+    """Those that there is training data for, and for the nearest queries features too.
+
+    None for the train part, whose nearest training queries are the queries themselves.
+    """
+    features = dataset.parts["train"].features
+    if part_name == "train" or not dataset.label_counts().any():
+        return ()
+    has_features = not isinstance(features, Rows) or len(features.ids) > 0
+    return BASELINES if has_features else BASELINES[:1]
+
+
 def evaluate_baselines(
     dataset: Dataset, part_name: str, cutoffs: Sequence[int]
 ) -> dict[str, Outcome]:
     """What popularity and the nearest training queries find, for the queries of `sample_part`."""
+    names = possible_baselines(dataset, part_name)
+    if not names:
+        return {}
     row_ids = sampled_queries(dataset, part_name)
     train, part = dataset.parts["train"], dataset.parts[part_name]
-    label_counts, votes_of = dataset.label_counts(), _neighbour_votes(dataset)
-    ways: tuple[tuple[Callable[[IntArray], Any], Any], ...] = (
-        (lambda rows: torch.empty(len(rows), 0), PopularityIndex(label_counts)),
-        (lambda rows: VotedQueries(votes_of(chosen_features(part, row_ids[rows]))), VoteIndex()),
-    )
+    label_counts = dataset.label_counts()
+    ways: list[tuple[Callable[[IntArray], Any], Any]] = [
+        (lambda rows: torch.empty(len(rows), 0), PopularityIndex(label_counts))
+    ]
+    if "nearest queries" in names:
+        votes_of = _neighbour_votes(dataset)
+
+        def voted(rows: IntArray) -> VotedQueries:
+            return VotedQueries(votes_of(chosen_features(part, row_ids[rows])))
+
+        ways.append((voted, VoteIndex()))
     sample = sample_part(dataset, part_name).parts[part_name]
     outcomes = [
         evaluate(
@@ -111,7 +129,7 @@ def evaluate_baselines(
         )
         for encode_fn, index in ways
     ]
-    return dict(zip(BASELINES, outcomes, strict=True))
+    return dict(zip(names, outcomes, strict=True))
 
 
 def compare_with_baselines(

@@ -109,9 +109,10 @@ def compare_outcomes(
     if not cutoffs:
         raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
     lists = {"all": GroupList("all", ("all",))}
-    lists |= {name: GroupList("frequency", (name,)) for name in ("head", "torso", "tail")}
-    lists |= groups or {}
     every = group_columns(dataset, part_name)
+    frequency = next(column for column in every if column.name == "frequency")
+    lists |= {name: GroupList("frequency", (name,)) for name in frequency.group_names}
+    lists |= groups or {}
     for chosen in lists.values():
         check_known(chosen.column, [column.name for column in every], "column")
         if not chosen.names:

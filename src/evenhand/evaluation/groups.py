@@ -48,8 +48,10 @@ def group_columns(dataset: Dataset, part_name: str) -> list[GroupColumn]:
     of_labels = [
         ("frequency", frequency_groups(label_counts, over="labels")),
         ("frequency over pairs", frequency_groups(label_counts, over="pairs")),
-        *dataset.label_groups.items(),
     ]
+    if not label_counts.any():  # nothing is known of training: none is frequent, and none rare
+        of_labels = [(name, Groups(np.full_like(g.ids, -1), ())) for name, g in of_labels]
+    of_labels += dataset.label_groups.items()
     columns = {"all": GroupColumn("all", everyone, is_of_queries=True)}
     for name, groups in of_labels:
         while name in columns:

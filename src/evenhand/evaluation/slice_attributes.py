@@ -25,6 +25,8 @@ LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 WORDS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 SHARES = (0.0, 5.0, 10.0, 25.0, 50.0)  # per cent
 
+TEXTS_ARE_IDS = {"kind": "id"}  # a `Dataset.featurizer`: of an id the length tells nothing
+
 NumberArray = NDArray[np.integer[Any] | np.floating[Any]]
 
 
@@ -89,8 +91,9 @@ def attributes_of(dataset: Dataset, part_name: str) -> list[Attribute]:
         attribute._replace(codes=attribute.codes[pairs.query_ids])
         for attribute in _query_features(dataset, part)
     ]
-    label_counts = dataset.label_counts()[pairs.label_ids]  # (N,)
-    features.insert(0, ordinal("training pairs of the label", label_counts, DOUBLINGS))
+    if (label_counts := dataset.label_counts()).any():  # else none was trained
+        own_counts = label_counts[pairs.label_ids]  # (N,)
+        features.insert(0, ordinal("training pairs of the label", own_counts, DOUBLINGS))
     taken = {attribute.name for attribute in own}
     return [*own, *(attribute for attribute in features if attribute.name not in taken)]
 
@@ -119,7 +122,7 @@ def _query_features(dataset: Dataset, part: Part) -> Iterable[Attribute]:
         quartiles = np.quantile(train_norms, (0.25, 0.5, 0.75)) if len(train) else np.zeros(0)
         bounds = [float(f"{quartile:.4g}") for quartile in np.unique(quartiles)]
         yield ordinal("norm of the query", norms, bounds)
-    if part.texts is not None and len(part.texts):
+    if part.texts is not None and len(part.texts) and dataset.featurizer != TEXTS_ARE_IDS:
         yield from text_attributes(part.texts)
 
 

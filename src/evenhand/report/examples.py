@@ -93,7 +93,8 @@ def right_results(outcome: Outcome, num_labels: int) -> BoolArray:
 def score_gaps(outcome: Outcome, is_right: BoolArray) -> NDArray[np.float64]:
     """Best wrong score minus the positive's, -inf where nothing wrong was returned: (N,)."""
     wrong = np.where(is_right, -np.inf, outcome.retrieved_scores.astype(np.float64))  # (Q, 10)
-    return np.asarray(wrong.max(axis=1, initial=-np.inf)[outcome.query_ids] - outcome.scores)
+    with np.errstate(invalid="ignore"):  # predictions without a list, or without the right label
+        return np.asarray(wrong.max(axis=1, initial=-np.inf)[outcome.query_ids] - outcome.scores)
 
 
 def largest_gaps(

@@ -36,7 +36,7 @@ class Frame(NamedTuple):
 
 
 SMALL = Frame(360, 220, left=50, right=346, top=10, bottom=182)
-LARGE = Frame(640, 400, left=58, right=620, top=14, bottom=356)
+LARGE = Frame(640, 400, left=76, right=620, top=14, bottom=356)
 
 
 class Axis(NamedTuple):
@@ -62,12 +62,13 @@ class Mark(NamedTuple):
     scale: float = 1.0
 
 
-class Label(NamedTuple):
+class Ring(NamedTuple):
+    """Around a mark, which the legend explains; of another size and dashes for each meaning."""
+
     x: float
     y: float
-    text: str
-    anchor: str  # which end of the text stands there: "start" or "end"
-    is_strong: bool
+    radius: int
+    dashes: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,7 @@ class Plot:
     y_title: str = ""
     intervals: Sequence[tuple[float, float, float]] = ()  # x, and y from and to
     shaded_from: float | None = None  # x; up to the right edge
-    ring: tuple[float, float] | None = None  # around one mark
-    labels: Sequence[Label] = ()
+    rings: Sequence[Ring] = ()
 
 
 def line_plot(title: str, series: Sequence[Series], x_title: str, *, is_share: bool) -> Plot:

@@ -69,11 +69,6 @@ def interval(low: float, high: float) -> str:
     return "" if math.isnan(low) or math.isnan(high) else f"{percent(low)}–{percent(high)}"
 
 
-def points(difference: float) -> str:
-    """A difference of two shares: '+7.0 points'."""
-    return f"{100 * difference:+.1f} points".replace("-", "−")
-
-
 def signed(difference: float) -> str:
     """A difference in points, with the digits that `evenhand compare` prints: .0192 -> '+1.92'."""
     if math.isnan(difference):

@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from evenhand.files import write_text
-from evenhand.report.charts import LARGE, MARKS, Label, Line, Mark, Plot, linear_axis
-from evenhand.report.rendering import percent, points, render
+from evenhand.report.charts import LARGE, MARKS, Line, Mark, Plot, Ring, linear_axis
+from evenhand.report.rendering import percent, render, signed
 from evenhand.tuning.space import NAN, Trial, format_settings
 
+RINGS = ((9, "none"), (12, "2 3"), (15, "6 3"))  # radius and dashes: chosen, SNM, as given
 ROUNDING = 1e-9  # 0.415 - 0.410 is a little more than 0.005 in floating point
 
 
@@ -147,9 +148,13 @@ def write_search_page(results: Results, path: Path, *, title: str, command: str)
     if chosen is baseline:
         verdict += f" It is the {baseline.role} baseline: no other setting did better."
     elif baseline.is_scored:
+        worst, average = (
+            signed(getattr(chosen, name) - getattr(baseline, name))
+            for name in ("criterion", "average")
+        )
         verdict += (
-            f" Beside {baseline.role} that is {points(chosen.criterion - baseline.criterion)} "
-            f"for the worst served and {points(chosen.average - baseline.average)} for all."
+            f" Beside {baseline.role} that is {worst} points for the worst served and {average} "
+            f"points for all."
         )
     # A shape for each k' while there are shapes enough: its least and largest.
     sizes = sorted({trial.num_hard_examples for trial in trials})
@@ -163,6 +168,8 @@ def write_search_page(results: Results, path: Path, *, title: str, command: str)
     always = [drop for t, drop in zip(scored, drops, strict=True) if t.role or t is chosen]
     reach = max(6 * rule.max_drop, 1.5 * statistics.median(drops), *always)
     near = [trial for trial, drop in zip(scored, drops, strict=True) if drop <= reach]
+    named = [(f"chosen: trial {chosen.number}", chosen)]
+    named += [(f"{trial.role}: trial {trial.number}", trial) for trial in scored if trial.role]
     page = render(
         "tuning.html",
         title=title,
@@ -173,7 +180,11 @@ def write_search_page(results: Results, path: Path, *, title: str, command: str)
         baseline=baseline,
         next_command=command,
         levels=levels,
-        plots=[_plot(results, shown, levels, verdict) for shown in (near, scored)],
+        rings=[
+            (radius, dashes, words)
+            for (words, _), (radius, dashes) in zip(named, RINGS, strict=False)
+        ],
+        plots=[_plot(results, shown, levels, named, verdict) for shown in (near, scored)],
         num_far=len(scored) - len(near),
         figure_names=list(dict.fromkeys(n for t in trials for n in t.figures if n != "all")),
     )
@@ -181,12 +192,15 @@ def write_search_page(results: Results, path: Path, *, title: str, command: str)
 
 
 def _plot(
-    results: Results, shown: Sequence[Trial], levels: Sequence[tuple[int, int]], verdict: str
+    results: Results,
+    shown: Sequence[Trial],
+    levels: Sequence[tuple[int, int]],
+    named: Sequence[tuple[str, Trial]],
+    verdict: str,
 ) -> Plot:
     """The average to the right and the criterion upwards, a mark for each trial that is shown.
 
-    The chosen trial is named above its mark, the baseline below, the given one beside; names run
-    towards the middle, so that none leaves the frame.
+    Rings around the trials that the legend names: words beside marks would cover other marks.
     """
 
     def tick(share: float) -> str:
@@ -195,13 +209,13 @@ def _plot(
     def place(trial: Trial) -> tuple[float, float]:
         return x_axis.place(trial.average), y_axis.place(trial.criterion)
 
-    rule, chosen = results.rule, results.feasible[0]
+    rule = results.rule
     start = max(trial.average for trial in shown) - rule.max_drop
     averages = [*(trial.average for trial in shown), start]
     heights = [y for t in shown for y in (t.low, t.high, t.criterion) if not math.isnan(y)]
     x_axis = linear_axis(min(averages), max(averages), LARGE.left, LARGE.right, tick)
     y_axis = linear_axis(min(heights), max(heights), LARGE.bottom, LARGE.top, tick)
-    marks, intervals, labels = [], [], []
+    marks, intervals = [], []
     for trial in shown:
         x, y = place(trial)
         level = next(n for n, (_, high) in enumerate(levels) if trial.num_hard_examples <= high)
@@ -213,12 +227,6 @@ def _plot(
         marks.append(Mark(level, x, y, title))
         if not math.isnan(trial.low) and not math.isnan(trial.high):
             intervals.append((x, y_axis.place(trial.low), y_axis.place(trial.high)))
-        anchor, side = ("start", 1) if x < (LARGE.left + LARGE.right) / 2 else ("end", -1)
-        text, below = trial.role, 18 if trial is shown[0] else 4
-        if trial is chosen:
-            text, below = f"chosen: trial {trial.number}" + f" ({text})" * bool(text), -10
-        if text:
-            labels.append(Label(x + 11 * side, y + below, text, anchor, trial is chosen))
     (left, top), *others = [place(trial) for trial in results.front if trial in shown]
     steps = "".join(f"V{y:.1f}H{x:.1f}" for x, y in others)
     return Plot(
@@ -234,6 +242,7 @@ def _plot(
         y_title=rule.criterion,
         intervals=intervals,
         shaded_from=x_axis.place(start),
-        ring=place(chosen),
-        labels=labels,
+        rings=[
+            Ring(*place(t), *ring) for (_, t), ring in zip(named, RINGS, strict=False) if t in shown
+        ],
     )

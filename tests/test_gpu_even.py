@@ -64,7 +64,7 @@ def weigh_by_kernels(even, losses, pair_bins, num_hard_examples):
     gaps = even.gaps().float()
     buffers = EvenBuffers(
         pair_bins.int().to(device), torch.zeros(size, dtype=torch.int32, device=device),
-        even.shape, even.sums, gaps, even.scale,
+        even.shape, even.sums, gaps, even.scale, even.gap_weight,
         even.mined_share, GOLDEN, float(PRIOR_COUNT), 1 - 1 / WINDOW,
     )  # fmt: skip
     select_even_examples(step, buffers, torch.arange(size, device=device))

@@ -256,7 +256,8 @@ records = st.tuples(st.floats(0, 4), st.integers(0, 2), st.booleans())  # loss, 
 
 @given(st.lists(st.lists(records, min_size=1, max_size=6), max_size=5))
 def test_the_gap_of_a_bin_is_measured_over_a_window_and_leans_on_the_curve(batches):
-    even = EvenMining(torch.tensor(SHAPE, dtype=torch.float64), scale=0.3, mined_share=0.5)
+    shape = torch.tensor(SHAPE, dtype=torch.float64)
+    even = EvenMining(shape, scale=0.3, gap_weight=0.6, mined_share=0.5)
     for step, batch in enumerate(batches):
         losses, bins, is_held_out = (list(column) for column in zip(*batch, strict=True))
         gaps = even.gaps()[torch.tensor(bins)]
@@ -266,14 +267,14 @@ def test_the_gap_of_a_bin_is_measured_over_a_window_and_leans_on_the_curve(batch
         counts = {"num_hard_examples": 1, "num_dropped": min(step, len(batch))}
         weights = even(as_losses(losses), ids, **counts)
         is_held_out = torch.tensor(is_held_out) & ~torch.tensor(is_held_out).all()
-        expected = even_weights(as_losses(losses), gaps, is_held_out=is_held_out, **counts)
+        expected = even_weights(as_losses(losses), 0.6 * gaps, is_held_out=is_held_out, **counts)
         assert torch.equal(weights, expected)
     after = risk_oracles.measured_gaps(batches, SHAPE, 0.3)
     assert even.gaps().tolist() == pytest.approx(after, rel=1e-9, abs=1e-9)
 
 
 def test_where_nothing_is_held_out_the_gaps_are_the_curve_and_rare_labels_are_mined():
-    even = EvenMining(torch.tensor([1.0, 0.5]), scale=0.4, mined_share=1.0)
+    even = EvenMining(torch.tensor([1.0, 0.5]), scale=0.4, gap_weight=1.0, mined_share=1.0)
     losses, ids = torch.tensor([0.1, 0.25, 0.2]), torch.tensor([0, 2, 2])
     for _ in range(3):
         weights = even(losses, ids, num_hard_examples=1)  # keys .5, .45, .4

@@ -395,7 +395,12 @@ def _build_risk(
         return _build_group_risk(config, pair_groups)
     if gap_bins is not None:
         shape = torch.from_numpy(gap_bins.shape)
-        even = EvenMining(shape, scale=risk.gap_scale, mined_share=risk.mined_share)
+        even = EvenMining(
+            shape,
+            scale=risk.gap_scale,
+            gap_weight=risk.gap_weight,
+            mined_share=risk.mined_share,
+        )
         drops_hardest = kind == "even-range"
 
         def weigh_evenly(losses: Tensor, batch: Batch, count: int) -> Tensor:

@@ -265,7 +265,8 @@ class RiskConfig(Section):
     group: str = ""  # group-dro: the column whose groups are known; s2m-even: bins by its groups
     # s2m-even: training queries whose losses show the generalisation gap, and that teach nothing
     held_out_share: Annotated[float, partial(check_range, low=0, high=0.5)] = 0.005
-    gap_scale: NotNegative = 0.2  # s2m-even, where none are held out: the gap times sqrt(pairs)
+    gap_scale: NotNegative = 0.27  # s2m-even, where none are held out: the gap times sqrt(pairs)
+    gap_weight: NotNegative = 0.75  # s2m-even: times the gap is added to a loss
     mined_share: Share = 0.5  # s2m-even: of the weight, to the hardest examples; the rest to all
     natural_share: Share = 0.0  # group-dro: part of every mixture that is as the data are
 

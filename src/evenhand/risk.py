@@ -276,14 +276,23 @@ class EvenMining:
     leans on the curve c * `shape` that fits all bins best.
     """
 
-    def __init__(self, shape: Tensor, *, scale: float = 0.2, mined_share: float = 0.5) -> None:
+    def __init__(
+        self,
+        shape: Tensor,
+        *,
+        scale: float = 0.27,
+        gap_weight: float = 0.75,
+        mined_share: float = 0.5,
+    ) -> None:
         """
         Args:
             shape: (G,) how the gaps of the bins compare, such as 1/sqrt(n) for labels with n pairs.
             scale: where nothing is held out, the gaps are scale * shape.
+            gap_weight: times the gap is added to a loss. With the whole gap, as the theory has it,
+                rare labels gain more and the first results of frequent ones lose a little.
         """
         self.shape = shape.double()
-        self.scale, self.mined_share = scale, mined_share
+        self.scale, self.gap_weight, self.mined_share = scale, gap_weight, mined_share
         # Of the trained and the held-out examples (2) the number and the sum of losses (2) by bin;
         # what a step adds to it loses 1/WINDOW of its weight with every further one.
         self.sums = torch.zeros(2, 2, len(shape), dtype=torch.float64)
@@ -297,7 +306,7 @@ class EvenMining:
         bins, is_held_out = bin_ids // 2, bin_ids % 2 == 1
         weights = even_weights(
             losses,
-            self.gaps()[bins].to(losses.dtype),
+            (self.gap_weight * self.gaps())[bins].to(losses.dtype),
             num_hard_examples=num_hard_examples,
             mined_share=self.mined_share,
             num_dropped=num_dropped,

@@ -187,6 +187,7 @@ class GpuStep:
             sums=even.sums,
             gaps=even.gaps().float(),
             scale=even.scale,
+            gap_weight=even.gap_weight,
             mined_share=even.mined_share,
             multiplier=GOLDEN,
             prior_count=float(PRIOR_COUNT),

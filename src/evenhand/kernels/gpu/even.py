@@ -28,6 +28,7 @@ class EvenBuffers(NamedTuple):
     gaps: Tensor  # (G,) float32
     # Constants of the risk.
     scale: float
+    gap_weight: float
     mined_share: float
     multiplier: int  # spreads the easy examples that count over the batch
     prior_count: float
@@ -40,8 +41,8 @@ def select_even_examples(step: Buffers, even: EvenBuffers, pair_ids: Tensor) -> 
     _select_even[(1,)](
         kept.losses, pair_ids, even.pair_bins, even.gaps, step.clock.step,
         step.clock.num_hard_examples, even.batch_bins, kept.weights, kept.survivors,
-        kept.num_survivors, step.stats, step.batch_size, MINED_SHARE=even.mined_share,
-        MULTIPLIER=even.multiplier, BLOCK=block,
+        kept.num_survivors, step.stats, step.batch_size, GAP_WEIGHT=even.gap_weight,
+        MINED_SHARE=even.mined_share, MULTIPLIER=even.multiplier, BLOCK=block,
         num_warps=min(16, max(1, block // EXAMPLES_OF_WARP)),
     )  # fmt: skip
 
@@ -62,8 +63,8 @@ def measure_gaps(step: Buffers, even: EvenBuffers) -> None:
 @triton.jit
 def _select_even(
     losses, pair_ids, pair_bins, gaps, step_at, count_at, out_bins, out_weights, out_survivors,
-    out_num_survivors, out_stats, batch_size, MINED_SHARE: tl.constexpr, MULTIPLIER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    out_num_survivors, out_stats, batch_size, GAP_WEIGHT: tl.constexpr,
+    MINED_SHARE: tl.constexpr, MULTIPLIER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.arange(0, BLOCK)
     is_row = rows < batch_size
@@ -81,7 +82,7 @@ def _select_even(
     num_left = tl.sum(is_left.to(tl.int32))
     count = tl.minimum(tl.load(count_at), num_left)
     gap = tl.load(gaps + bins // 2, mask=is_row, other=0.0)
-    keys = tl.where(is_left, values + gap, -float("inf"))
+    keys = tl.where(is_left, values + GAP_WEIGHT * gap, -float("inf"))
     is_good = keys > -float("inf")
     lowest = tl.min(tl.where(is_good, keys, float("inf")))
     num_good = tl.sum(is_good.to(tl.int32))

@@ -131,7 +131,8 @@ def test_what_is_needed_is_what_the_package_declares():
     root = Path(__file__).parent.parent
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     declared = {re.match(r"[\w-]+", word)[0] for word in project["dependencies"]}
-    assert {re.match(r"[\w-]+", word)[0] for word in doctor.requirements()} == declared
+    found = {re.match(r"[\w-]+", word)[0] for word in doctor.requirements()}
+    assert {"torch", "numba"} <= found <= declared  # those of the version that is installed
 
 
 def test_a_quota_counts_as_cores(monkeypatch, tmp_path):

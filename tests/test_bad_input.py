@@ -76,6 +76,7 @@ REFUSED = [  # words, what the sentence must hold
      ["mining.batch_size", "31", "'in-batch'", "32"]),
     ((*TRAIN, "--set", "mining.sampler=mixed"), ["mining.batch_size", "20", "'mixed'", "32"]),
     (("train", "none.toml"), ["none.toml", "does not exist"]),
+    (("train", "debian"), ["'debian' is no preset and no file; the presets are ", "debian-deps"]),
     (("train", "data"), ["data", "is a folder"]),
     ((*TRAIN, "--device", "nonsense"), ["--device", "nonsense"]),
     ((*TRAIN, "--device", "cuda:99"), ["--device", "cuda:99"]),

@@ -398,6 +398,9 @@ def preset_names() -> list[str]:
 
 def read_preset(name: str) -> dict[str, dict[str, Any]]:
     """The sections of a preset."""
+    if name not in preset_names():
+        known = ", ".join(preset_names())
+        raise UserError(f"{name!r} is no preset and no file; the presets are {known}")
     file = resources.files("evenhand").joinpath("presets", f"{name}.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 

@@ -212,7 +212,7 @@ def read_flags(
 
     settings: Mapping[str, Any] = {}
     path = flags.config
-    if path is not None and not path.exists() and str(path) in config.preset_names():
+    if path is not None and not path.exists() and not path.suffix:
         settings = config.read_preset(str(path))
     elif path is not None:
         settings = config.read_settings(path)

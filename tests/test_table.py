@@ -215,10 +215,10 @@ def test_vectors_come_from_a_column_or_a_file(tmp_path):
 def test_a_second_table_tells_names_texts_and_groups_of_labels(tmp_path):
     table = {"query": ["a", "b", "c", "d"], "label": [7, 8, 9, 10]}
     labels = {
-        "id": [9, 8, 5, 7],
-        "name": ["Hat", "Shoe", "Bag", "Hat"],
-        "text": ["worn on the head", None, "", "of felt"],
-        "colour": ["red", None, "blue", "green"],
+        "id": [9, 8, 5, 7, None, None],
+        "name": ["Hat", "Shoe", "Bag", "Hat", "", ""],
+        "text": ["worn on the head", None, "", "of felt", "", ""],
+        "colour": ["red", None, "blue", "green", "", ""],
     }
     notes = []
     dataset = all_train(table, labels=labels, folder=tmp_path / "data", note_fn=notes.append)
@@ -336,6 +336,11 @@ def test_separate_files_are_the_parts(tmp_path):
     others = [set(dataset.parts[name].texts) for name in ("train", "validation")]
     assert others[0] | others[1] == set(queries)
     assert not others[0] & others[1]
+    wrong = write("wrong.parquet", query=["q", " "], label=["a", "b"])
+    with pytest.raises(UserError, match=r"query: 1, the first in row 2 of .*wrong\.parquet; fill"):
+        load_table(train, test=wrong)
+    frame = pd.DataFrame({"query": ["q 1", "new"], "label": ["a", "c"]})
+    assert set(load_table(train, test=frame).parts["test"].texts) == {"q 1", "new"}
     dataset = load_table(train, validation=test)
     assert set(dataset.parts["validation"].texts) == {"q 1", "new"}
     assert 0 < len(dataset.parts["test"]) < 25

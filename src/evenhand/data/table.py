@@ -124,11 +124,11 @@ class TableOptions:
         if self.label_separator == "":
             raise UserError("label_separator must not be empty; leave it out, or give such as '|'")
         ways = {
-            "split_time or split_entity": self.split_time or self.split_entity,
-            "split_column": self.split_column,
-            "test or validation": self.test or self.validation,
+            "split_time or split_entity": (self.split_time, self.split_entity),
+            "split_column": (self.split_column,),
+            "test or validation": (self.test, self.validation),
         }
-        chosen = [name for name, value in ways.items() if value]
+        chosen = [name for name, given in ways.items() if any(one is not None for one in given)]
         if len(chosen) > 1:
             raise UserError(f"a table is split in one way, got {' and '.join(chosen)}; choose one")
 
@@ -312,10 +312,11 @@ def _describe_labels(
         texts = as_texts(rows[column].combine_chunks(), column, where).to_pylist()
         return [group_name(text or "") or None for text in texts]
 
-    row_of = {label: row for row, label in enumerate(cells("id")) if label is not None}
-    if len(row_of) < len(rows) - rows["id"].null_count:
-        twice = Counter(cells("id")).most_common(1)[0][0]
-        raise UserError(f"{where}: the id {twice!r} is on several rows; keep one")
+    row_of: dict[str, int] = {}
+    for row, text in enumerate(as_texts(rows["id"].combine_chunks(), "id", where).to_pylist()):
+        label = squeeze(text or "")
+        if label and row_of.setdefault(label, row) != row:
+            raise UserError(f"{where}: the id {label!r} is on several rows; keep one")
     label_ids: list[str] = ids.to_pylist()
     row_ids = [row_of.get(label) for label in label_ids]
     num_known = len(label_ids) - row_ids.count(None)
@@ -463,27 +464,29 @@ def _read_lines(
     vectors = _open_vectors(options) if options.vectors and not has_own_vectors else None
     store: _Array | None = None
     chunks: dict[str, list[Any]] = {}
-    num_missing, first_missing, num_rows, num_skipped = Counter[str](), dict[str, int](), 0, 0
+    num_missing, first_missing, num_rows, num_skipped = Counter[str](), dict[str, str](), 0, 0
     for file_id, file in enumerate((source, options.validation, options.test)):
         if file is None:
             continue
+        place, of_file = str(file) if is_path(file) else where, num_rows
         for batch in read_batches(file, columns, progress_fn=progress_fn):
             row_ids = np.arange(num_rows, num_rows + len(batch))
             num_rows += len(batch)
             numbers = None if vectors is None else np.asarray(vectors[row_ids[0] : num_rows])
             if options.vectors is not None and has_own_vectors:
-                numbers = as_vectors(batch.column(options.vectors), options.vectors, where)
+                numbers = as_vectors(batch.column(options.vectors), options.vectors, place)
                 store = store or _Array(folder, "vectors", "<f4", numbers.shape[1:])
                 store.append(numbers)
-            cells, is_there = _row_cells(batch, numbers, options, where)
+            cells, is_there = _row_cells(batch, numbers, options, place)
             labels, parents = as_labels(
-                batch.column(options.label), options.label, where, separator=options.label_separator
+                batch.column(options.label), options.label, place, separator=options.label_separator
             )
             is_there[options.label] = np.isin(np.arange(len(batch)), parents)
             for name, has_cell in is_there.items():
                 if not has_cell.all():
                     num_missing[name] += int((~has_cell).sum())
-                    first_missing.setdefault(name, int(row_ids[has_cell.argmin()]))
+                    row = row_ids[has_cell.argmin()] - of_file + 1
+                    first_missing.setdefault(name, f"row {row:,}" + f" of {place}" * (file_id > 0))
             is_whole = np.logical_and.reduce(list(is_there.values()))
             num_skipped += int((~is_whole).sum())
             is_kept = is_whole[parents]
@@ -492,7 +495,7 @@ def _read_lines(
             for name, column in cells.items():
                 chunks.setdefault(name, []).append(column.take(parents[is_kept]))
     notes = [
-        f"empty cells of {column}: {count:,}, the first in row {first_missing[column] + 1:,}"
+        f"empty cells of {column}: {count:,}, the first in {first_missing[column]}"
         for column, count in num_missing.items()
     ]
     if notes and not options.skip_missing:

@@ -652,7 +652,6 @@ MUTANTS += [
     Mutant("report/headline.py", "others if row.low > 0]", "others if row.high > 0]", "stronger"),
     Mutant("report/headline.py", "and row.high < 0", "and row.low < 0", "stronger"),
     Mutant("report/headline.py", "first.validation or first", "first", "query_by_query"),
-    Mutant("report/headline.py", "if row.low <= 0", "if row.low < -1", "below"),
     Mutant("evaluation/baselines.py", "[is_kept] for", "[:is_kept.sum()] for", "sample"),
     Mutant("report/groups.py", "math.floor(1000", "math.ceil(1000", "rounded_down"),
     Mutant("report/forest.py", "self.low > reference,", "self.value > reference,", "disagree"),

@@ -369,7 +369,7 @@ USAGE = {  # words, what the sentence must hold
     "train --run --resume": ["'--run'", "requires an argument", "'--resume'"],
     "train a b": ["unexpected extra argument", "b"],
     "search": ["missing argument 'RUN'"],
-    "search runs/first": ["missing argument 'QUERY...'"],
+    "search runs/first x --input y": ["as words or from --input"],
     "export runs/first": ["missing option '--out'"],
     "evaluate runs/first --part all": ["'--part'", "'all'", "'train', 'validation', 'test'"],
     "slices runs/first --conditions 4": ["'--conditions'", "4", "1<=x<=3"],

@@ -1,38 +1,228 @@
-"""`evenhand search`."""
+"""`evenhand search`: a few queries for people, or as many as a file holds for other programs."""
 
-from typing import Annotated
+import contextlib
+import json as json_format
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from evenhand.cli import options
 from evenhand.cli.options import argument, choose_device, flag
 from evenhand.errors import UserError
 
+if TYPE_CHECKING:
+    from evenhand.files import ProgressFn
+    from evenhand.search import Searcher
+
+AT_ONCE = 1024  # queries, and what is found for them, in memory
+WRITTEN = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+
+
+class Asked(NamedTuple):
+    queries: list[str]
+    ids: list[str] | None = None  # where the table has a column query_id
+
 
 def search(
     run: options.RunFolder,
-    queries: Annotated[list[str], argument("What to look for, in quotes.", "QUERY...")],
+    queries: Annotated[
+        list[str] | None,
+        argument("What to look for, in quotes; '-': the lines of standard input.", "[QUERY...]"),
+    ] = None,
     results: Annotated[int, flag("Number of labels to show.", min=1)] = 5,
+    input: Annotated[
+        Path | None, flag("File of queries: one a line, or a table; '-': standard input.")
+    ] = None,
+    query: Annotated[str, flag("Column of the queries, where --input is a table.")] = "query",
+    output: Annotated[
+        Path | None, flag(f"File to write, a line a result: {', '.join(WRITTEN)}.")
+    ] = None,
+    json: Annotated[bool, flag("Write JSON, a line a result.", "--json")] = False,
     data: options.MovedData = None,
     device: options.Device = None,
 ) -> None:
     """Ask a trained model."""
+    from evenhand.cli.console import console
+    from evenhand.progress import stage_bar
+    from evenhand.runs import load_searcher, open_run_data, query_data_path
+
+    if queries and input:
+        raise UserError(f"queries come as words or from --input, got both ({input})")
+    if output is not None and output.suffix not in WRITTEN and not json:
+        raise UserError(
+            f"--output {output}: the ending must be {', '.join(WRITTEN)}; or add --json"
+        )
+    if not queries and input is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UserError("name a query, such as 'evenhand search RUN \"Wien\"', or --input FILE")
+        input = Path("-")
+    needs_data = data is not None or not query_data_path(run).exists()
+    dataset = open_run_data(run, console, data=data) if needs_data else None
+    searcher = load_searcher(run, device=choose_device(device), dataset=dataset)
+    num_found, num_blank = 0, 0
+    with contextlib.ExitStack() as stack:
+        advance: ProgressFn = lambda name, done, total: None  # noqa: E731
+        if output is not None:
+            advance = stack.enter_context(stage_bar(console))
+        if output is not None or json:
+            write_fn = stack.enter_context(_open_output(output, as_json=json))
+        else:
+            write_fn = _print_tables
+        asked = _read_queries(queries or [], input, query, advance)
+        for batch in asked:
+            kept, blank = _without_blank(batch)
+            if blank and queries and "-" not in queries:
+                raise UserError("a query must hold more than white space, got ''")
+            num_blank += blank
+            if kept.queries:
+                write_fn(kept, searcher, results)
+                num_found += len(kept.queries)
+        if not num_found:
+            where = "standard input" if input in (None, Path("-")) else input
+            raise UserError(f"{where} holds no query; write one a line")
+    if num_blank:
+        print(f"evenhand: blank queries, left out: {num_blank:,}", file=sys.stderr)
+    if output is not None:
+        console.print(f"{num_found:,} queries answered: {output}")
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+def _read_queries(
+    words: Sequence[str], path: Path | None, column: str, advance: "ProgressFn"
+) -> Iterator[Asked]:
+    """Queries, a batch at a time: of the command line, of lines or of a table."""
+    from evenhand.data.table_cells import as_texts
+    from evenhand.data.table_reader import is_table_path, read_batches
+    from evenhand.data.text_io import read_lines
+
+    if str(path) == "-" or list(words) == ["-"]:
+        yield from _in_batches(_standard_input(), advance)
+    elif path is None:
+        yield Asked(list(words))
+    elif not is_table_path(path):
+        yield from _in_batches(read_lines(path), advance)
+    else:
+        for rows in read_batches(path, None, progress_fn=advance):
+            names = rows.schema.names
+            if column not in names:
+                raise UserError(
+                    f"{path}: there is no column {column!r}; name one of "
+                    f"{', '.join(map(repr, names[:20]))} with --query"
+                )
+            columns = {
+                name: as_texts(rows[name], name, str(path)) for name in (column, "query_id")
+                if name in names
+            }  # fmt: skip
+            for start in range(0, len(rows), AT_ONCE):
+                texts, *ids = (
+                    cells.slice(start, AT_ONCE).fill_null("").to_pylist()
+                    for cells in columns.values()
+                )
+                yield Asked(texts, ids[0] if ids else None)
+
+
+def _in_batches(lines: Iterator[str], advance: "ProgressFn") -> Iterator[Asked]:
+    done = 0
+    while batch := list(islice(lines, AT_ONCE)):
+        yield Asked(batch)
+        done += len(batch)
+        advance("queries", done, None)
+
+
+def _standard_input() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input, line {number}: is not UTF-8 text") from error
+
+
+def _without_blank(batch: Asked) -> tuple[Asked, int]:
+    """The queries that say something, and how many do not."""
+    from evenhand.data import normalize
+
+    kept = [place for place, text in enumerate(batch.queries) if normalize(text)]
+    ids = batch.ids and [batch.ids[place] for place in kept]
+    texts = [batch.queries[place] for place in kept]
+    return Asked(texts, ids), len(batch.queries) - len(kept)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+WriteFn = Callable[[Asked, "Searcher", int], None]
+
+
+def _print_tables(asked: Asked, searcher: "Searcher", num_results: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from evenhand.cli.console import console
-    from evenhand.data import normalize
-    from evenhand.runs import load_searcher, open_run_data, query_data_path
 
-    for query in queries:
-        if not normalize(query):
-            raise UserError(f"a query must hold more than white space, got {query!r}")
-    needs_data = data is not None or not query_data_path(run).exists()
-    dataset = open_run_data(run, console, data=data) if needs_data else None
-    searcher = load_searcher(run, device=choose_device(device), dataset=dataset)
-    found = searcher.search(queries, results)
+    found = searcher.search(asked.queries, num_results)
     for query, ids, scores in zip(
-        queries, found.label_ids.tolist(), found.scores.tolist(), strict=True
+        asked.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True
     ):
         table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)
         for name, score in zip(searcher.label_names(ids), scores, strict=True):
             table.add_row(f"{score:.3f}", Text(name))
         console.print(table)
+
+
+@contextlib.contextmanager
+def _open_output(path: Path | None, *, as_json: bool) -> Iterator[WriteFn]:
+    """Writes a row a result, to a file that is there once it is whole, or to standard output."""
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from evenhand.files import atomic_path
+
+    def json_lines(rows: Any) -> str:
+        lines = (json_format.dumps(row, ensure_ascii=False) for row in rows.to_pylist())
+        return "".join(f"{line}\n" for line in lines)
+
+    if path is None:
+        yield lambda *asked: print(json_lines(_rows(*asked)), end="")
+        return
+    writers: list[Any] = []
+    with atomic_path(path) as staging, open(staging, "wb") as file, contextlib.ExitStack() as stack:
+
+        def write(asked: Asked, searcher: "Searcher", num_results: int) -> None:
+            rows = _rows(asked, searcher, num_results)
+            if as_json or path.suffix in (".jsonl", ".ndjson"):
+                file.write(json_lines(rows).encode())
+                return
+            if not writers:  # the columns are known now
+                if path.suffix == ".parquet":
+                    writer = pa.parquet.ParquetWriter(file, rows.schema)
+                else:
+                    delimiter = "\t" if path.suffix == ".tsv" else ","
+                    settings = pa.csv.WriteOptions(delimiter=delimiter)
+                    writer = pa.csv.CSVWriter(file, rows.schema, write_options=settings)
+                writers.append(stack.enter_context(writer))
+            writers[0].write_table(rows)
+
+        yield write
+
+
+def _rows(asked: Asked, searcher: "Searcher", num_results: int) -> Any:
+    """A pyarrow table: query_id, where there are ids; query, rank, label and score."""
+    import numpy as np
+    import pyarrow as pa
+
+    found = searcher.search(asked.queries, num_results)
+    label_ids, scores = found.label_ids.cpu().numpy(), found.scores.float().cpu().numpy()
+    places, ranks = np.nonzero(label_ids >= 0)
+    columns = {"query_id": asked.ids, "query": asked.queries}
+    table = pa.table({name: cells for name, cells in columns.items() if cells}).take(places)
+    for name, cells in {
+        "rank": ranks + 1,
+        "label": searcher.label_names(label_ids[places, ranks].tolist()),
+        "score": scores[places, ranks],
+    }.items():
+        table = table.append_column(name, pa.array(cells))
+    return table

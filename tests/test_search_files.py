@@ -1,0 +1,146 @@
+"""`evenhand search` for other programs: queries from files and pipes, answers as files."""
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+import small
+from evenhand.cli import search as search_module
+from evenhand.data import open_dataset, pairs_of, save_dataset
+from evenhand.run_folder import load_result
+from small import run_main
+
+QUERIES = ["badoki7", "marsaum, 12", '"welor"', "städte\tum"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("search")
+    dataset = save_dataset(small.text_dataset(), folder / "data")
+    small.settings_file(folder / "a.toml", "data", training__num_steps=20)
+    answer = small.run(folder, "train", "a.toml", "--run", "runs/a")
+    assert answer.code == 0, answer.err
+    (folder / "queries.txt").write_text("\n\n".join(QUERIES) + "\n \n", "utf-8")
+    ids = [f"q{number}" for number in range(len(QUERIES))]
+    table = {"text": QUERIES, "query_id": ids, "ignored": range(len(QUERIES))}
+    pa.parquet.write_table(pa.table(table), folder / "queries.parquet")
+    part = dataset.parts["test"]
+    pairs = pairs_of(part.positives)
+    named = [(part.texts[query], dataset.label_name(label)) for query, label in zip(*pairs)]  # noqa: B905
+    lines = [",".join(pair) for pair in named]
+    (folder / "test.csv").write_text("query,label\n" + "\n".join(lines) + "\n", "utf-8")
+    (folder / "asked.csv").write_text("query\n" + "\n".join(sorted(set(part.texts))) + "\n")
+    return folder
+
+
+@pytest.fixture
+def ask(home, monkeypatch, capsys):
+    """Runs `evenhand search` with a text on its standard input."""
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(search_module, "AT_ONCE", 3)
+
+    def ask(*words, stdin=b""):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
+            return run_main(capsys, "search", "runs/a", *words)
+
+    return ask
+
+
+def rows_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def read(path):
+    if path.suffix == ".parquet":
+        return pa.parquet.read_table(path).to_pylist()
+    if path.suffix in (".jsonl", ".txt"):
+        return rows_of(path.read_text("utf-8"))
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    parse_options = pa.csv.ParseOptions(delimiter=delimiter)
+    return pa.csv.read_csv(path, parse_options=parse_options).to_pylist()
+
+
+def assert_same(found, expected):
+    """But for the last digits of scores, which depend on how many queries are asked together."""
+    scores = [[row["score"] for row in rows] for rows in (found, expected)]
+    assert scores[0] == pytest.approx(scores[1])
+    assert [row | {"score": 0} for row in found] == [row | {"score": 0} for row in expected]
+
+
+def test_every_way_in_and_every_way_out_gives_the_same_answers(ask, tmp_path):
+    words = ("--results", 2, "--json")
+    expected = rows_of(ask(*QUERIES, *words).output)
+    assert [row["query"] for row in expected] == [query for query in QUERIES for _ in range(2)]
+    assert [row["rank"] for row in expected] == [1, 2] * len(QUERIES)
+    assert expected[0].keys() == {"query", "rank", "label", "score"}
+    answer = ask("--input", "queries.txt", *words)
+    assert_same(rows_of(answer.out), expected)
+    assert answer.err == f"evenhand: blank queries, left out: {len(QUERIES)}\n"
+    lines = "\r\n".join(QUERIES).encode()
+    for way in (["-"], ["--input", "-"], []):
+        assert_same(rows_of(ask(*way, *words, stdin=lines).output), expected)
+    with_ids = rows_of(ask("--input", "queries.parquet", "--query", "text", *words).output)
+    assert [row.pop("query_id") for row in with_ids] == [f"q{n // 2}" for n in range(8)]
+    assert_same(with_ids, expected)
+    for name in ("found.jsonl", "found.csv", "found.tsv", "found.parquet"):
+        path = tmp_path / name
+        out = ask("--input", "queries.txt", "--results", 2, "--output", path).out
+        assert f"{len(QUERIES)} queries answered: {path}" in out
+        assert_same(read(path), expected)
+    ask("--input", "queries.txt", "--results", 2, "--json", "--output", tmp_path / "lines.txt")
+    assert_same(read(tmp_path / "lines.txt"), expected)
+
+
+def test_what_a_run_answers_can_be_evaluated_as_predictions(ask, home, capsys, tmp_path):
+    ask("--input", "asked.csv", "--results", 10, "--output", tmp_path / "found.parquet")
+    words = ("evaluate", "--predictions", tmp_path / "found.parquet", "--truth", "test.csv")
+    out = run_main(capsys, *words, "--run", tmp_path / "run").output
+    assert "queries without predictions: 0 of" in out
+
+    def ranks(run, dataset):
+        part, outcome = dataset.parts["test"], load_result(run).outcome
+        rows = zip(outcome.query_ids, outcome.label_ids, outcome.ranks, strict=True)
+        # A run keeps more than ten results.
+        return {(part.texts[q], dataset.label_name(y)): r * (r <= 10) for q, y, r in rows}
+
+    ours = ranks(home / "runs/a", open_dataset(home / "data"))
+    assert ranks(tmp_path / "run", open_dataset(tmp_path / "run/truth")) == ours
+
+
+BAD = [  # words, standard input, what the sentence must hold
+    ([], b"", ["standard input holds no query"]),
+    (["-"], b"\n \n", ["standard input holds no query"]),
+    (["-"], b"ba\n\xff\n", ["standard input, line 2", "UTF-8"]),
+    ([" "], b"", ["more than white space"]),
+    (["x", "--input", "queries.txt"], b"", ["as words or from --input", "queries.txt"]),
+    (["--input", "none.txt"], b"", ["none.txt does not exist"]),
+    (["--input", "queries.parquet"], b"", ["no column 'query'", "'text'", "--query"]),
+    (["--input", "queries.txt", "--output", "found.xlsx"], b"", [".parquet", "--json"]),
+    (["--input", "queries.txt", "--output", "queries.txt/x.csv"], b"", ["queries.txt"]),
+]
+
+
+@pytest.mark.parametrize(("words", "stdin", "says"), BAD)
+def test_wrong_words_are_answered_in_one_sentence(ask, words, stdin, says):
+    sentence = ask(*words, stdin=stdin).sentence
+    for fragment in says:
+        assert fragment in sentence, f"{fragment!r} is not in: {sentence}"
+
+
+def test_an_output_is_there_once_it_is_whole(ask, home, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"badoki\n" * 5 + b"\xff\n")
+    path = tmp_path / "found.csv"
+    assert "UTF-8" in ask("--input", tmp_path / "bad.txt", "--output", path).sentence
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "bad.txt"]
+
+
+def test_a_terminal_is_asked_for_a_query(home, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert "name a query" in run_main(capsys, "search", home / "runs/a").sentence

@@ -175,7 +175,7 @@ def _describe_one(runs: RunSet) -> str:
     rows = {  # the lowest of the tail and of the worst groups of each column
         summary_title(summary, column): runs.row(column, summary)[0]
         for column in runs.own_columns
-        if (summary := runs.headline(column))
+        if (summary := runs.telling_summary(column))
     } | {"tail labels": runs.row("frequency", "tail")[0]}
     worst = {where: row for where, row in rows.items() if not math.isnan(row.value)}
     if not worst:

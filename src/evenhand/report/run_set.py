@@ -112,7 +112,7 @@ class RunSet:
         """Those of worst, worst 3 and worst tenth that are shown, as in the terminal."""
         return [score.group for score in self._summaries if score.column == column]
 
-    def headline(self, column: str) -> str | None:
+    def telling_summary(self, column: str) -> str | None:
         """The summary that stands for a column, or None: 'worst 3' of five groups says little."""
         summaries = self.summaries(column)
         num_judged = sum(row.is_judged for row in self.rows(column))

@@ -102,7 +102,7 @@ def test_the_saved_settings_begin_with_the_command_that_repeats_the_run(user, ho
     command = shlex.split(first_line.removeprefix("# "))
     user(*command[1:], "--run", "runs/repeated")
     assert fruits_of(home / "runs/repeated") == fruits_of(home / "runs/first")
-    assert "  # short texts\n" in text  # why a rule chose it
+    assert "  # n-grams of short texts\n" in text  # why a rule chose it
     repeated = (home / "runs/repeated/config.toml").read_text("utf-8")
     assert repeated.splitlines()[1:] == [line.split("  #")[0] for line in text.splitlines()[1:]]
 

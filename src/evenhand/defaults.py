@@ -18,7 +18,9 @@ from evenhand.config import Config, build_config, check_settings, toml_value
 from evenhand.data import Dataset, Rows
 from evenhand.methods import METHODS
 
-NGRAMS, SPARSE, DENSE = "n-grams of text", "sparse features with values", "dense features"
+NAMES, TEXTS = "n-grams of short texts", "n-grams of long texts"
+SPARSE, DENSE = "sparse features with values", "dense features"
+MOST_NGRAMS = 200  # of a short text, on average: 50 characters
 
 
 class Choice(NamedTuple):
@@ -36,7 +38,7 @@ class Facts(NamedTuple):
     num_queries: int  # of the training part
     num_pairs: int
     num_features: int
-    kind: str  # NGRAMS, SPARSE or DENSE
+    kind: str  # one of the four above
     has_counts: bool  # sparse: every value is a whole number, so that nobody has weighted them
     num_validation: int  # queries
     is_streamed: bool
@@ -57,7 +59,8 @@ def facts_of(dataset: Dataset, *, device: torch.device, num_ranks: int = 1) -> F
     train, validation = dataset.parts["train"], dataset.parts.get("validation")
     features, kind, has_counts = train.features, DENSE, False
     if isinstance(features, Rows):
-        kind = NGRAMS if features.values is None else SPARSE
+        is_short = len(features.ids) <= MOST_NGRAMS * len(features)
+        kind = SPARSE if features.values is not None else NAMES if is_short else TEXTS
         if features.values is not None:
             first = np.asarray(features.values[:1_000_000])
             has_counts = bool((first == np.round(first)).all())
@@ -123,6 +126,7 @@ def choose_settings(
         return key in settings[section]
 
     f, kind = facts, facts.kind
+    is_document = kind in (TEXTS, SPARSE)
     labels_of_query = f.num_pairs / max(1, f.num_queries)
 
     # Features. Counts without weights: tf-idf. Anything else was weighted by whoever made it.
@@ -132,13 +136,14 @@ def choose_settings(
         )
         choose("data.weighting", "tf-idf" if f.has_counts else "unit", why)
 
-    # The loss. On names (places) contrastive beats softmax and BOWL, .875, .858 and .820; on sparse
-    # documents softmax on dot products with a bias beats cosines: frequent labels need one.
+    # The loss. On names (places) contrastive beats softmax and BOWL, .875, .858 and .820; on
+    # documents softmax on dot products with a bias is far better (recall@10 .336 and .248 on 7,600
+    # package descriptions): frequent labels need a bias.
     asks_for_dot = settings["model"].get("similarity") == "dot" or is_given("model.scale")
-    is_names = kind == NGRAMS and not asks_for_dot
-    why = "short texts" if is_names else kind
-    loss = choose("loss.name", "contrastive" if is_names else "softmax", why)
-    is_dot = kind == SPARSE and loss != "contrastive"
+    why = kind + "; those of words would have votes and a ranker" * (kind == TEXTS)
+    is_contrastive = kind == NAMES and not asks_for_dot
+    loss = choose("loss.name", "contrastive" if is_contrastive else "softmax", why)
+    is_dot = is_document and loss != "contrastive"
     similarity = choose("model.similarity", "dot" if is_dot else "cosine", why)
     scale = 1.0 if loss != "softmax" else 3.0 if similarity == "dot" else 16.0
     choose("model.scale", scale, why)
@@ -171,7 +176,7 @@ def choose_settings(
     # Batches: large ones for mining, but four to an epoch, and scores within a 16th of memory. Of
     # names fifty to an epoch: on 25,000 names P@1 is .743, .770 with batches of 2,048, 512.
     size = 2048 if kind == DENSE else 4096 if f.num_queries > 20_000 else 1024
-    if kind == NGRAMS:
+    if kind == NAMES:
         size = min(2048, 2 ** round(math.log2(max(64, f.num_queries / 50))))
     columns = num_sampled if method.samples_labels else f.num_labels
     size = min(size, max(16, f.num_queries // 4), max(1, f.memory // 64 // columns), f.num_pairs)
@@ -183,12 +188,12 @@ def choose_settings(
     batch_size = choose("mining.batch_size", min(size, f.num_pairs), why, most=f.num_pairs)
     if method.mines_examples and not settings["mining"].get("tail_fraction"):
         # k' of a quarter was tuned on places, of a half on debian-deps: the mean needs more there.
-        share = 2 if kind == SPARSE else 4
+        share = 2 if is_document else 4
         choose("mining.num_hard_examples", -(-batch_size // share), why, most=batch_size)
     if method.drops_hardest:
         room = batch_size - settings["mining"].get("num_hard_examples", batch_size // 2)
         choose("risk.num_dropped", min(batch_size // 64, room), "some labels may be wrong")
-    if labels_of_query > 1.5 and kind != NGRAMS and not f.is_gpu and not f.is_streamed:
+    if labels_of_query > 1.5 and kind != NAMES and not f.is_gpu and not f.is_streamed:
         mining = settings["mining"]
         can_share = sampler not in ("in-batch", "mixed") and not mining.get("for_each_example")
         if can_share and mining.get("masks_all_positives", True):
@@ -198,13 +203,13 @@ def choose_settings(
     # Steps. The presets that were tuned on three data sets of very different size all see 33 to 40
     # pairs for every query; with one label a query, 13 beat 36 (recall@10 .713 and .703). Of short
     # texts, 13. Fewer where there are millions, but three epochs.
-    visits = 13 if kind == NGRAMS else min(35, 15 * labels_of_query)
+    visits = 13 if kind == NAMES else min(35, 15 * labels_of_query)
     num_seen = min(visits * f.num_queries, max(8_000_000, 3 * f.num_pairs))
     least = 300 if kind == DENSE else 100
     num_steps = max(least, round(num_seen / batch_size))
     why = f"{num_steps * batch_size / max(1, f.num_queries):.0f} pairs seen for each query"
     num_steps = choose("training.num_steps", num_steps, why)
-    choose("training.learning_rate", 0.024 if kind == NGRAMS else 0.01, "falls in a line to 0")
+    choose("training.learning_rate", 0.024 if kind == NAMES else 0.01, "falls in a line to 0")
 
     # Early stopping: the best of eight looks at the validation part, where looking is cheap.
     seen, looked_at = num_steps * batch_size * columns, f.num_validation * f.num_labels
@@ -214,11 +219,11 @@ def choose_settings(
         every = choose("training.evaluate_every", -(-num_steps // 8), why)
         if every:
             choose("training.patience", 3, why)
-            cutoffs = settings["evaluation"].get("cutoffs", Config().evaluation.cutoffs)
-            cutoff = min(cutoffs, key=lambda c: abs(c - (1 if f.num_labels <= 20 else 10)))
-            choose("training.select_by", f"recall@{cutoff}", why)
+    cutoffs = settings["evaluation"].get("cutoffs", Config().evaluation.cutoffs)
+    cutoff = min(cutoffs, key=lambda c: abs(c - (1 if f.num_labels <= 20 else 10)))
+    choose("training.select_by", f"recall@{cutoff}", "what a better model has more of")
 
-    # Additions to the model's scores, by features with values; chosen for all three documents sets
+    # Additions to the model's scores, by features with values; chosen for three document sets
     # at once: no setting of one is more than .014 (recall@10 + P@1) below its own best.
     if kind == SPARSE:
         can_add = not f.is_streamed and f.num_ranks == 1

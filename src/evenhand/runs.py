@@ -113,6 +113,15 @@ def open_run_data(run: Path, console: Console, *, data: str | Path | None = None
 # --- training -------------------------------------------------------------------------------------
 
 
+def check_new(folder: Path) -> None:
+    """Refuses a folder that is there already."""
+    if folder.exists() or folder.is_symlink():  # a link may lead nowhere, or to itself
+        raise UserError(
+            f"{folder} exists already; choose another --run folder, continue it with --resume, or "
+            f"remove it first"
+        )
+
+
 def begin_run(
     folder: Path,
     config: Config,
@@ -128,11 +137,7 @@ def begin_run(
     Args:
         choices: the settings that a rule chose, whose reasons are written beside them.
     """
-    if folder.exists() or folder.is_symlink():  # a link may lead nowhere, or to itself
-        raise UserError(
-            f"{folder} exists already; choose another --run folder, continue it with --resume, or "
-            f"remove it first"
-        )
+    check_new(folder)
     check_against_data(config, dataset)
     command = f"evenhand train {shlex.quote(str(folder / 'config.toml'))}"
     reasons = {choice.name: choice.reason for choice in choices}
@@ -628,6 +633,22 @@ def evaluate_run(
     if ranks is None or ranks.rank == 0:
         save_result(folder, part_name, outcome, scores)
     return scores
+
+
+def validation_value(
+    folder: Path, dataset: Dataset, config: Config, *, device: torch.device
+) -> float:
+    """The score that `training.select_by` names, of a run with its votes, handicap and ranker.
+
+    Args:
+        config: that of the run, or another that differs in what is added to its scores.
+    """
+    model = load_model(folder, dataset, device=device)
+    ranker = load_run_ranker(folder, config, dataset)
+    outcome = evaluate_model(model, dataset, "validation", config, ranker=ranker)
+    min_pairs = config.evaluation.min_pairs
+    scores = score_table(outcome, dataset, "validation", min_pairs=min_pairs, num_resamples=0)
+    return selected_value(scores, config.training.select_by)
 
 
 def open_result(folder: Path, dataset: Dataset, part_name: str = "test") -> RunResult:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import shlex
 import sys
@@ -36,6 +37,10 @@ def train(
     keep_checkpoints: Annotated[
         bool, flag("Keep the checkpoints of a finished run.", "--keep-checkpoints")
     ] = False,
+    minutes: Annotated[
+        float | None,
+        flag("Spend so long: on trials around the settings, then on the best of them."),
+    ] = None,
     *,
     flags: SettingsFlags,
     seed: Annotated[int | None, flag("Seed of everything random.")] = None,
@@ -58,6 +63,11 @@ def train(
         launch(ranks, max_restarts=max_restarts)
     if resume and run is None:
         raise UserError("--resume needs the folder of the run: evenhand train --resume --run …")
+    if minutes is not None and (resume or ranks is not None or not 0 < minutes < math.inf):
+        raise UserError(
+            f"--minutes must be above 0, and goes with neither --resume nor --ranks (what it chose "
+            f"is in the run's config.toml), got {minutes:g}"
+        )
     flags = dataclasses.replace(flags, seed=seed)
     from evenhand.cli.console import console
     from evenhand.distributed.ranks import wait_for_all
@@ -73,7 +83,7 @@ def train(
         if not is_first:
             wait_for_all(own_ranks)  # the first one makes the data set and the run folder
         folder, config, dataset = _open_run(
-            run, flags, device=own_device, is_resumed=resume, is_first=is_first
+            run, flags, minutes, device=own_device, is_resumed=resume, is_first=is_first
         )
         if is_first:
             wait_for_all(own_ranks)
@@ -118,6 +128,7 @@ def train(
 def _open_run(
     run: Path | None,
     flags: SettingsFlags,
+    minutes: float | None,
     *,
     device: "torch.device",
     is_resumed: bool,
@@ -128,14 +139,18 @@ def _open_run(
     from evenhand.config import DataConfig
     from evenhand.data.weighting import weight_features
     from evenhand.distributed.ranks import num_restarts
+    from evenhand.progress import stop_requested
     from evenhand.run_folder import run_settings
     from evenhand.runs import (
         begin_run,
+        check_new,
         check_unfinished,
         open_data,
         open_run_data,
         resumable_config,
     )
+    from evenhand.tuning.minutes import choose_within
+    from evenhand.tuning.space import get_setting
 
     choices: list[Choice] = []
     if is_resumed and run is not None:
@@ -156,8 +171,17 @@ def _open_run(
         config = resumable_config(folder, config, dataset)
         if is_resumed and num_restarts() == 0:
             check_unfinished(folder, config, dataset)
-    else:
-        begin_run(folder, config, dataset, device=device, choices=choices)
+        return folder, config, dataset
+    if minutes is not None:
+        check_new(folder)
+        trials = folder.with_name(f"{folder.name}-trials")
+        with stop_requested() as should_stop_fn:
+            config = choose_within(
+                minutes, trials, config, dataset,
+                device=device, console=console, should_stop_fn=should_stop_fn,
+            )  # fmt: skip
+        choices = [choice for choice in choices if get_setting(config, choice.name) == choice.value]
+    begin_run(folder, config, dataset, device=device, choices=choices)
     return folder, config, dataset
 
 

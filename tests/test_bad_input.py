@@ -95,7 +95,7 @@ REFUSED = [  # words, what the sentence must hold
     (("compare", "runs/a", "runs/a", "--metric", "recall@7"),
      ["--metric", "recall@1, recall@5, recall@10", "'recall@7'"]),
     (("search", "runs/a", "badoki", ""), ["''"]),
-    (("search", "runs/a", "badoki", "  \t"), ["'  \\t'"]),
+    (("search", "runs/a", "badoki", "  \t"), ["white space"]),
     (("search", "runs/a", "x", "--results", 0), ["--results", "0"]),
     (("search", "runs/dense", "x"), ["cannot turn a text into features", "table of texts"]),
     (("data", "show", "nowhere"), ["nowhere", "dataset.json"]),

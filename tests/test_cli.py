@@ -238,6 +238,31 @@ def test_the_difference_is_what_the_later_run_has_more_than_the_first(user, home
     assert note in out
 
 
+@pytest.mark.parametrize("metric", ["mrr", "ndcg@10", "precision@1", "psp@5", "query recall@5"])
+def test_compare_takes_every_metric_that_is_computed(user, home, capsys, metric):
+    out = user("compare", "runs/first", "runs/second", "--metric", metric)
+    first, second = (
+        {
+            (score["column"], score["group"]): score["value"]
+            for score in json.loads((home / run / "evaluation/test/scores.json").read_text("utf-8"))
+            if score["metric"] == metric
+        }
+        for run in ("runs/first", "runs/second")
+    )
+    assert f"{metric}: second minus first" in out
+    cells = [line.split("│")[1:6] for line in out.splitlines() if line.startswith("│")]
+    rows = {cell[0].strip(): [float(number) for number in cell[2:5]] for cell in cells}
+    a, b = first["all", "all"], second["all", "all"]
+    assert rows["all"] == pytest.approx([a, b, b - a], abs=6e-5)
+    assert set(rows) == {"all", "worst 3 styles", "worst style"}
+    mean = sum(second["style", name] for name in ("plain", "odd", "rare")) / 3
+    assert rows["worst 3 styles"][1] == pytest.approx(mean, abs=6e-5)
+    words = ("compare", "runs/first", "runs/second", "--metric", "ndcg@7")
+    sentence = run_main(capsys, *words).sentence
+    assert "--metric must be one of recall@1, recall@5, recall@10, query recall@1" in sentence
+    assert sentence.endswith("got 'ndcg@7'")
+
+
 def test_compare_works_where_no_group_is_large_enough_to_judge(user, tmp_path):
     for seed, name in enumerate(("one", "two")):
         words = ("--run", tmp_path / name, "--steps", 2, "--seed", seed)

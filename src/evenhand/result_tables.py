@@ -122,7 +122,8 @@ def differences_table(
 ) -> Table:
     """Contender minus baseline, with both intervals."""
     table = Table(title=Text(f"{metric}: {contender} minus {baseline}"), title_justify="left")
-    for heading in ("group", "pairs", baseline, contender, "difference", "95 % over queries"):
+    counted = "pairs" if metric.startswith("recall@") else "queries"
+    for heading in ("group", counted, baseline, contender, "difference", "95 % over queries"):
         table.add_column(Text(heading), justify="left" if heading == "group" else "right")
     has_seeds = any(row.num_runs > 1 for row in differences)
     if has_seeds:

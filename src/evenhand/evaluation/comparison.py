@@ -16,6 +16,7 @@ from evenhand.evaluation.scores import (
     check_known,
     interval,
     pair_statistics,
+    query_statistics,
     resamples,
     score_table,
     worst_members,
@@ -29,7 +30,7 @@ class GroupList(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Contender minus baseline in pair recall, mean over runs paired by position."""
+    """Contender minus baseline in a metric, mean over runs paired by position."""
 
     metric: str
     group: str  # 'all', 'head', 'torso', 'tail' (over labels), or the title of a list
@@ -65,6 +66,7 @@ def worst_groups(
         column.name
         for column in group_columns(dataset, chosen_on)
         if column.name not in BUILT_IN and len(column.group_names)
+        if column.is_of_queries or is_of_pairs(metric)
     ]
     least = {
         name: max(1, round(share * (min_pairs or {}).get(name, MIN_PAIRS))) for name in columns
@@ -85,17 +87,19 @@ def compare_outcomes(
     part_name: str,
     groups: Mapping[str, GroupList] | None = None,
     *,
+    metric: str | None = None,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> list[Difference]:
-    """Differences in pair recall at every cutoff both sides have.
+    """Differences in pair recall at every cutoff both sides have, or in a metric of queries.
 
-    A list of several groups counts by the unweighted mean of their recalls. The interval over
+    A list of several groups counts by the unweighted mean of their values. The interval over
     queries resamples whole queries, the same for both sides and all runs; the one over seeds is
     Student's t on the differences of the paired runs.
 
     Args:
         groups: title -> groups, such as 'worst 3 of script' -> what `worst_members` chose.
+        metric: such as 'mrr' or 'ndcg@10', for all queries and groups of queries alone.
     """
     if not baseline or len(baseline) != len(contender):
         raise ValueError(
@@ -110,8 +114,10 @@ def compare_outcomes(
         raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
     lists = {"all": GroupList("all", ("all",))}
     every = group_columns(dataset, part_name)
-    frequency = next(column for column in every if column.name == "frequency")
-    lists |= {name: GroupList("frequency", (name,)) for name in frequency.group_names}
+    if metric is not None:
+        every = [column for column in every if column.is_of_queries]
+    frequencies = next((c.group_names for c in every if c.name == "frequency"), ())
+    lists |= {name: GroupList("frequency", (name,)) for name in frequencies}
     lists |= groups or {}
     for chosen in lists.values():
         check_known(chosen.column, [column.name for column in every], "column")
@@ -127,19 +133,22 @@ def compare_outcomes(
         for name in chosen.names:
             check_known(name, names, f"group of {chosen.column!r}")
         members.append([start + names.index(name) for name in chosen.names])
-    runs = [pair_statistics(dataclasses.replace(o, cutoffs=cutoffs), columns) for o in outcomes]
+    if metric is None:
+        runs = [pair_statistics(dataclasses.replace(o, cutoffs=cutoffs), columns) for o in outcomes]
+    else:
+        runs = [query_statistics(_with_metric(o, metric), columns) for o in outcomes]
 
-    def recalls(weights: DoubleArray) -> DoubleArray:
+    def values_of(weights: DoubleArray) -> DoubleArray:
         """The unweighted mean over the groups of each list: (2, runs, lists, M, B)."""
         of_groups = [run.values_fn(weights) for run in runs]  # (G, M, B) each
         values = np.stack([[v[places].mean(axis=0) for places in members] for v in of_groups])
         return values.reshape(2, len(baseline), *values.shape[1:])
 
     num_queries = len(outcomes[0].retrieved_ids)
-    values = recalls(np.ones((num_queries, 1)))[..., 0]  # (2, runs, lists, M)
+    values = values_of(np.ones((num_queries, 1)))[..., 0]  # (2, runs, lists, M)
     draws = [np.empty((*values.shape[2:], 0))]
     for weights in resamples(num_queries, num_resamples, seed):
-        resampled = recalls(weights)  # (2, runs, lists, M, B)
+        resampled = values_of(weights)  # (2, runs, lists, M, B)
         draws.append((resampled[1] - resampled[0]).mean(0))  # (lists, M, B)
     lows, highs = interval(np.concatenate(draws, axis=-1))  # (lists, M)
     differences = values[1] - values[0]  # (runs, lists, M)
@@ -150,7 +159,7 @@ def compare_outcomes(
     means, sides = differences.mean(0), values.mean(1)  # (lists, M), (2, lists, M)
     return [
         Difference(
-            metric,
+            name,
             title,
             baseline=float(sides[0, t, m]),
             contender=float(sides[1, t, m]),
@@ -162,6 +171,19 @@ def compare_outcomes(
             num_runs=len(baseline),
             count=runs[0].count(members[t]),
         )
-        for m, metric in enumerate(runs[0].metrics)
+        for m, name in enumerate(runs[0].metrics)
         for t, title in enumerate(lists)
     ]
+
+
+def is_of_pairs(metric: str) -> bool:
+    """Whether a metric is a mean over pairs; the others are over queries."""
+    return metric.startswith("recall@")
+
+
+def _with_metric(outcome: Outcome, metric: str) -> Outcome:
+    """The outcome with one metric of queries alone."""
+    check_known(metric, list(outcome.query_metrics), "metric")
+    weights = {name: w for name, w in outcome.query_weights.items() if name == metric}
+    values = {metric: outcome.query_metrics[metric]}
+    return dataclasses.replace(outcome, query_metrics=values, query_weights=weights)

@@ -58,6 +58,7 @@ TESTED_BY = {
     "config.py": "test_config.py",
     "build.py": "test_build.py",
     "run_folder.py": "test_runs.py",
+    "predictions.py": "test_predictions.py",
     "runs.py": "test_runs.py",
     "tuning/space.py": "test_tuning.py",
     "ensemble.py": "test_averaging.py",
@@ -578,8 +579,8 @@ MUTANTS += [
     ),
     Mutant(
         "data/splits.py",
-        "position < test_fraction + validation_fraction",
-        "position < validation_fraction",
+        "positions < test_fraction + validation_fraction",
+        "positions < validation_fraction",
         "md5",
     ),
     Mutant(
@@ -703,9 +704,27 @@ MUTANTS += [
     ),
     Mutant(
         "cli/evaluate.py",
-        'run: options.RunFolder,\n    part: options.Part = "test"',
-        'run: options.RunFolder,\n    part: options.Part = "validation"',
+        '"[RUN]")] = None,\n    part: options.Part = "test"',
+        '"[RUN]")] = None,\n    part: options.Part = "validation"',
         "evaluating_again",
+    ),
+    Mutant(  # a tie goes to the order of the file
+        "predictions.py",
+        "np.lexsort((ties, -scores, query_ids))",
+        "np.lexsort((-scores, query_ids))",
+        "our_own_results",
+    ),
+    Mutant(  # text order: 10 before 9
+        "predictions.py",
+        "numbers.take(pc.sort_indices(numbers.cast(pa.int64())))",
+        "numbers.take(pc.sort_indices(numbers))",
+        "ids_are_ordered",
+    ),
+    Mutant(  # gone before the model is there
+        "runs.py",
+        "if is_first and not keeps_checkpoints:",
+        "if is_first:",
+        "keeps_its_last_weights",
     ),
     Mutant("doctor.py", "int(quota) / int(period)", "int(period) / int(quota)", "quota"),
     Mutant(

@@ -286,7 +286,7 @@ REFUSED = [  # flags, what the sentence must hold
     (["--smallest-group", "stile=odd"], ["did you mean 'style'"]),
     (["--smallest-group", "style=od"], ["did you mean 'odd'"]),
     (["--data", "unjudged"], ["validation part", "train, test"]),
-    (["--resume"], ["config"]),
+    (["--resume"], ["source"]),
 ]  # fmt: skip
 
 

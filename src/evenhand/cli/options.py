@@ -66,10 +66,12 @@ RankTimeout = Annotated[
 class SettingsFlags:
     """What `train` and `tune` were told about settings; None: not given."""
 
-    config: Annotated[
-        Path | None, argument("TOML file with settings, or a preset's name.", "[CONFIG]")
+    source: Annotated[
+        Path | None, argument("A table, a data set, TOML settings or a preset's name.", "[SOURCE]")
     ] = None
-    data: Annotated[str | None, flag("'places', or a folder made by `evenhand data`.")] = None
+    data: Annotated[str | None, flag("'places', a folder made by `evenhand data`, or a table.")] = (
+        None
+    )
     method: Annotated[str | None, flag("Method; `evenhand --help` lists them.")] = None
     hard_labels: Annotated[int | None, flag("k: hardest labels kept for an example.")] = None
     hard_examples: Annotated[int | None, flag("k': hardest examples kept of a batch.")] = None
@@ -162,6 +164,13 @@ class TableFlags:
     max_length: Annotated[int | None, flag("Longest n-gram.")] = None
     max_words: Annotated[int | None, flag("Longest run of words.")] = None
 
+    def given(self) -> list[str]:
+        """The flags that are given."""
+        values = vars(self).items()
+        return [
+            f"--{name.replace('_', '-')}" for name, value in values if value not in (None, False)
+        ]
+
     def options(self) -> "TableOptions":
         from evenhand.data import TableOptions
 
@@ -201,21 +210,32 @@ def takes_flags(verb_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_flags(
-    flags: SettingsFlags, *, base: Mapping[str, Mapping[str, Any]] | None = None
+    flags: SettingsFlags,
+    table: TableFlags | None = None,
+    *,
+    base: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """The settings that are given: those of the TOML file or preset, with the flags on top.
 
     Args:
+        table: says which columns of a table are what; the data set made of it is then the data.
         base: settings below both.
     """
     import evenhand.config as config
 
     settings: Mapping[str, Any] = {}
-    path = flags.config
-    if path is not None and not path.exists() and not path.suffix:
-        settings = config.read_preset(str(path))
-    elif path is not None:
-        settings = config.read_settings(path)
+    source, data = flags.source, flags.data
+    if source is not None and source.suffix == ".toml":
+        settings = config.read_settings(source)
+    elif source is not None and not (source.exists() or source.suffix or str(source) == "places"):
+        settings = config.read_preset(str(source))
+    elif source is not None:
+        if source.suffix and not source.exists():
+            raise UserError(f"{source} does not exist")
+        if data is not None:
+            raise UserError(f"{source} and --data {data} are both data to train on; give one")
+        data = str(source)
+    flags = dataclasses.replace(flags, data=_data_folder(data, table or TableFlags()))
     words = flags.words()
     given = config.check_settings(config.with_assignments(settings, words))
     for section, values in (base or {}).items():
@@ -229,6 +249,28 @@ def read_flags(
         )
     given["mining"].pop("num_hard_examples", None)  # whatever it is, it does not count
     return given
+
+
+def _data_folder(data: str | None, table: TableFlags) -> str | None:
+    """The folder of a data set; that of a table is made first, unless it was made before."""
+    from evenhand.cli.console import console
+    from evenhand.data import is_table_path, prepare_table
+    from evenhand.progress import stage_bar
+
+    path = Path(data or "places")
+    is_ours = any((path / name).exists() for name in ("dataset.json", "run.json"))
+    if is_ours or not (path.is_file() or is_table_path(path)):
+        if table.given():
+            raise UserError(
+                f"{', '.join(table.given())}: only for a table, and "
+                f"{'none is named' if data is None else f'{data} is none'}; give one, such as: "
+                f"evenhand train data.parquet --query title --label category"
+            )
+        return data
+    with stage_bar(console) as advance:
+        folder = prepare_table(path, table.options(), note_fn=console.print, progress_fn=advance)
+    console.print(f"data set: {folder}")
+    return str(folder)
 
 
 def fit_config(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from evenhand.cli import options
 from evenhand.cli.options import (
     SettingsFlags,
+    TableFlags,
     choose_device,
     fit_config,
     flag,
@@ -43,6 +44,7 @@ def train(
     ] = None,
     *,
     flags: SettingsFlags,
+    table: TableFlags,
     seed: Annotated[int | None, flag("Seed of everything random.")] = None,
     ranks: Annotated[
         int | None, flag("Train with this many processes, by torchrun.", min=1)
@@ -55,7 +57,8 @@ def train(
 ) -> int:
     """Train a model into a run folder.
 
-    Trains a model, evaluates it on the test part and writes a run folder. Settings come from the
+    Trains a model, evaluates it on the test part and writes a run folder. A table (CSV, Parquet,
+    ...) becomes a data set in datasets/ first, once. Settings come from the
     TOML file, then from the flags; every one that is not given is chosen to fit the data, and all
     of them are written to config.toml in the run folder, with the reasons.
     """
@@ -83,7 +86,7 @@ def train(
         if not is_first:
             wait_for_all(own_ranks)  # the first one makes the data set and the run folder
         folder, config, dataset = _open_run(
-            run, flags, minutes, device=own_device, is_resumed=resume, is_first=is_first
+            run, flags, table, minutes, device=own_device, is_resumed=resume, is_first=is_first
         )
         if is_first:
             wait_for_all(own_ranks)
@@ -128,6 +131,7 @@ def train(
 def _open_run(
     run: Path | None,
     flags: SettingsFlags,
+    table: TableFlags,
     minutes: float | None,
     *,
     device: "torch.device",
@@ -156,11 +160,11 @@ def _open_run(
     if is_resumed and run is not None:
         resumable_config(run, None)  # there is something to resume
         # --data is where the data lie now; the setting stays.
-        given = read_flags(dataclasses.replace(flags, data=None), base=run_settings(run))
+        given = read_flags(dataclasses.replace(flags, data=None), table, base=run_settings(run))
         dataset = open_run_data(run, console, data=flags.data)
         config, _ = fit_config(flags, given, dataset, device)
     else:
-        given = read_flags(flags)
+        given = read_flags(flags, table)
         dataset = open_data(DataConfig(**given["data"] | {"weighting": "as-is"}), console)
         config, choices = fit_config(flags, given, dataset, device)
         dataset = weight_features(dataset, config.data.weighting)

@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from evenhand.cli import options
-from evenhand.cli.options import SettingsFlags, choose_device, fit_config, flag, read_flags
+from evenhand.cli.options import (
+    SettingsFlags,
+    TableFlags,
+    choose_device,
+    fit_config,
+    flag,
+    read_flags,
+)
 from evenhand.errors import UserError
 
 
@@ -38,6 +45,7 @@ def tune(
     seed: Annotated[int | None, flag("Seed of the search.", show_default="0")] = None,
     *,
     flags: SettingsFlags,
+    table: TableFlags,
     device: options.Device = None,
 ) -> int:
     """Choose k' and other settings on the validation part.
@@ -70,7 +78,7 @@ def tune(
     }
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     if not resume:
-        settings = read_flags(flags)
+        settings = read_flags(flags, table)
         raw = DataConfig(**settings["data"] | {"weighting": "as-is"})
         dataset = without_test(open_data(raw, console))
         config, _ = fit_config(flags, settings, dataset, choose_device(device))

@@ -85,7 +85,9 @@ def score_product(problem: Problem) -> Step:
     return recorded(lambda: product(queries, units, out=scores))
 
 
-def evenhand(problem: Problem, *, hard_examples: int | None = None) -> Step:
+def evenhand(
+    problem: Problem, *, hard_examples: int | None = None, draws_for_each: bool = False
+) -> Step:
     shape = problem.shape
     rows = RowTable(problem.table, torch.zeros(shape.labels, device=CUDA), seed=0)
     clock = Clock.planned(
@@ -104,6 +106,7 @@ def evenhand(problem: Problem, *, hard_examples: int | None = None) -> Step:
         num_hard_labels=shape.hard_labels,
         loss=loss,
         scale=SCALE,
+        draws_for_each=draws_for_each,
     )
     step.vectors.copy_(problem.vectors)
     step.label_ids.copy_(problem.label_ids)
@@ -403,6 +406,7 @@ WAYS: dict[str, Callable[[Problem], Step]] = {
     "evenhand SNM step, all examples": lambda problem: evenhand(
         problem, hard_examples=problem.shape.batch_size
     ),
+    "evenhand S2M step, a sample for each example": partial(evenhand, draws_for_each=True),
     "obvious PyTorch: gather (B, M, D), autograd": gathered,
     "score all labels, gather the sampled, autograd": all_scored,
     SHARED: shared,

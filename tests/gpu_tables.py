@@ -6,12 +6,15 @@ Without CUDA the kernels run in Triton's interpreter, on tiny shapes; with it, a
 import pytest
 import torch
 
+from evenhand.kernels.random import num_bits
 from evenhand.models import BagEncoder, Retriever
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 
 NO_TRITON = "triton is not installed: the kernels for CUDA need it"
 triton = pytest.importorskip("triton", reason=NO_TRITON)
 rows = pytest.importorskip("evenhand.kernels.gpu.rows", reason=NO_TRITON)
+tl = triton.language
+labels_at = pytest.importorskip("evenhand.kernels.gpu.own_samples", reason=NO_TRITON).labels_at
 
 IS_COMPILED = isinstance(rows.through_unit, triton.JITFunction)
 NOT_INTERPRETED = "kernels are compiled for CUDA: triton was imported without TRITON_INTERPRET=1"
@@ -67,3 +70,27 @@ def assert_state_is(rows_table, twin):
     torch.testing.assert_close(rows_table.moments.double().cpu(), moments, **near)
     if isinstance(twin, RowAdam):
         torch.testing.assert_close(rows_table.momentum.double().cpu(), twin.momentum, **near)
+
+
+def drawn_ids(positive_ids, *, key, num_labels, num_sampled):
+    """(B, M) the labels that stand in the slots of samples drawn for each example."""
+    out = positive_ids.new_empty(len(positive_ids), num_sampled)
+    _drawn_ids[(len(positive_ids), triton.cdiv(num_sampled, 1024))](
+        positive_ids, key, out, num_labels, num_sampled, positive_ids.shape[1],
+        BITS=num_bits(num_labels), BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _drawn_ids(
+    positive_ids, key_at, out, num_labels, num_sampled, num_positives, BITS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(key_at)
+    labels = labels_at(
+        slots.to(tl.int64) % num_sampled, positive_ids, row, key, num_labels, num_positives, BITS
+    )
+    tl.store(out + row * num_sampled + slots, labels, mask=slots < num_sampled)

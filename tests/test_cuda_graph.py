@@ -64,7 +64,7 @@ def training_of(
     return Training(model, optimizers, feed, torch.Generator().manual_seed(5), risk)
 
 
-def plan_of(num_steps=6):
+def plan_of(num_steps=6, *, draws_for_each=False):
     return Plan(
         sampler=UniformSampler(NUM_LABELS),
         loss_fn=losses.contrastive_loss,
@@ -75,6 +75,7 @@ def plan_of(num_steps=6):
         anneal_fraction=0.5,
         learning_rate=0.05,
         warmup_steps=2,
+        draws_for_each=draws_for_each,
     )
 
 
@@ -114,15 +115,18 @@ def assert_graph_is_eager(training_fn, plan, device, num_steps, **tolerances):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "draws_for_each"),
     [
-        {"optimizer": RowAdam}, {"risk": MEAN, "has_values": False}, {"masks_all_positives": False},
+        ({"optimizer": RowAdam}, False),
+        ({"risk": MEAN, "has_values": False}, False),
+        ({"masks_all_positives": False}, True),
     ],
-    ids=["S2M, Adam", "SNM, means", "the paper's mask"],
-)  # fmt: skip
-def test_a_recorded_run_is_the_run(device, settings):
+    ids=["S2M, Adam", "SNM, means", "for each, the paper's mask"],
+)
+def test_a_recorded_run_is_the_run(device, settings, draws_for_each):
     count = by_device(device, 5, 6)  # the fifth is of the second epoch
-    assert_graph_is_eager(lambda where: training_of(where, **settings), plan_of(), device, count)
+    plan = plan_of(draws_for_each=draws_for_each)
+    assert_graph_is_eager(lambda where: training_of(where, **settings), plan, device, count)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -281,12 +285,17 @@ def test_a_device_too_old_too_small_or_too_full_is_not_tried(as_if_on_cuda, monk
     monkeypatch.setattr("evenhand.training.gpu_step.MOST_ENTRIES", 19)  # 5 pairs of 4 features
     assert "20" in why_no_graph(training, plan_of())
 
+def test_a_sample_for_each_must_find_enough_labels_that_are_no_positives(as_if_on_cuda):
+    training, _ = as_if_on_cuda  # queries have up to 3 positives
+    for num_sampled, is_possible in ((NUM_LABELS - 3, True), (NUM_LABELS - 2, False)):
+        plan = dataclasses.replace(plan_of(draws_for_each=True), num_sampled_labels=num_sampled)
+        assert (why_no_graph(training, plan) is None) == is_possible
+
 
 FREQUENCY = Distinct(FrequencySampler(torch.ones(NUM_LABELS)))
 OBSTACLES = {
     "mining.sampler is not 'uniform'": {"sampler": FREQUENCY},
     "the loss (loss.name) has no kernel": {"loss_fn": lambda positive, negative: positive},
-    "mining.for_each_example is true": {"draws_for_each": True},
     "loss.log_q is true": {"is_log_q_corrected": True},
     "training.max_gradient_norm is above 0": {"max_gradient_norm": 1.0},
     "more than 32768 labels (mining.num_sampled_labels) are drawn": {"num_sampled_labels": 40000},

@@ -15,6 +15,7 @@ from gpu_tables import (
     make_table,
     scalars,
     twin_of,
+    unit_gradients,
 )
 
 bags = pytest.importorskip("evenhand.kernels.gpu.bags", reason=NO_TRITON)
@@ -47,11 +48,12 @@ def random_entries(counts, *, num_empty, num_sources):
     return ids, sources, torch.randn(len(ids))
 
 
-def update(table, given, vectors, device, *, step_number=1):
+def update(table, given, vectors, device, *, step_number=1, is_cosine=False):
     entries.update_by_entries(
         table,
         *(tensor.to(device) for tensor in given),
         vectors.to(device),
+        is_cosine=is_cosine,
         **scalars(device, learning_rate=0.1, step_number=step_number),
     )
 
@@ -79,13 +81,17 @@ def test_entries_are_summed_by_row_and_stepped_once(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_entries_of_any_width(device, width):
+def test_entries_of_any_width_by_unit_rows(device, width):
     counts = by_device(device, [1, 0, 70, 2, 33, 1, 3], [1, 0, 2000, 2, 33, 1] * 300)
     table = make_table(len(counts), width, optimizer="adagrad", device=device)
     twin, vectors = twin_of(table, "adagrad"), torch.randn(9, width)
     ids, *others = random_entries(counts, num_empty=5, num_sources=9)
-    twin.step(summed_by_row(ids, *others, vectors), learning_rate=0.1)
-    update(table, (ids.int(), *others), vectors, device)
+    gradients = summed_by_row(ids, *others, vectors)
+    if width > 1:  # a unit row of one weight has no gradient, only rounding
+        through = unit_gradients(gradients.values, twin.table[gradients.ids])
+        gradients = RowGradients(gradients.ids, through)
+    twin.step(gradients, learning_rate=0.1)
+    update(table, (ids.int(), *others), vectors, device, is_cosine=width > 1)
     assert_state_is(table, twin)
 
 

@@ -20,7 +20,7 @@ from evenhand.sampling import LabelSample
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 from evenhand.training.step import gradients_of, mine
-from gpu_tables import DEVICES, needs_cuda
+from gpu_tables import DEVICES, drawn_ids, needs_cuda
 
 LOSSES = {
     "hinge": losses.bowl_loss,
@@ -53,7 +53,7 @@ class Pair:
 
     def __init__(
         self, device, *, batch_size=6, num_positives=2, num_labels=50, num_sampled=17, k=4,
-        hard_examples=3, width=5, loss="contrastive 1", is_cosine=True, scale=1.0,
+        hard_examples=3, width=5, loss="contrastive 1", is_cosine=True, scale=1.0, for_each=False,
         is_adam=False, precision=torch.float32, seed=0,
     ):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
@@ -63,7 +63,7 @@ class Pair:
         self.labels[: batch_size // 3] = self.labels[0]  # some label several times
         self.positives = _positives(self.labels, num_positives, num_labels, generator)
         self.k, self.hard_examples, self.loss_fn = k, hard_examples, LOSSES[loss]
-        self.num_sampled = num_sampled
+        self.num_sampled, self.num_labels, self.for_each = num_sampled, num_labels, for_each
         keys = torch.randint(2**62, (8,), generator=generator)
         counts = torch.full((8,), hard_examples)
         self.clock = Clock.planned(*(x.to(device) for x in (torch.full((8,), 0.1), counts, keys)))
@@ -74,7 +74,7 @@ class Pair:
         self.step = MiningStep(
             self.rows, self.clock, batch_size=batch_size, num_positives=num_positives,
             num_sampled_labels=num_sampled, num_hard_labels=k, loss=kernel_loss(self.loss_fn),
-            scale=scale, is_cosine=is_cosine, precision=precision,
+            scale=scale, is_cosine=is_cosine, draws_for_each=for_each, precision=precision,
         )  # fmt: skip
         self.model = Retriever(
             MlpEncoder(1, 1), num_labels, width, is_cosine=is_cosine, scale=scale
@@ -93,7 +93,14 @@ class Pair:
         self.step.join()
 
     def drawn(self):
-        return self.step.column_ids[: self.num_sampled].cpu()
+        if not self.for_each:
+            return self.step.column_ids[: self.num_sampled].cpu()
+        return drawn_ids(
+            self.step.positive_ids,
+            key=self.clock.key,
+            num_labels=self.num_labels,
+            num_sampled=self.num_sampled,
+        ).cpu()
 
     def run_torch(self):
         ids = self.drawn()
@@ -146,26 +153,30 @@ SMALL = {
     "width": 3,
     "batch_size": 3,
 }
+KINDS = {"shared": False, "for each": True}
 
 
 def cases(names, *, fast):
-    """On a GPU every name; the slow interpreter takes some.
+    """On a GPU every name, shared and for each example; the slow interpreter takes some.
 
     All of them in the interpreter: tests/nightly/test_gpu_shapes.py.
     """
     return [
-        pytest.param(*device.values, name, marks=device.marks, id=name)
+        pytest.param(*device.values, name, for_each, marks=device.marks, id=f"{name}-{kind}")
         for device in DEVICES
         for name in names
-        if device.values == ("cuda",) or name in fast
+        for kind, for_each in KINDS.items()
+        if device.values == ("cuda",) or name in fast[kind]
     ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_steps_equal_those_in_torch(device, loss):
+@pytest.mark.parametrize(
+    ("device", "loss", "for_each"),
+    cases(LOSSES, fast={"shared": LOSSES, "for each": ["contrastive 1.5"]}),
+)
+def test_steps_equal_those_in_torch(device, loss, for_each):
     is_adam = loss == "softmax"
-    pair = Pair(device, loss=loss, is_adam=is_adam, **SMALL)
+    pair = Pair(device, loss=loss, for_each=for_each, is_adam=is_adam, **SMALL)
     for _ in range(1 + is_adam):
         pair.assert_step_is_that_of_torch()
 
@@ -188,11 +199,19 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(
-    ("device", "name"),
-    cases(SHAPES, fast=["one example", "all labels sampled", "dot product"]),
+    ("device", "name", "for_each"),
+    cases(
+        SHAPES,
+        fast={
+            "shared": ["one example", "all labels sampled", "dot product"],
+            "for each": ["many labels"],
+        },
+    ),
 )
-def test_every_shape_equals_torch(device, name):
-    pair = Pair(device, seed=1, **SHAPES[name])
+def test_every_shape_equals_torch(device, name, for_each):
+    if name == "all labels sampled" and for_each:
+        pytest.skip("an example's own positives cannot be drawn for it")
+    pair = Pair(device, for_each=for_each, seed=1, **SHAPES[name])
     pair.assert_step_is_that_of_torch()
 
 
@@ -209,11 +228,14 @@ def test_zero_vectors_score_zero_and_have_no_gradient_as_in_torch(device):
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("size", [0.0, 1e-34, 1e-11, 3e9])
-def test_a_vector_without_direction_keeps_no_more_than_k(device, size):
+def test_a_vector_without_direction_keeps_no_more_than_k(device, size, for_each):
     """Scores all 0, of which k are kept; or tiny, or huge, where differences might be lost."""
+    if device == "cpu" and for_each:
+        pytest.skip("the interpreter is slow, and the search is that of the shared sample")
     sizes = SMALL | {"batch_size": 4, "k": 4}
-    pair = Pair(device, loss="softmax", is_cosine=False, **sizes)
+    pair = Pair(device, for_each=for_each, loss="softmax", is_cosine=False, **sizes)
     pair.vectors[1:3] *= size
     if size:
         pair.vectors[0] *= 0
@@ -238,14 +260,16 @@ def test_a_sample_that_is_all_positives_leaves_the_positive_loss(device):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
+@pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_it(device):
-    pair = Pair(device, **SMALL | {"num_sampled": 20})
-    label = next(y for y in range(20) if y in pair.positives[0] and y not in pair.positives[1:])
+def test_a_negative_score_that_is_no_number_shows_in_the_losses_of_all_who_see_it(device, for_each):
+    pair = Pair(device, for_each=for_each, **SMALL | {"num_sampled": 14})
+    label = next(y for y in range(20) if y not in pair.positives)  # nobody's positive
     pair.rows.table[label] = torch.nan
     pair.model.label_table.data[label] = torch.nan
     pair.run_kernels()
-    sees = torch.tensor([label == pair.labels[0], True, True])
+    sees = (torch.atleast_2d(pair.drawn()) == label).any(dim=1).expand(len(pair.labels))
+    assert sees.any()
     assert torch.equal(pair.step.kept.losses.isnan().cpu(), sees)
     assert torch.equal(pair.run_torch().losses.isnan(), sees)
     assert pair.step.stats[0, 0].isnan()
@@ -262,16 +286,20 @@ def test_the_order_is_that_of_the_other_forms(device):
         arguments = [x.to(device) for x in (numbers, keys, sizes)]
         ours = gpu_permutation.apply(*arguments, bits, is_inverse=is_inverse)
         assert ours.tolist() == expected.tolist()
+    rows = permutation.row_keys(torch.tensor([[2**61 + 5]]), 6)[:, 0]
+    assert len(set(rows.tolist())) == 6
 
 
 @pytest.mark.gpu
 @needs_cuda
+@pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("num_labels", [3000, 100_003])
 @pytest.mark.parametrize("loss", ["contrastive 1", "softmax"])
-def test_a_large_step_equals_torch(loss, num_labels):
+def test_a_large_step_equals_torch(loss, num_labels, for_each):
     pair = Pair(
         "cuda", batch_size=333, num_positives=3, num_labels=num_labels, num_sampled=1031, k=33,
-        hard_examples=100, width=130, loss=loss, scale=5.0 if loss == "softmax" else 1.0,
+        hard_examples=100, width=130, loss=loss, for_each=for_each,
+        scale=5.0 if loss == "softmax" else 1.0,
     )  # fmt: skip
     for _ in range(2):
         pair.assert_step_is_that_of_torch(atol=1e-4, rtol=2e-2)
@@ -279,11 +307,12 @@ def test_a_large_step_equals_torch(loss, num_labels):
 
 @pytest.mark.gpu
 @needs_cuda
-def test_a_step_in_bfloat16_is_near_and_has_the_same_bits_each_time():
+@pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
+def test_a_step_in_bfloat16_is_near_and_has_the_same_bits_each_time(for_each):
     def after(num_steps):
         pair = Pair(
             "cuda", batch_size=512, num_labels=5000, num_sampled=1024, k=32, hard_examples=128,
-            width=128, precision=torch.bfloat16,
+            width=128, for_each=for_each, precision=torch.bfloat16,
         )  # fmt: skip
         for _ in range(num_steps):
             pair.run_kernels()

@@ -545,7 +545,7 @@ MUTANTS += [
     Mutant("kernels/gpu/selection.py", "(values != values).to", "(values > 1e9).to", "no_number"),
     Mutant("training/gpu_step.py", "pair_size = 24 if", "pair_size = 4 if", "not_tried"),
     Mutant("training/gpu_step.py", "CAPABILITY = (8, 0)", "CAPABILITY = (7, 0)", "not_tried"),
-    Mutant("training/gpu_step.py", "plan.draws_for_each,", "False,", "names_the_setting"),
+    Mutant("training/gpu_step.py", "_table) - num_positives", "_table)", "enough_labels"),
     Mutant("training/gpu_step.py", "num_entries > MOST_ENTRIES", "False", "not_tried"),
 ]
 

@@ -57,7 +57,6 @@ def why_no_graph(
         "the encoder is not a bag of sparse features": (
             getattr(model.encoder, "kernel_kind", None) != "bag"
         ),
-        "mining.for_each_example is true": plan.draws_for_each,
         "mining.whole_queries is true": feed.has_whole_queries,
         "mining.sampler is not 'uniform'": not isinstance(plan.sampler, UniformSampler),
         "the loss (loss.name) has no kernel": kernel_loss(plan.loss_fn) is None,
@@ -78,7 +77,7 @@ def why_no_graph(
 
 def _device_limit(training: Training, plan: Plan, precision: torch.dtype) -> str | None:
     """What the data or the device cannot do; None: nothing."""
-    device = training.feed.device
+    device, num_positives = training.feed.device, _num_positives(training)
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) < SMALLEST_CAPABILITY:
         return (
@@ -91,8 +90,11 @@ def _device_limit(training: Training, plan: Plan, precision: torch.dtype) -> str
             f"{properties.name} has {most:,} bytes of shared memory for a program, and the kernels "
             f"need {shared_memory(precision):,}"
         )
-    if _num_positives(training) > MOST_POSITIVES:
+    if num_positives > MOST_POSITIVES:
         return f"a query has more than {MOST_POSITIVES} positives"
+    num_others = len(training.model.label_table) - num_positives
+    if plan.draws_for_each and plan.num_sampled_labels > num_others:
+        return "a query has so many positives that fewer labels remain than are drawn for it"
     num_entries = _num_entries(training, plan)
     if num_entries > MOST_ENTRIES:
         return f"the features of a batch may be {num_entries:,}, and kernels count to 2^30"
@@ -159,6 +161,7 @@ class GpuStep:
             loss=loss,
             scale=model.scale,
             is_cosine=model.is_cosine,
+            draws_for_each=plan.draws_for_each,
             precision=precision,
         )
         self.feature_rows = _row_table(training.optimizers.rows["features"])
@@ -289,7 +292,8 @@ def _sample_keys(training: Training, plan: Plan) -> Tensor:
     keys = torch.zeros(plan.num_steps, 1, dtype=torch.int64)
     for step in range(training.step, plan.num_steps):
         keys[step] = random_integers(1, 1, ahead)
-    return row_keys(keys, 1)[:, 0]
+    # A sample for each example takes the keys of its rows from this one in the kernel.
+    return (keys if plan.draws_for_each else row_keys(keys, 1))[:, 0]
 
 
 def _row_table(optimizer: RowOptimizer) -> RowTable:

@@ -41,6 +41,7 @@ class Buffers:
         loss: KernelLoss,
         scale: float = 1.0,
         is_cosine: bool = True,
+        draws_for_each: bool = False,
         precision: torch.dtype = torch.bfloat16,
     ) -> None:
         """
@@ -48,11 +49,11 @@ class Buffers:
             rows: the label table and its optimiser's state, changed in place.
             precision: of the vectors that are multiplied; sums are in float32.
         """
-        width = rows.table.shape[1]
+        num_labels, width = rows.table.shape
         self.rows, self.clock, self.loss = rows, clock, loss
         self.batch_size, self.width, self.num_positives = batch_size, width, num_positives
         self.num_sampled, self.num_hard_labels = num_sampled_labels, num_hard_labels
-        self.scale, self.is_cosine = scale, is_cosine
+        self.scale, self.is_cosine, self.draws_for_each = scale, is_cosine, draws_for_each
 
         def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=rows.table.device)
@@ -83,10 +84,24 @@ class Buffers:
         )  # fmt: skip
         self.stats = buffer(len(clock.keys), 2)  # the objective, the share without any loss
         self.query_gradients = buffer(batch_size, width)  # row i: the i-th survivor's
-        self.units = buffer(num_sampled_labels, width, dtype=precision)
-        # Of the survivors, one after another: d objective / d score by column, and queries.
-        self.coefficients = buffer(batch_size, num_sampled_labels + batch_size, dtype=precision)
-        self.survivor_queries = buffer(batch_size, width, dtype=precision)
-        # Parts of the sample that the queries' gradient is summed over apart fill the device.
-        self.partials = buffer(max(1, min(8, num_sampled_labels // 512)), batch_size, width)
-        self.label_gradients = buffer(num_sampled_labels + batch_size, width)
+        if draws_for_each:
+            # Label, example and coefficient of every kept label and positive; label -1: none.
+            num_entries = batch_size * (1 + num_hard_labels)
+            self.entry_ids = buffer(num_entries, dtype=torch.int64)
+            self.entry_sources = buffer(num_entries, dtype=torch.int32)
+            self.entry_values = buffer(num_entries)
+            self.kept_slots = buffer(batch_size, num_hard_labels, dtype=torch.int32)
+            self.no_slots = buffer(batch_size, dtype=torch.int32)  # positives are never drawn
+            # A product runs many times faster than a gather: score every label, if not too many.
+            self.scores_all = num_labels <= 8 * num_sampled_labels
+            if self.scores_all:
+                self.all_units = buffer(num_labels, width, dtype=precision)
+                self.all_scores = buffer(batch_size, num_labels)
+        else:
+            self.units = buffer(num_sampled_labels, width, dtype=precision)
+            # Of the survivors, one after another: d objective / d score by column, and queries.
+            self.coefficients = buffer(batch_size, num_sampled_labels + batch_size, dtype=precision)
+            self.survivor_queries = buffer(batch_size, width, dtype=precision)
+            # Parts of the sample that the queries' gradient is summed over apart fill the device.
+            self.partials = buffer(max(1, min(8, num_sampled_labels // 512)), batch_size, width)
+            self.label_gradients = buffer(num_sampled_labels + batch_size, width)

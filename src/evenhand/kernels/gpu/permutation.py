@@ -61,6 +61,14 @@ def walk(numbers, key, size, BITS: tl.constexpr, IS_INVERSE: tl.constexpr):
 
 
 @triton.jit
+def row_key(key, row):
+    """A key for each row of a batch, from the key of the step."""
+    low = mix(mix(key.to(tl.uint32)) ^ row.to(tl.uint32))
+    high = mix(low ^ (key >> 32).to(tl.uint32))
+    return (high.to(tl.int64) << 32) | low.to(tl.int64)
+
+
+@triton.jit
 def network(numbers, key, BITS: tl.constexpr, IS_INVERSE: tl.constexpr):
     RIGHT_BITS: tl.constexpr = BITS // 2
     LEFT_MASK: tl.constexpr = (1 << (BITS - RIGHT_BITS)) - 1

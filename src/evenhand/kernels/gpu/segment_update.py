@@ -12,7 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evenhand.kernels.gpu.rows import RowTable, apply_row, load_row, row_block, step_scales
+from evenhand.kernels.gpu.rows import (
+    RowTable,
+    apply_row,
+    load_row,
+    row_block,
+    step_scales,
+    through_unit,
+)
 
 PIECE = 32  # places of a block
 # Programs take every so-manieth place, so that empty places cost a look and no program of their
@@ -22,7 +29,7 @@ NUM_PROGRAMS = 8191
 
 def update_by_entries(
     rows: RowTable, row_ids: Tensor, sources: Tensor, values: Tensor, vectors: Tensor, *,
-    learning_rate: Tensor, step_number: Tensor,
+    learning_rate: Tensor, step_number: Tensor, is_cosine: bool = False,
 ) -> None:  # fmt: skip
     """One step on every row that has entries; its gradient is the sum of value * vectors[source].
 
@@ -33,6 +40,7 @@ def update_by_entries(
         vectors: (B, D) float32 or bfloat16.
         learning_rate: (1,) float32 on the device.
         step_number: (1,) integer on the device, counted from 1.
+        is_cosine: the gradients are by the unit rows, not by the rows themselves.
     """
     if not len(row_ids):
         return
@@ -49,7 +57,7 @@ def update_by_entries(
         step_number, num_entries, width,
     )  # fmt: skip
     constants = rows.constants() | {
-        "BLOCK": block, "PIECE": PIECE, "num_warps": rows.num_warps,
+        "IS_COSINE": is_cosine, "BLOCK": block, "PIECE": PIECE, "num_warps": rows.num_warps,
         "TILE": min(PIECE, 1024 * rows.num_warps // block),  # 32 weights a thread
     }  # fmt: skip
     num_programs = min(num_entries, NUM_PROGRAMS)
@@ -61,8 +69,8 @@ def update_by_entries(
 @triton.jit
 def _step_short_rows(
     table, momentum, moments, keys, order, sources, values, vectors, partials, learning_rate_at,
-    step_number_at, num_entries, width, num_programs, seed, BLOCK: tl.constexpr,
-    PIECE: tl.constexpr, TILE: tl.constexpr, FIRST_BETA: tl.constexpr,
+    step_number_at, num_entries, width, num_programs, seed, IS_COSINE: tl.constexpr,
+    BLOCK: tl.constexpr, PIECE: tl.constexpr, TILE: tl.constexpr, FIRST_BETA: tl.constexpr,
     SECOND_BETA: tl.constexpr, IS_ADAM: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     dims = tl.arange(0, BLOCK)
@@ -90,8 +98,8 @@ def _step_short_rows(
                 else:
                     _step(
                         table, momentum, moments, key, gradient, dims, is_dim, width, rate,
-                        moment_scale, step_number, seed, FIRST_BETA, SECOND_BETA, IS_ADAM,
-                        IS_STOCHASTIC,
+                        moment_scale, step_number, seed, IS_COSINE, FIRST_BETA, SECOND_BETA,
+                        IS_ADAM, IS_STOCHASTIC,
                     )  # fmt: skip
         place = tl.where(key >= 0, place + num_programs, num_entries)
 
@@ -99,7 +107,7 @@ def _step_short_rows(
 @triton.jit
 def _step_long_rows(
     table, momentum, moments, keys, order, sources, values, vectors, partials, learning_rate_at,
-    step_number_at, num_entries, width, seed, BLOCK: tl.constexpr,
+    step_number_at, num_entries, width, seed, IS_COSINE: tl.constexpr, BLOCK: tl.constexpr,
     PIECE: tl.constexpr, TILE: tl.constexpr, FIRST_BETA: tl.constexpr,
     SECOND_BETA: tl.constexpr, IS_ADAM: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
@@ -137,7 +145,7 @@ def _step_long_rows(
         )
         _step(
             table, momentum, moments, key, gradient, dims, is_dim, width, rate, moment_scale,
-            step_number, seed, FIRST_BETA, SECOND_BETA, IS_ADAM, IS_STOCHASTIC,
+            step_number, seed, IS_COSINE, FIRST_BETA, SECOND_BETA, IS_ADAM, IS_STOCHASTIC,
         )  # fmt: skip
 
 
@@ -176,10 +184,12 @@ def _sum(
 @triton.jit
 def _step(
     table, momentum, moments, row_id, gradient, dims, is_dim, width, rate, moment_scale,
-    step_number, seed, FIRST_BETA: tl.constexpr, SECOND_BETA: tl.constexpr,
-    IS_ADAM: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
+    step_number, seed, IS_COSINE: tl.constexpr, FIRST_BETA: tl.constexpr,
+    SECOND_BETA: tl.constexpr, IS_ADAM: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     row = load_row(table, row_id, dims, is_dim, width)
+    if IS_COSINE:
+        gradient = through_unit(gradient, row)
     apply_row(
         table, momentum, moments, row_id, row, gradient, dims, is_dim, width, rate, moment_scale,
         step_number, seed, FIRST_BETA, SECOND_BETA, IS_ADAM, IS_STOCHASTIC,

@@ -26,8 +26,9 @@ def select_labels(step: Buffers) -> None:
     In `step.scores` the slots of positives are overwritten with -inf.
     """
     kept, loss, block = step.kept, step.loss, triton.next_power_of_2(step.num_sampled)
+    num_slots = step.no_slots if step.draws_for_each else step.num_slots
     _select_labels[(step.batch_size,)](
-        step.scores, step.positive_slots, step.num_slots, step.positive_scores, kept.losses,
+        step.scores, step.positive_slots, num_slots, step.positive_scores, kept.losses,
         kept.thresholds, kept.last_ties, kept.row_values, kept.positive_slopes, step.num_sampled,
         step.num_positives, step.num_hard_labels, KIND=loss.kind, MARGIN=loss.margin,
         POWER=loss.power, BLOCK=block, num_warps=min(16, max(1, block // LABELS_OF_WARP)),
@@ -55,7 +56,8 @@ def list_examples(step: Buffers) -> None:
 
 @triton.jit
 def _select_labels(
-    scores, positive_slots, num_slots, positive_scores, out_losses, out_thresholds, out_last_ties,
+    scores, positive_slots, num_slots, positive_scores, out_losses, out_thresholds,
+    out_last_ties,
     out_row_values, out_positive_slopes, num_sampled, num_positives, num_hard_labels,
     KIND: tl.constexpr, MARGIN: tl.constexpr, POWER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -9,6 +9,7 @@ Nothing waits for the host, no shape depends on data, and nothing of the table's
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from evenhand.kernels.gpu.buffers import Buffers
 from evenhand.kernels.gpu.even import EvenBuffers, measure_gaps, select_even_examples
 from evenhand.kernels.gpu.gather import gather_positives, gather_sample, product, unit_vectors
 from evenhand.kernels.gpu.gradients import label_gradients, query_gradients, write_coefficients
+from evenhand.kernels.gpu.own_samples import each_gradients, score_each
 from evenhand.kernels.gpu.rows import update_rows
+from evenhand.kernels.gpu.segment_update import update_by_entries
 from evenhand.kernels.gpu.selection import list_examples, select_examples, select_labels
 
 
@@ -32,15 +35,20 @@ class MiningStep(Buffers):
 
     def score(self) -> None:
         """Draws and scores the labels, keeps the hardest, and leaves the losses in `kept`."""
-        # The product waits for the sample and the queries, and runs beside the positives.
-        with self.beside():
-            gather_sample(self)
-        unit_vectors(self.vectors, scale=self.scale, is_cosine=self.is_cosine, out=self.queries)
-        self.join()
-        with self.beside():
+        if self.draws_for_each:
+            self._unit_queries()
             gather_positives(self)
-        product(self.queries, self.units, out=self.scores)
-        self.join()
+            score_each(self)
+        else:
+            # The product waits for the sample and the queries, and runs beside the positives.
+            with self.beside():
+                gather_sample(self)
+            self._unit_queries()
+            self.join()
+            with self.beside():
+                gather_positives(self)
+            product(self.queries, self.units, out=self.scores)
+            self.join()
         select_labels(self)
 
     def mine(self) -> None:
@@ -73,14 +81,22 @@ class MiningStep(Buffers):
 
         The rows are being updated beside what follows, until `join`.
         """
+        now: dict[str, Any] = {
+            "learning_rate": self.clock.learning_rate,
+            "step_number": self.clock.step_number,
+            "is_cosine": self.is_cosine,
+        }
+        if self.draws_for_each:
+            each_gradients(self)
+            entries = self.entry_ids, self.entry_sources, self.entry_values
+            update_by_entries(self.rows, *entries, self.queries, **now)
+            return
         write_coefficients(self)
         with self.beside():
             label_gradients(self)
             update_rows(
-                self.rows, self.column_ids, self.label_gradients, touched=self.touched,
-                learning_rate=self.clock.learning_rate, step_number=self.clock.step_number,
-                is_cosine=self.is_cosine,
-            )  # fmt: skip
+                self.rows, self.column_ids, self.label_gradients, touched=self.touched, **now
+            )
         query_gradients(self)
 
     @contextmanager
@@ -111,3 +127,6 @@ class MiningStep(Buffers):
     def _new_stream(self) -> torch.cuda.Stream | None:
         table = self.rows.table
         return torch.cuda.Stream(table.device) if table.is_cuda else None
+
+    def _unit_queries(self) -> None:
+        unit_vectors(self.vectors, scale=self.scale, is_cosine=self.is_cosine, out=self.queries)

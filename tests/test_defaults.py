@@ -101,6 +101,8 @@ def test_what_is_given_stays_and_the_rules_follow_it():
     [
         ({"has_counts": True}, "data.weighting", "tf-idf"),
         ({}, "data.weighting", "unit"),
+        ({"num_features": 500}, "search.neighbour_power", 8.0),
+        ({}, "search.neighbour_power", 2.0),
         ({"is_streamed": True}, "search.num_neighbours", 0),
         ({"is_streamed": True}, "ranker.num_mined_labels", 0),
         ({"is_streamed": True, "num_pairs": 10**6}, "mining.whole_queries", False),

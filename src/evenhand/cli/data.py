@@ -1,6 +1,7 @@
 """`evenhand data`: prepares data sets, looks at them, and fetches public ones."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -307,7 +308,8 @@ def _show(dataset: "Dataset", written_to: Path | None = None) -> None:
         console.print(dataset.attribution)
     if written_to is not None:
         console.print(
-            f"written to {written_to}; train on it with: evenhand train --data {written_to}"
+            f"written to {written_to}; train on it with: "
+            f"evenhand train --data {shlex.quote(str(written_to))}"
         )
 
 

@@ -69,13 +69,14 @@ def test_changes_that_are_better_are_kept_one_on_top_of_the_other(clock, tmp_pat
     config, best = choose(tmp_path / "trials", 60)
     changed = {"training.learning_rate": 0.0125, "mining.method": "snm"}
     assert best == with_settings(config, changed)
-    assert [trial.training.num_steps for trial in clock[:3]] == [10, 40, 40]
+    assert {trial.training.num_steps for trial in clock[:2]} == {10}
+    assert {40, 80} < {trial.training.num_steps for trial in clock}
     assert len({str(trial) for trial in clock}) == len(clock)  # none twice
     assert not (tmp_path / "trials/best").exists()
 
 
 def test_with_little_time_trials_are_short_and_with_less_so_is_the_training(clock, tmp_path):
-    config, best = choose(tmp_path / "a", 0.5)  # 2 s a trial of a quarter; 6 s for the last
+    config, best = choose(tmp_path / "a", 0.2)  # 2 s a trial of a quarter; 6 s for the last
     assert {trial.training.num_steps for trial in clock} == {10}
     assert best == with_settings(config, {"mining.method": "snm"})  # no rate by few steps
     clock.clear()
@@ -111,7 +112,7 @@ def test_a_stop_between_trials_loses_none_and_other_settings_are_refused(clock, 
 def test_the_command_spends_the_time_on_trials_and_trains_the_best(home, monkeypatch, capsys):
     monkeypatch.chdir(home)
     out = run_main(capsys, "train", "a.toml", "--minutes", 0.1, "--run", "run").output
-    assert "trial 1, 10 steps, as chosen: 0." in out
+    assert "trial 1, 10 steps, the best so far: 0." in out
     assert "training the best" in out
     assert "pair recall on the test part" in out
     rows = json.loads((home / "run-trials/trials.json").read_text("utf-8"))["trials"]

@@ -1,7 +1,7 @@
 """`evenhand train --minutes`: trials of one change each, around settings as they are.
 
 A change stays if the validation part says so, and the next one is tried on top of it. Trials have a
-quarter of the steps, or all of them where there is time for every change. In the folder of trials,
+quarter of the steps, and then all of them while there is time. In the folder of trials,
 trials.json says what was tried; the same command, given again after a stop, goes on from there.
 """
 
@@ -96,8 +96,14 @@ class Trials:
         own = {name: get_setting(config, name) for name in ADDITIONS}
         return with_settings(run_config(kept), own) != config
 
-    def run(self, config: Config, change: Settings, should_stop_fn: Callable[[], bool]) -> Row:
-        """Trains and scores a trial, unless it is known."""
+    def run(
+        self,
+        config: Config,
+        change: Settings,
+        best_value: float,
+        should_stop_fn: Callable[[], bool],
+    ) -> Row:
+        """Trains and scores a trial, unless it is known; the model is kept if it is the best."""
         key = _digest(to_toml(config))
         known = next((row for row in self.rows if row["key"] == key), None)
         if known is not None:
@@ -122,8 +128,7 @@ class Trials:
                 raise
             row["value"] = -1.0  # it diverged
         row["seconds"] = time.monotonic() - began
-        is_best = row["value"] > max((row["value"] for row in self.rows), default=-1.0)
-        if is_best and place.name == "trial":
+        if row["value"] > best_value and place.name == "trial":
             shutil.rmtree(self.folder / "best", ignore_errors=True)
             place.rename(self.folder / "best")
         self.rows.append(row)
@@ -159,51 +164,50 @@ def choose_within(
 
     def try_out(candidate: Config, change: Settings, best_value: float) -> Row:
         nonlocal number
-        number, row = number + 1, trials.run(candidate, change, should_stop_fn)
+        shortened = with_steps(candidate, share)
+        number, row = number + 1, trials.run(shortened, change, best_value, should_stop_fn)
         words = ", ".join(f"{name} = {toml_value(value)}" for name, value in change.items())
         verdict = " (kept)" if change and row["value"] > best_value else ""
         left = format_duration(max(0.0, ends - time.monotonic()))
-        console.print(
-            f"trial {number}, {candidate.training.num_steps:,} steps, {words or 'as chosen'}: "
-            f"{row['value']:.4f}{verdict}; {format_duration(row['seconds'])}, {left} left"
-        )
+        what = f"{shortened.training.num_steps:,} steps, {words or 'the best so far'}"
+        times = f"{format_duration(row['seconds'])}, {left} left"
+        console.print(f"trial {number}, {what}: {row['value']:.4f}{verdict}; {times}")
         return row
 
+    best, last, num_kept = config, 0.0, 0
     for share in (0.25, 1.0):  # of the steps
-        best = with_steps(config, share)
-        row = best_row = trained = try_out(best, {}, 0.0)
-        # What is kept in hand for training with all steps and for the last evaluation.
-        evaluation = row["seconds"] - row["training_seconds"]
-        last = evaluation * (1 + asked.get("test", 0) / max(1, asked["validation"]))
-        last += row["training_seconds"] / share
-        if ends - time.monotonic() < (2 + len(list(changes_around(best)))) * last:
+        if ends - time.monotonic() < 2 * last:
             break
-    is_better = best_row["value"] >= 0
-    while is_better:
-        is_better = False
-        for change in changes_around(best):
-            if share < 1 and next(iter(change)) in (NUM_STEPS, LEARNING_RATE):
-                continue  # few steps would always want more, and a higher rate
-            candidate = with_settings(best, change)
-            factor = max(1.0, candidate.training.num_steps / best.training.num_steps)
-            expected = trained["seconds"] - trained["training_seconds"]
-            expected += factor * trained["training_seconds"] * trials.needs_training(candidate)
-            if ends - time.monotonic() < factor * last + expected:
-                continue  # the next may take less
-            row = try_out(candidate, change, best_row["value"])
-            trained = row if row["training_seconds"] else trained
-            if row["value"] > best_row["value"]:
-                best, best_row, is_better = candidate, row, True
-                last *= factor
+        best_row = trained = try_out(best, {}, -1.0)
+        # What is kept in hand for training with all steps and for the last evaluation.
+        evaluation = best_row["seconds"] - best_row["training_seconds"]
+        last = evaluation * (1 + asked.get("test", 0) / max(1, asked["validation"]))
+        last += best_row["training_seconds"] / share
+        is_better = best_row["value"] >= 0
+        while is_better:
+            is_better = False
+            for change in changes_around(best):
+                if share < 1 and next(iter(change)) in (NUM_STEPS, LEARNING_RATE):
+                    continue  # few steps would always want more, and a higher rate
+                candidate = with_settings(best, change)
+                factor = max(1.0, candidate.training.num_steps / best.training.num_steps)
+                expected = trained["seconds"] - trained["training_seconds"]
+                if trials.needs_training(with_steps(candidate, share)):
+                    expected += factor * trained["training_seconds"]
+                if ends - time.monotonic() < factor * last + expected:
+                    continue  # the next may take less
+                row = try_out(candidate, change, best_row["value"])
+                trained = row if row["training_seconds"] else trained
+                if row["value"] > best_row["value"]:
+                    best, best_row, is_better = candidate, row, True
+                    last, num_kept = factor * last, num_kept + 1
     shutil.rmtree(folder / "best", ignore_errors=True)
     shutil.rmtree(folder / "trial", ignore_errors=True)
-    chosen = best if share == 1 else dataclasses.replace(best, training=config.training)
     possible = max(0.25, min(1.0, (ends - time.monotonic()) / max(last, 1e-9)))
-    gain = best_row["value"] - trials.rows[0 if share < 1 else 1]["value"]
-    console.print(f"{number} trials, {rule} {gain:+.4f} on the validation part; training the best")
+    console.print(f"{number} trials, {num_kept} changes kept; training the best")
     if possible < 1:
         console.print(f"there is time for {possible:.0%} of its steps")
-    return with_steps(chosen, possible) if possible < 1 else chosen
+    return with_steps(best, possible) if possible < 1 else best
 
 
 def _digest(text: str) -> str:

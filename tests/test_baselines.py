@@ -28,7 +28,9 @@ def vectors_of(dataset, part_name):
     train, part = dataset.parts["train"], dataset.parts[part_name]
     if not dataset.is_sparse:
         return [dict(enumerate(row)) for row in part.features.astype(float)]
-    counts = collections.Counter(train.features.ids.tolist())
+    counts = collections.Counter(
+        f for q in range(len(train)) for f in {*train.features.row(q).tolist()}
+    )
     weight = {f: 1 + math.log((1 + len(train)) / (1 + counts[f])) for f in range(512)}
     rows = [collections.Counter(part.features.row(q).tolist()) for q in range(len(part))]
     return [{f: n * weight[f] for f, n in row.items()} for row in rows]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from evenhand.config import DataConfig
-from evenhand.data import Dataset, Part, Rows
-from evenhand.data.weighting import weight_features
+from evenhand.data import Dataset, Part, Rows, weighting
+from evenhand.data.weighting import feature_weights, weight_features
 from evenhand.errors import UserError
 
 POSITIVES = Rows(np.array([0, 1, 2, 3]), np.array([0, 0, 1], np.int32))
@@ -33,10 +33,10 @@ def test_rows_have_length_one_and_an_empty_row_stays_empty():
     assert np.array_equal(found.parts["train"].features.offsets, TRAIN.offsets)
 
 
-@pytest.mark.parametrize("weighting", ["unit", "tf-idf"])
-def test_huge_and_tiny_values_have_a_direction_too(weighting):
+@pytest.mark.parametrize("kind", ["unit", "tf-idf"])
+def test_huge_and_tiny_values_have_a_direction_too(kind):
     values = np.array([3e38, 3e38, 1e-20], np.float32)
-    found = weight_features(dataset(TRAIN.with_values(values)), weighting)
+    found = weight_features(dataset(TRAIN.with_values(values)), kind)
     first, second, third = values_of(found, "train")
     assert math.hypot(first, second) == pytest.approx(1)
     assert third == pytest.approx(1)  # beside a row that is 10^58 times as long
@@ -50,6 +50,17 @@ def test_rare_features_weigh_more_by_the_training_part_alone():
     length = math.hypot(rare, common)
     assert values_of(found, "test") == pytest.approx([1.0, rare / length, common / length])
     assert absent > rare > common
+
+
+def test_an_id_twice_in_a_row_counts_as_one_feature_whose_values_add(monkeypatch):
+    monkeypatch.setattr(weighting, "BLOCK_ROWS", 2)
+    ids = np.array([2, 0, 2, 1, 1, 1], np.int32)
+    twice = Rows(np.array([0, 3, 5, 6]), ids, np.array([1, 4, 2, 1, -1, 5], np.float32))
+    found = weight_features(dataset(twice), "unit")
+    assert values_of(found, "train") == pytest.approx([1 / 5, 4 / 5, 2 / 5, 0, 0, 1])
+    weights = feature_weights(twice, 3, "tf-idf")
+    assert weights.tolist() == pytest.approx([1 + math.log(4 / (1 + n)) for n in (1, 2, 1)])
+    assert twice.ids.tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("train", [TRAIN.with_values(None), np.ones((3, 3), np.float32)])

@@ -554,16 +554,16 @@ MUTANTS += [
     Mutant("data/extreme.py", "base = 0 if 0 in seen else 1", "base = min(seen)", "count_from_1"),
     Mutant(
         "data/weighting.py",
-        "reduceat(values**2,",
-        "reduceat(rows.values.astype(np.float64) ** 2,",
-        "rare_features",
+        "values).to_merged(",
+        "values).to_scipy(",
+        "twice",
     ),
     Mutant(
         "data/text.py", "range(len(points) - length + 1)", "range(len(points) - length)", "ngrams"
     ),
     Mutant("data/text.py", "run_hashes[run - 1] * GOLDEN64", "run_hashes[run - 1]", "words"),
     Mutant("data/text.py", "kind == LETTER and first_kind == ALONE", "False", "word_is"),
-    Mutant("data/text.py", "counts.sum_duplicates()", "counts.sort_indices()", "words"),
+    Mutant("data/text.py", "rows.to_merged(", "rows.to_scipy(", "words"),
     Mutant("data/text.py", "min(num_words, len(run_hashes))", "len(run_hashes)", "words"),
     Mutant(
         "search/searcher.py",

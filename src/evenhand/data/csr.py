@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
     offsets: IntArray  # (N + 1,) int64
     ids: IntArray  # (nnz,) int32
-    values: FloatArray | None = None  # (nnz,); None: every value is 1
+    values: NDArray[np.floating[Any]] | None = None  # (nnz,) float32; None: every value is 1
 
     def __len__(self) -> int:  # rows, not fields of the tuple
         return len(self.offsets) - 1
@@ -52,6 +52,19 @@ class Rows(NamedTuple):
         """The (N, num_columns) matrix of the values."""
         values = np.ones(len(self.ids)) if self.values is None else self.values
         return csr_matrix((values, self.ids, self.offsets), shape=(len(self), num_columns))
+
+    def to_merged(self, num_columns: int) -> csr_matrix:
+        """The same matrix with each id of a row once, in order, its values added.
+
+        Example:
+            >>> Rows(np.array([0, 3]), np.array([4, 1, 4])).to_merged(5).data
+            array([1., 2.])
+        """
+        matrix = self.to_scipy(num_columns)
+        if not matrix.has_canonical_format:
+            matrix = matrix.copy()  # its arrays are those of the rows
+            matrix.sum_duplicates()
+        return matrix
 
     def to_torch(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """Offsets and ids, as int64, and values, as tensors on a device."""

@@ -221,8 +221,7 @@ def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def _with_counts(rows: Rows, num_columns: int) -> Rows:
     """Each id of a row once, in order, with the value 1 + log(how often it was there)."""
-    counts = rows.to_scipy(num_columns)
-    counts.sum_duplicates()
+    counts = rows.to_merged(num_columns)
     return Rows(counts.indptr, counts.indices, (1 + np.log(counts.data)).astype(np.float32))
 
 

@@ -9,15 +9,16 @@ refused, because a setting without effect misleads.
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+from scipy.sparse.linalg import norm
 
 from evenhand.data.csr import FloatArray, Rows, count_ids
 from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 
 WEIGHTINGS = ("as-is", "unit", "tf-idf")
+BLOCK_ROWS = 2**16  # of which features are counted at once
 
 
 def weight_features(dataset: Dataset, weighting: str) -> Dataset:
@@ -43,25 +44,27 @@ def weight_features(dataset: Dataset, weighting: str) -> Dataset:
     return dataclasses.replace(dataset, parts=parts)
 
 
-def feature_weights(train: Any, num_features: int, weighting: str) -> FloatArray:
-    """What the values of each feature are multiplied by: (F,), from the sparse training rows.
-
-    By tf-idf, 1 + log((1 + N) / (1 + n_f)); by "unit", 1.
-    """
+def feature_weights(train: Rows | FloatArray, num_features: int, weighting: str) -> FloatArray:
+    """What the values of each feature are multiplied by: (F,). By "unit", 1."""
     if weighting == "unit":
         return np.ones(num_features, dtype=np.float32)
-    counts = count_ids(train.ids, num_features)
+    assert isinstance(train, Rows)
+    counts = np.zeros(num_features, dtype=np.int64)
+    for start in range(0, len(train), BLOCK_ROWS):  # it may be larger than memory
+        offsets = train.offsets[start : start + BLOCK_ROWS + 1]
+        block = Rows(offsets - offsets[0], train.ids[offsets[0] : offsets[-1]])
+        counts += count_ids(block.to_merged(num_features).indices, num_features)
     return (1 + np.log((1 + len(train)) / (1 + counts))).astype(np.float32)
 
 
 def unit_values(rows: Rows, of_feature: FloatArray) -> FloatArray:
-    """Values times the weight of their feature, over the length of their row: (nnz,)."""
+    """Values times the weight of their feature, over the length of their row: (nnz,).
+
+    The values of an id that stands in a row more than once add up before the length is taken.
+    """
     assert rows.values is not None
     values = rows.values.astype(np.float64) * of_feature[rows.ids]  # a float32 may overflow
-    lengths, is_filled = np.zeros(len(rows)), rows.lengths() > 0
-    if len(values):
-        # Row by row: of differences of one long sum a small row after a large one would be lost.
-        lengths[is_filled] = np.sqrt(np.add.reduceat(values**2, rows.offsets[:-1][is_filled]))
+    lengths = norm(Rows(rows.offsets, rows.ids, values).to_merged(len(of_feature)), axis=1)
     inverse = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     units: FloatArray = (values * np.repeat(inverse, rows.lengths())).astype(np.float32)
     return units

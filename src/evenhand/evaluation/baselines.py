@@ -217,9 +217,8 @@ def _neighbour_votes(dataset: Dataset) -> Callable[[Rows | FloatArray], Votes]:
     def weigh(rows: Rows | FloatArray) -> Rows:
         assert isinstance(rows, Rows)
         if rows.values is None:  # what occurs twice in a text counts twice
-            counted = rows.to_scipy(dataset.num_features)
-            counted.sum_duplicates()
-            rows = Rows(counted.indptr, counted.indices, counted.data.astype(np.float32))
+            counts = rows.to_merged(dataset.num_features)
+            rows = Rows(counts.indptr, counts.indices, counts.data.astype(np.float32))
         return rows.with_values(unit_values(rows, weights))
 
     neighbours = Neighbours(

@@ -25,7 +25,12 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+ENVIRONMENT = {
+    "GOMP_SPINCOUNT": "2000",
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "error",
+}
 
 # --- data -----------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def said_by(code, *arguments):
 
 def test_names_of_the_package_are_loaded_when_they_are_asked_for():
     code = (
-        "import sys, evenhand; print('torch' in sys.modules); "
+        "import sys, evenhand; print('torch' in sys.modules or 'numpy' in sys.modules); "
         "from evenhand import s2m_loss, losses; print('torch' in sys.modules); "
         "print(s2m_loss is evenhand.s2m_loss is sys.modules['evenhand.objective'].s2m_loss); "
         "print(losses is evenhand.losses, 'UniformSampler' in dir(evenhand)); "
@@ -83,14 +83,30 @@ def test_what_needs_no_model_does_not_wait_for_torch():
     assert said_by(code)[-2:] == ["False", "False"]
 
 
-@pytest.mark.parametrize(("program", "policy"), [("bin/evenhand", "2000"), ("train.py", "None")])
-def test_only_the_command_chooses_how_threads_wait(program, policy):
+@pytest.mark.parametrize(
+    ("is_torch_loaded", "given", "expected"),
+    [
+        (False, {}, ["2000", "0"]),
+        (False, {"GOMP_SPINCOUNT": "7"}, ["7", "0"]),
+        (False, {"OMP_WAIT_POLICY": "active"}, ["None", "0"]),
+        (True, {}, ["None", "1"]),
+        (True, {"GOMP_SPINCOUNT": "7"}, ["7", "0"]),
+    ],
+)
+def test_threads_sleep_when_they_wait_or_the_user_is_told_once(is_torch_loaded, given, expected):
     code = (
-        "import os, sys; sys.argv = sys.argv[1:]; import evenhand; "
-        "print(os.environ.get('GOMP_SPINCOUNT'))"
+        "import importlib, os, sys, types, warnings\n"
+        f"if {is_torch_loaded}: sys.modules['torch'] = types.ModuleType('torch')\n"
+        "with warnings.catch_warnings(record=True) as told:\n"
+        "    warnings.simplefilter('always')\n"
+        "    import evenhand\n"
+        "    import evenhand.methods\n"
+        "assert all('import evenhand first' in str(warning.message) for warning in told)\n"
+        "print(os.environ.get('GOMP_SPINCOUNT'), len(told))"
     )
-    clean = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    clean = {name: value for name, value in os.environ.items() if name not in names} | given
     answer = subprocess.run(
-        [sys.executable, "-c", code, program], env=clean, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=60
     )
-    assert answer.stdout.strip() == policy
+    assert answer.stdout.split() == expected, answer.stderr

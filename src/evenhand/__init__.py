@@ -6,12 +6,22 @@ For a training loop of your own, everything is here: draw negatives with a sampl
 
 import os
 import sys
+import warnings
 
-# As a command, threads that wait spin for a moment and then sleep. By default they spin for long,
-# and when another program takes a core, a step takes several times as long. OpenMP reads this when
-# torch is loaded, hence up here; a program that uses evenhand as a library keeps its own setting.
-if os.path.basename((sys.argv or [""])[0]) == "evenhand":
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# Threads that wait spin for a moment and then sleep. By default they spin for long, and when
+# another program takes a core, a step takes several times as long. OpenMP reads this when torch is
+# loaded.
+if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+    if "torch" not in sys.modules:
+        os.environ["GOMP_SPINCOUNT"] = "2000"
+    elif sys.platform == "linux":
+        warnings.warn(
+            "torch was imported before evenhand, so its threads spin while they wait, and on a "
+            "busy machine training is 4 to 6 times slower; import evenhand first, or set "
+            "GOMP_SPINCOUNT=2000 in the environment (any value of it ends this warning)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 from evenhand.version import __version__
 
 if TYPE_CHECKING:
+    from evenhand.api import Run, load, train
+    from evenhand.errors import UserError
     from evenhand.losses import (
         averaged_loss,
         bowl_loss,
@@ -70,8 +82,10 @@ __all__ = [
     "LabelSampler",
     "LogUniformSampler",
     "MixedSampler",
+    "Run",
     "StochasticMaximum",
     "UniformSampler",
+    "UserError",
     "__version__",
     "averaged_loss",
     "bowl_loss",
@@ -85,6 +99,7 @@ __all__ = [
     "hardest_labels",
     "hinge",
     "kl_weights",
+    "load",
     "log_q_corrected",
     "logistic",
     "mask_positives",
@@ -96,9 +111,10 @@ __all__ = [
     "squared_hinge",
     "tail_weights",
     "top_weights",
+    "train",
 ]
 
-_HOMES = ("losses", "mining", "objective", "risk", "sampling", "predictions")
+_HOMES = ("errors", "losses", "mining", "objective", "risk", "sampling", "api", "predictions")
 
 
 def __getattr__(name: str) -> Any:

@@ -296,31 +296,10 @@ def _open_results(
 ) -> tuple["Dataset", list["RunResult"]]:
     """The runs of `compare` and `report`, and the data set that all of them are of."""
     from evenhand.cli.console import console
-    from evenhand.report.run_set import make_run_set
-    from evenhand.run_folder import (
-        check_trained_on,
-        is_evaluated,
-        is_of_predictions,
-        load_result,
-    )
-    from evenhand.runs import evaluate_run, open_result, open_run_data
+    from evenhand.report.run_set import open_results
+    from evenhand.runs import open_run_data
 
-    dataset = open_run_data(runs[0], console, data=data)
-    for run in runs:
-        check_trained_on(run, dataset)
-    results = [load_result(run, part) for run in runs]
-    for run, result in zip(runs, results, strict=True):
-        highest = int(result.outcome.retrieved_ids.max(initial=-1))
-        if highest >= dataset.num_labels:
-            raise UserError(
-                f"the outcome of {run} names label {highest} of {dataset.num_labels}: it is "
-                f"damaged; evaluate the run again"
-            )
-    make_run_set(results, dataset, metric)  # refuses what does not belong together
-    # The first run's worst groups are chosen on the validation part, and it has the baselines.
-    has_validation = "validation" not in dataset.parts or is_evaluated(runs[0], "validation")
-    if not has_validation and not is_of_predictions(runs[0]):
-        evaluate_run(runs[0], dataset, "validation", device=choose_device(device), console=console)
-    with console.status("baselines without training"):
-        results[0] = open_result(runs[0], dataset, part)
-    return dataset, results
+    dataset, own_device = open_run_data(runs[0], console, data=data), choose_device(device)
+    return dataset, open_results(
+        runs, dataset, part, metric=metric, device=own_device, console=console
+    )

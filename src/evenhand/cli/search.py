@@ -186,13 +186,13 @@ def _open_output(path: Path | None, *, as_json: bool) -> Iterator[WriteFn]:
         return "".join(f"{line}\n" for line in lines)
 
     if path is None:
-        yield lambda *asked: print(json_lines(_rows(*asked)), end="")
+        yield lambda *asked: print(json_lines(result_rows(*asked)), end="")
         return
     writers: list[Any] = []
     with atomic_path(path) as staging, open(staging, "wb") as file, contextlib.ExitStack() as stack:
 
         def write(asked: Asked, searcher: "Searcher", num_results: int) -> None:
-            rows = _rows(asked, searcher, num_results)
+            rows = result_rows(asked, searcher, num_results)
             if as_json or path.suffix in (".jsonl", ".ndjson"):
                 file.write(json_lines(rows).encode())
                 return
@@ -209,7 +209,7 @@ def _open_output(path: Path | None, *, as_json: bool) -> Iterator[WriteFn]:
         yield write
 
 
-def _rows(asked: Asked, searcher: "Searcher", num_results: int) -> Any:
+def result_rows(asked: Asked, searcher: "Searcher", num_results: int) -> Any:
     """A pyarrow table: query_id, where there are ids; query, rank, label and score."""
     import numpy as np
     import pyarrow as pa
@@ -218,7 +218,8 @@ def _rows(asked: Asked, searcher: "Searcher", num_results: int) -> Any:
     label_ids, scores = found.label_ids.cpu().numpy(), found.scores.float().cpu().numpy()
     places, ranks = np.nonzero(label_ids >= 0)
     columns = {"query_id": asked.ids, "query": asked.queries}
-    table = pa.table({name: cells for name, cells in columns.items() if cells}).take(places)
+    lists = {name: cells for name, cells in columns.items() if isinstance(cells, list)}
+    table = pa.table(lists).take(places)
     for name, cells in {
         "rank": ranks + 1,
         "label": searcher.label_names(label_ids[places, ranks].tolist()),

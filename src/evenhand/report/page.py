@@ -15,7 +15,7 @@ from evenhand.report.groups import (
 )
 from evenhand.report.headline import compare_runs, describe_baselines, describe_losses, headline
 from evenhand.report.rendering import join_words, render
-from evenhand.report.run_set import make_run_set
+from evenhand.report.run_set import RunSet, make_run_set
 from evenhand.report.training import fact_rows, training_plots
 from evenhand.report.world_map import make_map
 from evenhand.run_folder import RunResult
@@ -61,3 +61,17 @@ def write_report(
         facts=fact_rows(runs),
     )
     write_text(path, page)
+
+
+def render_charts(runs: RunSet) -> str:
+    """The first picture of the report, as a page of its own."""
+    comparisons = compare_runs(runs)
+    return render(
+        "charts.html",
+        title=join_words(runs.run_names),
+        sentence=headline(runs, comparisons),
+        metric=runs.metric,
+        run_names=list(runs.run_names),
+        main=main_chart(runs, comparisons),
+        columns=column_charts(runs, comparisons),
+    )

@@ -5,17 +5,27 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from rich.console import Console
 
 from evenhand.data import Dataset, IntArray, Part
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, Score, group_columns
 from evenhand.evaluation.groups import check_belongs
 from evenhand.result_tables import main_rows
-from evenhand.run_folder import RunResult
+from evenhand.run_folder import (
+    RunResult,
+    check_trained_on,
+    is_evaluated,
+    is_of_predictions,
+    load_result,
+)
+from evenhand.runs import evaluate_run, open_result
 
 MAIN_CUTOFF = 10
 SHOWN_CUTOFFS = (1, 10, 50)
@@ -150,6 +160,36 @@ def make_run_set(
             raise UserError(f"--metric must be one of {', '.join(known)}, got {metric!r}")
         cutoff = known[metric]
     return RunSet(tuple(results), dataset, tuple(cutoffs), cutoff)
+
+
+def open_results(
+    folders: Sequence[Path],
+    dataset: Dataset,
+    part_name: str,
+    *,
+    metric: str | None,
+    device: torch.device,
+    console: Console,
+) -> list[RunResult]:
+    """The evaluated runs of some folders, which belong together; the first has the baselines."""
+    for folder in folders:
+        check_trained_on(folder, dataset)
+    results = [load_result(folder, part_name) for folder in folders]
+    for folder, result in zip(folders, results, strict=True):
+        highest = int(result.outcome.retrieved_ids.max(initial=-1))
+        if highest >= dataset.num_labels:
+            raise UserError(
+                f"the outcome of {folder} names label {highest} of {dataset.num_labels}: it is "
+                f"damaged; evaluate the run again"
+            )
+    make_run_set(results, dataset, metric)  # refuses what does not belong together
+    # The first run's worst groups are chosen on the validation part.
+    has_validation = "validation" not in dataset.parts or is_evaluated(folders[0], "validation")
+    if not has_validation and not is_of_predictions(folders[0]):
+        evaluate_run(folders[0], dataset, "validation", device=device, console=console)
+    with console.status("baselines without training"):
+        results[0] = open_result(folders[0], dataset, part_name)
+    return results
 
 
 def is_found(ranks: IntArray, cutoff: int) -> NDArray[np.bool_]:

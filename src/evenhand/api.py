@@ -1,0 +1,430 @@
+"""Evenhand from Python: train on a table, then search, evaluate, compare and report.
+
+    run = evenhand.train(frame, query="title", label="category", groups=["country"])
+    run.search(["red shoe"], 10)
+    run.report()
+
+Tables come out as pandas DataFrames where pandas is installed, and otherwise as pyarrow tables.
+What a user can mend is raised as `evenhand.UserError`, in one sentence.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import html
+import importlib.util
+import itertools
+import os
+import threading
+import webbrowser
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from rich.console import Console
+
+from evenhand.cli.console import console
+from evenhand.cli.options import choose_device
+from evenhand.cli.search import AT_ONCE, Asked, result_rows
+from evenhand.config import Config, DataConfig, check_settings, read_preset, read_settings
+from evenhand.data import Dataset, TableOptions, normalize, prepare_table
+from evenhand.data.table_reader import is_path
+from evenhand.data.weighting import weight_features
+from evenhand.defaults import choices_table, fit_settings
+from evenhand.errors import UserError
+from evenhand.evaluation import Score
+from evenhand.files import locked, read_text
+from evenhand.progress import PipedConsole, stage_bar, stop_requested
+from evenhand.report import write_report
+from evenhand.report.headline import (
+    baseline_warning,
+    compare_runs,
+    describe_baselines,
+    headline,
+)
+from evenhand.report.page import render_charts
+from evenhand.report.rendering import render
+from evenhand.report.run_set import RunSet, make_run_set, open_results
+from evenhand.result_tables import METRICS, main_rows, results_table, row_title, unseen_notes
+from evenhand.run_folder import is_evaluated, load_result, read_about, run_config
+from evenhand.runs import (
+    begin_run,
+    evaluate_run,
+    load_searcher,
+    open_data,
+    open_run_data,
+    query_data_path,
+    train_run,
+)
+from evenhand.search import Searcher
+
+Frame = Any  # a pandas.DataFrame, or a pyarrow.Table where pandas is not installed
+
+
+def train(
+    source: Any,
+    *,
+    query: str | tuple[str, ...] | list[str] = "query",
+    label: str = "label",
+    groups: str | tuple[str, ...] | list[str] = (),
+    run: str | Path | None = None,
+    method: str | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | str | Path | None = None,
+    device: str | None = None,
+    progress: bool = True,
+    **table: Any,
+) -> "Run":
+    """Trains a model on a table and evaluates it on the test part.
+
+    Every setting that is not given is chosen to fit the data, as by `evenhand train`.
+
+    Args:
+        source: a pandas, polars or pyarrow table, a dict of lists, or the path of a table; or the
+            folder of a data set, or "places".
+        query: column of the texts, or several that are joined by a space.
+        label: column of the right answers, each a text or a list of texts.
+        groups: columns of subpopulations, only to look at the result.
+        run: the new folder; runs/DATA-METHOD-seedN, with a number behind if it exists, if None.
+        method: one of those that `evenhand --help` lists.
+        settings: by name, {"training.num_steps": 500}; or a TOML file, or a preset's name.
+        device: "cpu", "cuda", ...; the GPU if there is one, if None.
+        progress: False prints nothing.
+        table: other fields of `evenhand.data.TableOptions`, such as split_time="day".
+
+    Raises:
+        UserError: the table, a setting or the folder will not do.
+        KeyboardInterrupt: training was stopped; `evenhand train --resume --run FOLDER` continues.
+    """
+    own_console = _console(progress)
+    if run is not None and Path(run).exists():
+        raise UserError(
+            f"{run} exists already; open it with evenhand.load({str(run)!r}), or give another run="
+        )
+    given = _read_settings(settings)
+    named = {"mining": ("method", method), "training": ("seed", seed)}
+    for section, (key, value) in named.items():
+        if value is not None:
+            given.setdefault(section, {})[key] = value
+    given = check_settings(given)  # before a long table is read
+    columns = {"query": query, "label": label, "groups": groups, **table}
+    given["data"]["dataset"] = _data_folder(source, columns, own_console)
+    dataset = open_data(DataConfig(**given["data"] | {"weighting": "as-is"}), own_console)
+    own_device = choose_device(device)
+    config, choices = fit_settings(given, dataset, device=own_device)
+    own_console.print(choices_table(choices))
+    dataset = weight_features(dataset, config.data.weighting)
+    for note in unseen_notes(dataset):
+        own_console.print(note)
+    name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
+    folder = Path(run) if run is not None else _free_folder(Path("runs") / name)
+    begin_run(folder, config, dataset, device=own_device, choices=choices)
+    is_main = threading.current_thread() is threading.main_thread()  # signals are for it alone
+    stopping = stop_requested() if is_main else contextlib.nullcontext(lambda: False)
+    with locked(folder), stopping as should_stop_fn:
+        is_complete = train_run(
+            folder,
+            config,
+            dataset,
+            device=own_device,
+            console=own_console,
+            title=f"training {config.mining.method}",
+            should_stop_fn=should_stop_fn,
+        )
+    if not is_complete:
+        raise KeyboardInterrupt(f"stopped; continue: evenhand train --resume --run {folder}")
+    trained = Run(folder, device=device, progress=progress)
+    trained.dataset = dataset
+    if trained.part in dataset.parts:
+        scores = trained._scores(trained.part)
+        own_console.print(results_table([(trained.name, scores)], part_name=trained.part))
+        if progress:
+            runs = trained._open_runs(None, None, None)
+            for line in filter(None, (*describe_baselines(runs), baseline_warning(runs))):
+                own_console.print(line)
+    own_console.print(f"run folder: {folder}")
+    return trained
+
+
+def load(
+    folder: str | Path,
+    *,
+    data: str | Path | None = None,
+    device: str | None = None,
+    progress: bool = True,
+) -> "Run":
+    """Opens a run that was trained before, here or elsewhere; its folder alone is enough to search.
+
+    Args:
+        data: where its data set is now, if it has moved; evaluation and reports need it.
+    """
+    return Run(folder, data=data, device=device, progress=progress)
+
+
+class Run:
+    """A trained model in its folder; see `train` and `load`.
+
+    Attributes:
+        folder: what `evenhand search`, `report`, ... take.
+        config: every setting.
+        part: the part of the data that it is judged on, "test" if there is one.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        data: str | Path | None = None,
+        device: str | None = None,
+        progress: bool = True,
+    ) -> None:
+        self.folder = Path(folder)
+        self.name = self.folder.resolve().name
+        self.about = read_about(self.folder)
+        self.config: Config = run_config(self.folder)
+        counts = self.about["dataset"].get("num_queries") or {}
+        self.part = "validation" if "test" not in counts and "validation" in counts else "test"
+        self._data, self._device = data, choose_device(device)
+        self._console = _console(progress)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set it was trained on."""
+        return open_run_data(self.folder, self._console, data=self._data)
+
+    @cached_property
+    def searcher(self) -> Searcher:
+        """The model and its index, on tensors."""
+        needs_data = not query_data_path(self.folder).exists()
+        dataset = self.dataset if needs_data else None
+        return load_searcher(self.folder, device=self._device, dataset=dataset)
+
+    def search(self, queries: Any, num_results: int = 10) -> Frame:
+        """The best labels of each query: columns query, rank (from 1), label and score.
+
+        Args:
+            queries: texts in a list, an array or a column, or a single text; or features (Q, F) of
+                a data set that has no texts: the column is then query_id, their row.
+        """
+        places = itertools.count()
+        tables = []
+        for batch in _batches(queries):
+            ids = None if isinstance(batch, list) else [str(next(places)) for _ in batch]
+            tables.append(result_rows(Asked(batch, ids), self.searcher, num_results))
+        return _frame(pa.concat_tables(tables))
+
+    def encode(self, queries: Any) -> NDArray[np.float32]:
+        """(Q, D) vectors of queries: their product with the label vectors is the model's score."""
+        batches = [self.searcher.encode(batch).cpu().numpy() for batch in _batches(queries)]
+        return np.concatenate(batches)
+
+    @property
+    def scores(self) -> Frame:
+        """The scores on the part it is judged on, evaluated once: see `evaluate`."""
+        return self.evaluate()
+
+    def evaluate(self, part: str | None = None) -> Frame:
+        """A row for each metric and group of a column: value, low, high, count, is_judged, members.
+
+        low and high are a 95 % interval; count is the number of pairs or queries; is_judged says
+        whether they are enough; members are the groups that a row such as "worst 3" is about.
+
+        Args:
+            part: "test", "validation" or "train"; that of `self.part` if None.
+        """
+        scores = self._scores(part or self.part)
+        rows = [vars(score) | {"members": ", ".join(score.members)} for score in scores]
+        return _frame(pa.Table.from_pylist(rows))
+
+    def compare(
+        self, baseline: "Run | str | Path", *, metric: str | None = None, part: str | None = None
+    ) -> "Comparison":
+        """This run minus a baseline, query by query: all, head and tail, worst groups, groups.
+
+        Args:
+            metric: recall at a cut-off, recall@10 if None.
+        """
+        runs = self._open_runs(baseline, metric, part)
+        comparisons = compare_runs(runs)
+        rows = [
+            {name: value for name, value in vars(row).items() if name in COMPARED}
+            for found in comparisons
+            for row in (*found.rows, *(row for group in found.groups.values() for row in group))
+        ]
+        return Comparison(headline(runs, comparisons), _frame(pa.Table.from_pylist(rows)))
+
+    def report(
+        self,
+        baseline: "Run | str | Path | None" = None,
+        *,
+        path: str | Path | None = None,
+        metric: str | None = None,
+        part: str | None = None,
+        show: bool = False,
+    ) -> Path:
+        """Writes the report, beside a baseline if there is one, and returns its path.
+
+        Args:
+            path: report.html in the folder if None.
+            show: opens it in the browser.
+        """
+        runs = self._open_runs(baseline, metric, part)
+        path = self.folder / "report.html" if path is None else Path(path)
+        with self._console.status("writing the report"):
+            write_report(runs.results, runs.dataset, path, metric=runs.metric)
+        if show:
+            webbrowser.open(path.resolve().as_uri())
+        return path
+
+    def plot(
+        self,
+        baseline: "Run | str | Path | None" = None,
+        *,
+        metric: str | None = None,
+        part: str | None = None,
+    ) -> "Chart":
+        """The first picture of the report: recall by group, or who gains and who loses."""
+        return Chart(render_charts(self._open_runs(baseline, metric, part)))
+
+    def _scores(self, part: str) -> list[Score]:
+        if is_evaluated(self.folder, part):
+            return load_result(self.folder, part).scores
+        return evaluate_run(
+            self.folder, self.dataset, part, device=self._device, console=self._console
+        )
+
+    def _open_runs(
+        self, baseline: "Run | str | Path | None", metric: str | None, part: str | None
+    ) -> RunSet:
+        """This run behind its baseline, both evaluated."""
+        runs = [self]
+        if baseline is not None:
+            runs = [baseline if isinstance(baseline, Run) else Run(baseline, progress=False), self]
+        part = part or self.part
+        for run in runs:
+            run._scores(part)
+        folders = [run.folder for run in runs]
+        results = open_results(
+            folders, self.dataset, part, metric=metric, device=self._device, console=self._console
+        )
+        return make_run_set(results, self.dataset, metric)
+
+    def __repr__(self) -> str:
+        data = self.about["dataset"].get("name")
+        return f"<evenhand.Run {str(self.folder)!r}: {self.config.mining.method} on {data}>"
+
+    def _repr_html_(self) -> str:
+        """Recall by group, and the settings with their reasons."""
+        is_known = is_evaluated(self.folder, self.part)
+        scores = main_rows(load_result(self.folder, self.part).scores) if is_known else []
+        rows: dict[str, dict[str, Score]] = {}
+        for score in scores:
+            rows.setdefault(row_title(score), {})[score.metric] = score
+        metrics = [name for name in METRICS if any(name in row for row in rows.values())]
+        settings = read_text(self.folder / "config.toml")
+        return render("run.html", run=self, rows=rows, metrics=metrics, settings=settings)
+
+
+COMPARED = ("metric", "group", "baseline", "contender", "difference", "low", "high", "count")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two runs compared; low and high of the table are a 95 % interval of the difference."""
+
+    sentence: str  # who gains, who loses: that of the report
+    table: Frame  # metric, group, baseline, contender, difference, low, high, count
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def _repr_html_(self) -> str:
+        has_html = hasattr(self.table, "to_html")
+        table = self.table.to_html(index=False) if has_html else f"<pre>{self.table}</pre>"
+        return f"<p>{html.escape(self.sentence)}</p>{table}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """A page that a notebook shows."""
+
+    html: str
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.html, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        style = "width:100%;height:32rem;border:0"
+        return f'<iframe srcdoc="{html.escape(self.html)}" style="{style}"></iframe>'
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def _console(progress: bool) -> Console:
+    return console if progress else PipedConsole(quiet=True)
+
+
+def _data_folder(source: Any, columns: Mapping[str, Any], own_console: Console) -> str:
+    """The folder of a data set; that of a table is made first, unless it was made before."""
+    if is_path(source):
+        if str(source) == "places" or (Path(source) / "dataset.json").exists():
+            return str(source)
+        if not Path(source).exists():
+            raise UserError(f"{source} does not exist")
+    known = [field.name for field in dataclasses.fields(TableOptions)]
+    for name in columns:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            raise UserError(f"a table has no option {name!r}; {hint}")
+    options, note_fn = TableOptions(**columns), own_console.print
+    with stage_bar(own_console) as advance:
+        return str(prepare_table(source, options, note_fn=note_fn, progress_fn=advance))
+
+
+def _read_settings(settings: Mapping[str, Any] | str | Path | None) -> dict[str, dict[str, Any]]:
+    """The sections of settings by name, of a TOML file or of a preset."""
+    if isinstance(settings, str | os.PathLike):
+        path = Path(settings)
+        return read_settings(path) if path.suffix == ".toml" else read_preset(str(settings))
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in (settings or {}).items():
+        section, dot, key = name.partition(".")
+        if not dot:
+            raise UserError(
+                f"a setting is called section.key, such as training.num_steps, got {name!r}"
+            )
+        sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
+    return sections
+
+
+def _free_folder(folder: Path) -> Path:
+    """The folder, or with the first number behind it that is free."""
+    names = itertools.chain([folder.name], (f"{folder.name}-{n}" for n in itertools.count(2)))
+    return next(path for path in map(folder.with_name, names) if not path.exists())
+
+
+def _batches(queries: Any) -> Iterator[Any]:
+    """Texts or rows of features, some at a time; at least one batch."""
+    if isinstance(queries, str):
+        queries = [queries]
+    if isinstance(queries, Iterable) and not (
+        isinstance(queries, np.ndarray) and queries.dtype.kind in "fiu"
+    ):
+        queries = queries.to_pylist() if hasattr(queries, "to_pylist") else list(queries)
+        for place, text in enumerate(queries):
+            if not isinstance(text, str) or not normalize(text):
+                raise UserError(f"query {place} is {text!r}; it must be text, and not white space")
+    for start in range(0, max(1, len(queries)), AT_ONCE):
+        batch = queries[start : start + AT_ONCE]
+        # A copy of what cannot be written to, which tensors do without.
+        yield np.require(batch, requirements="W") if isinstance(batch, np.ndarray) else batch
+
+
+def _frame(table: pa.Table) -> Frame:
+    return table.to_pandas() if importlib.util.find_spec("pandas") else table

@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 TOOLS := $(VENV)/tools
 FUZZING := $(VENV)/fuzzing
-DRAWING := $(VENV)/drawing
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test nightly check coverage format bench reproduce figures fuzz clean
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: demo test nightly check docs coverage format bench reproduce figures fuzz clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,11 +17,11 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(TOOLS): $(READY)
-	$(INSTALL) '.[places,dev]'
+	$(INSTALL) '.[places,dev,docs]'
 	touch $(TOOLS)
 
 $(FUZZING): $(TOOLS)
-	$(INSTALL) '.[places,dev,fuzz]'
+	$(INSTALL) '.[places,dev,docs,fuzz]'
 	touch $(FUZZING)
 
 demo: $(READY)  ## train SNM and S2M on places, compare them, write the report
@@ -32,10 +33,17 @@ test: $(TOOLS)  ## every test, each file by one of a few processes
 nightly: $(FUZZING)  ## mutants, the long tests, fuzzing, killed runs: about an hour
 	$(BIN)/python -m tests.nightly
 
-check: $(TOOLS)  ## format, lint, strict types
+check: $(TOOLS)  ## format, lint, strict types, a site without warnings that loads nothing from elsewhere
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(SITE)
+	! grep --recursive --extended-regexp '<(script|img|iframe)[^>]* src="?http|<link[^>]* href="?http' site
+
+docs: $(TOOLS)  ## the docs as a site; to read it with its search: python -m http.server --directory site
+	$(BIN)/python -m docs.settings
+	$(BIN)/python -m docs.commands
+	$(SITE)
 
 CORE := */losses.py,*/mining.py,*/sampling.py,*/risk.py,*/objective.py,*/metrics.py,*/kernels/*
 coverage: $(TOOLS)  ## lines of the core that the tests run, at least 95 %
@@ -63,12 +71,8 @@ else
 	$(BIN)/python -m experiments.reproduce table3 --data places
 endif
 
-$(DRAWING): $(READY)
-	$(INSTALL) '.[places,docs]'
-	touch $(DRAWING)
-
-figures: $(DRAWING)  ## the pictures of docs/, drawn anew
+figures: $(TOOLS)  ## the pictures of docs/, drawn anew
 	$(BIN)/python benchmarks/figures.py
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

@@ -143,10 +143,15 @@ def test_tables_of_results_are_those_of_the_results(monkeypatch):
         assert pages.with_tables(page, tables()) == page, name
 
 
-def test_the_reference_of_settings_is_that_of_the_source_and_says_what_each_means():
+@pytest.mark.parametrize("name", ["settings", "commands"])
+def test_a_generated_reference_is_that_of_the_source(name):
+    reference = importlib.import_module(f"docs.{name}")
+    assert reference.PAGE.read_text("utf-8") == reference.page(), f"run: python -m docs.{name}"
+
+
+def test_every_setting_says_what_it_means():
     from docs import settings
 
-    assert settings.PAGE.read_text("utf-8") == settings.page(), "run: python -m docs.settings"
     for section, cls in SECTIONS.items():
         meanings = settings.comments_of(cls)
         missing = [field.name for field in dataclasses.fields(cls) if not meanings[field.name]]

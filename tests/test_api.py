@@ -124,6 +124,7 @@ def test_scores_comparison_report_and_chart_say_the_same(second, home):
     assert f"{100 * value:.1f}" in shown
     assert "# rare labels count as they will at test" not in shown  # a given method has no reason
     assert "falls in a line to 0" in shown
+    assert second.about["command"] == "in Python"
     assert repr(second) == "<evenhand.Run 'runs/second': s2m-even on towns>"
     assert set(second.evaluate("validation")["group"]) > {"all", "head"}
 

@@ -285,6 +285,7 @@ def test_a_device_too_old_too_small_or_too_full_is_not_tried(as_if_on_cuda, monk
     monkeypatch.setattr("evenhand.training.gpu_step.MOST_ENTRIES", 19)  # 5 pairs of 4 features
     assert "20" in why_no_graph(training, plan_of())
 
+
 def test_a_sample_for_each_must_find_enough_labels_that_are_no_positives(as_if_on_cuda):
     training, _ = as_if_on_cuda  # queries have up to 3 positives
     for num_sampled, is_possible in ((NUM_LABELS - 3, True), (NUM_LABELS - 2, False)):

@@ -181,6 +181,7 @@ def about_run(
     folder: Path, config: Config, dataset: Dataset, device: torch.device
 ) -> dict[str, Any]:
     """What run.json says when a run begins."""
+    is_command = Path(sys.argv[0]).name in ("evenhand", "__main__.py")
     num_threads = torch.get_num_threads()
     device_name = f"{platform.machine()} CPU, {num_threads} thread{'s' * (num_threads > 1)}"
     if device.type == "cuda":
@@ -189,7 +190,7 @@ def about_run(
         "name": folder.resolve().name,
         "method": config.mining.method,
         "seed": config.training.seed,
-        "command": shlex.join(["evenhand", *sys.argv[1:]]),
+        "command": shlex.join(["evenhand", *sys.argv[1:]]) if is_command else "in Python",
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "versions": {

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import Rows, pad_rows, pairs_of, take_rows
-from evenhand.data.csr import concatenate_rows, count_ids, rows_from_lists
+from evenhand.data.array_files import collect_rows
+from evenhand.data.csr import count_ids, rows_from_lists
 from evenhand.errors import UserError
 
 lists_of_ids = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6)
@@ -35,10 +36,10 @@ def test_rows_are_taken_in_their_order_padded_with_minus_one_and_joined(lists, d
     longest = width or max([1, *(len(lists[i]) for i in chosen)])
     assert padded.shape == (len(chosen), longest)
     assert padded.tolist() == [(lists[i] + [-1] * longest)[:longest] for i in chosen]
-    joined = concatenate_rows([rows, taken, rows])
+    joined = collect_rows([rows, taken, rows])
     assert as_lists(joined) == [*lists, *as_lists(taken), *lists]
     assert joined.values.tolist() == [*rows.values, *taken.values, *rows.values]
-    assert concatenate_rows([rows_from_lists(lists)]).values is None
+    assert collect_rows([rows_from_lists(lists)]).values is None
 
 
 @pytest.mark.parametrize("has_values", [False, True])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import count_unseen_labels, load_extreme, read_extreme
-from evenhand.data.csr import concatenate_rows
+from evenhand.data.array_files import collect_rows
 from evenhand.data.extreme import load_extreme_split
 from evenhand.data.extreme_parser import Block, Header, parse_line, parse_lines, parse_quickly
 from evenhand.data.text_io import read_blocks
@@ -47,7 +47,7 @@ def as_lists(block: Block):
 
 
 def joined(blocks: Iterable[Block]) -> Block:
-    return Block(*map(concatenate_rows, zip(*blocks, strict=True)))
+    return Block(*map(collect_rows, zip(*blocks, strict=True)))
 
 
 def careful(text: bytes) -> Block:

@@ -389,22 +389,23 @@ class NpyWriter:
     """
 
     def __init__(self, path: Path, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
-        self.file = open(path, "wb")  # noqa: SIM115
-        self.dtype, self.row_shape, self.num_rows = np.dtype(dtype), row_shape, 0
-        self._write_header()
+        self.path, self.dtype, self.row_shape = path, np.dtype(dtype), row_shape
+        self.num_rows = 0
+        with open(path, "wb") as file:
+            self._write_header(file)
 
     def append(self, rows: NDArray[Any]) -> None:
         """Appends (n, *row_shape) rows."""
-        self.file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+        with open(self.path, "ab") as file:
+            file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
         self.num_rows += len(rows)
 
     def close(self) -> None:
-        self.file.seek(0)
-        self._write_header()
-        self.file.close()
+        with open(self.path, "r+b") as file:
+            self._write_header(file)
 
-    def _write_header(self) -> None:
+    def _write_header(self, file: IO[bytes]) -> None:
         # numpy leaves room for a longer number of rows, so that a header can be written again.
         shape = (self.num_rows, *self.row_shape)
         about = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self.file, about)
+        np.lib.format.write_array_header_1_0(file, about)

@@ -27,7 +27,7 @@ from evenhand.build import (
     table_dtype,
 )
 from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
-from evenhand.data import Dataset, Rows, load_places, open_dataset, save_dataset
+from evenhand.data import Dataset, Rows, open_dataset, save_dataset
 from evenhand.data.dataset import check_all_ids
 from evenhand.data.weighting import feature_weights, weight_features
 from evenhand.defaults import Choice
@@ -80,6 +80,8 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
     """
     place = config.folder if folder is None else folder
     if folder is None and config.dataset == "places" and not place.exists():
+        from evenhand.data import load_places
+
         with console.status(f"preparing {place} (once)"):
             least, num_buckets = config.min_population, config.num_buckets
             save_dataset(load_places(min_population=least, num_buckets=num_buckets), place)

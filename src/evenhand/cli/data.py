@@ -136,7 +136,7 @@ def table(
 ) -> None:
     """A table of queries and labels."""
     from evenhand.cli.console import console
-    from evenhand.data import load_table, table_name
+    from evenhand.data.table import load_table, table_name
     from evenhand.progress import stage_bar
 
     name = name or table_name(table)

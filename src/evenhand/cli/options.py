@@ -254,7 +254,8 @@ def read_flags(
 def _data_folder(data: str | None, table: TableFlags) -> str | None:
     """The folder of a data set; that of a table is made first, unless it was made before."""
     from evenhand.cli.console import console
-    from evenhand.data import is_table_path, prepare_table
+    from evenhand.data.table import prepare_table
+    from evenhand.data.table_reader import is_table_path
     from evenhand.progress import stage_bar
 
     path = Path(data or "places")

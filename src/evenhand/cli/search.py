@@ -143,7 +143,7 @@ def _standard_input() -> Iterator[str]:
 
 def _without_blank(batch: Asked) -> tuple[Asked, int]:
     """The queries that say something, and how many do not."""
-    from evenhand.data import normalize
+    from evenhand.data.text import normalize
 
     kept = [place for place, text in enumerate(batch.queries) if normalize(text)]
     ids = batch.ids and [batch.ids[place] for place in kept]

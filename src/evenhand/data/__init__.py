@@ -9,41 +9,27 @@ public data set by name from a folder. All return a `Dataset`: parts (train, val
 queries with features, positives and groups.
 """
 
-from evenhand.data.csr import (
-    FloatArray,
-    IntArray,
-    Rows,
-    Strings,
-    pad_rows,
-    pairs_of,
-    take_rows,
-)
-from evenhand.data.dataset import (
-    Dataset,
-    Part,
-    count_unseen_labels,
-    open_dataset,
-    save_dataset,
-)
-from evenhand.data.extreme import load_extreme, read_extreme
-from evenhand.data.groups import (
-    Groups,
-    frequency_groups,
-    memberships,
-)
-from evenhand.data.places import load_places
-from evenhand.data.public_data import PUBLIC_DATA, PublicData, load_public_extreme
-from evenhand.data.stream import stream_extreme
-from evenhand.data.table import TableOptions, load_table, prepare_table, table_name
-from evenhand.data.table_reader import is_table_path
-from evenhand.data.text import (
-    NgramFeaturizer,
-    WordFeaturizer,
-    featurizer_from,
-    make_featurizer,
-    normalize,
-    script_of,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from evenhand.data.csr import FloatArray, IntArray, Rows, Strings, pad_rows, pairs_of, take_rows
+from evenhand.data.dataset import Dataset, Part, count_unseen_labels, open_dataset, save_dataset
+from evenhand.data.groups import Groups, frequency_groups, memberships
+
+if TYPE_CHECKING:
+    from evenhand.data.extreme import load_extreme, read_extreme
+    from evenhand.data.places import load_places
+    from evenhand.data.public_data import PUBLIC_DATA, PublicData, load_public_extreme
+    from evenhand.data.stream import stream_extreme
+    from evenhand.data.table import TableOptions, load_table
+    from evenhand.data.text import (
+        NgramFeaturizer,
+        WordFeaturizer,
+        featurizer_from,
+        make_featurizer,
+        normalize,
+        script_of,
+    )
 
 __all__ = [
     "PUBLIC_DATA",
@@ -61,7 +47,6 @@ __all__ = [
     "count_unseen_labels",
     "featurizer_from",
     "frequency_groups",
-    "is_table_path",
     "load_extreme",
     "load_places",
     "load_public_extreme",
@@ -72,11 +57,21 @@ __all__ = [
     "open_dataset",
     "pad_rows",
     "pairs_of",
-    "prepare_table",
     "read_extreme",
     "save_dataset",
     "script_of",
     "stream_extreme",
-    "table_name",
     "take_rows",
 ]
+
+_READERS = ("text", "table", "extreme", "places", "public_data", "stream")
+
+
+def __getattr__(name: str) -> Any:
+    """A reader of files, when it is first asked for: most commands open a data set that is made."""
+    if name in __all__:
+        for home in _READERS:
+            module = import_module(f"evenhand.data.{home}")
+            if hasattr(module, name):
+                return globals().setdefault(name, getattr(module, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

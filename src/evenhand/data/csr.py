@@ -117,14 +117,6 @@ def rows_from_lists(lists: Sequence[Sequence[int]]) -> Rows:
     return Rows(offsets, np.array([item for items in lists for item in items], dtype=np.int32))
 
 
-def concatenate_rows(blocks: Sequence[Rows]) -> Rows:
-    """The rows of all blocks, one block after the other; all have values, or none."""
-    offsets = np.cumsum(np.concatenate([[0], *(block.lengths() for block in blocks)]))
-    ids = np.concatenate([block.ids for block in blocks])
-    values = [block.values for block in blocks if block.values is not None]
-    return Rows(offsets, ids, np.concatenate(values) if values else None)
-
-
 def take_rows(rows: Rows, row_ids: IntArray) -> Rows:
     """The chosen rows, in that order, as rows of their own."""
     starts, lengths = _spans(rows, row_ids)

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.data.array_files import array_path
 from evenhand.data.csr import (
     MAX_IDS,
     FloatArray,
@@ -167,10 +167,6 @@ def write_dataset(dataset: Dataset, folder: Path) -> list[Path]:
     with open(folder / "dataset.json", "w", encoding="utf-8") as file:
         json.dump(about, file, ensure_ascii=False, indent=1)
     return list(paths.values())
-
-
-def array_path(folder: Path, name: str) -> Path:
-    return folder / f"{quote(name, safe=' ')}.npy"  # a group column may be called a/b
 
 
 def _arrays_of(dataset: Dataset) -> dict[str, NDArray[Any]]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evenhand.data.array_files import RowsWriter
 from evenhand.data.csr import MAX_IDS, IntArray, Rows, Strings, take_rows
 from evenhand.data.dataset import Dataset, Part, is_borne_out
 from evenhand.data.extreme_parser import Block, Header, parse_lines
@@ -136,24 +137,15 @@ def _take_part(part: Part, row_ids: IntArray) -> Part:
 def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
     """Reads one file, a block of lines at a time."""
     header, num_rows = read_header(path), 0
-    # They grow in place: a list of blocks joined at the end would all be held twice for a moment.
-    buffers = [bytearray() for _ in range(5)]
-    for (positives, features), _ in read_documents(path, header):
-        arrays = (positives.lengths(), positives.ids, features.lengths(), *features[1:])
-        for buffer, array in zip(buffers, arrays, strict=True):
-            buffer += np.ascontiguousarray(array).data
-        num_rows += len(positives)
+    positives, features = RowsWriter(), RowsWriter()
+    for block, _ in read_documents(path, header):
+        positives.append(block.positives)
+        features.append(block.features)
+        num_rows += len(block.positives)
         if progress_fn is not None:
             progress_fn(path, num_rows, header.num_rows)
-    label_lengths, label_ids, feature_lengths, feature_ids, values = (
-        np.frombuffer(buffer, dtype=dtype)
-        for buffer, dtype in zip(buffers, ("i8", "i4", "i8", "i4", "f4"), strict=True)
-    )
     return ExtremeFile(
-        Rows(np.append(0, np.cumsum(feature_lengths)), feature_ids, values),
-        Rows(np.append(0, np.cumsum(label_lengths)), label_ids),
-        header.num_features,
-        header.num_labels,
+        features.finish(), positives.finish(), header.num_features, header.num_labels
     )
 
 

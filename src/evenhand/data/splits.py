@@ -15,7 +15,7 @@ from evenhand.data.csr import IntArray
 from evenhand.errors import UserError
 
 PARTS = ("train", "validation", "test")
-PART_IDS = {name: place for place, name in enumerate(PARTS)} | {"val": 1, "valid": 1, "dev": 1}
+PART_IDS = {"train": 0, "validation": 1, "val": 1, "valid": 1, "dev": 1, "test": 2}
 
 PartIds = NDArray[np.int8]  # places in PARTS
 

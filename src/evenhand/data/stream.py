@@ -10,7 +10,6 @@ test rows stay in the order of their files, and are appended as they are read.
 The folder gets its name when it is complete. A conversion that was killed begins anew.
 """
 
-import contextlib
 import dataclasses
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.csr import Rows, concatenate_rows, count_ids, take_rows
-from evenhand.data.dataset import Dataset, Part, array_path, open_dataset, write_dataset
+from evenhand.data.array_files import RowsWriter, collect_rows
+from evenhand.data.csr import Rows, count_ids, take_rows
+from evenhand.data.dataset import Dataset, Part, open_dataset, write_dataset
 from evenhand.data.extreme import (
     check_promises,
     check_same_ids,
@@ -33,12 +33,10 @@ from evenhand.data.extreme_parser import Block, Header
 from evenhand.data.splits import PARTS, check_fractions, choose_validation_rows
 from evenhand.errors import UserError
 from evenhand.files import (
-    NpyWriter,
     ProgressFn,
     atomic_folder,
     file_digest,
     open_input,
-    open_npy,
     read_json,
     write_json,
 )
@@ -51,13 +49,6 @@ SHARE = 1 / 8  # of the memory: rows that wait, and a shard; either is copied wh
 MOST_SHARDS = 4096
 SAMPLE_BYTES = 2**22  # of the first rows, to tell how long all are
 BLOCK_BYTES = 2**22  # of the training part, read at once
-ARRAYS = {  # of a part
-    "positives.offsets": "<i8",
-    "positives.ids": "<i4",
-    "features.offsets": "<i8",
-    "features.ids": "<i4",
-    "features.values": "<f4",
-}
 
 
 def stream_extreme(
@@ -94,25 +85,35 @@ def stream_extreme(
         check_same_ids(train_path, header, test_path, test_header)
     label_names = read_label_names(label_names_path, header.num_labels)
     with atomic_folder(folder) as staging:
-        with contextlib.ExitStack() as stack:
-            writers = {part: _PartWriter(staging, part) for part in PARTS}
-            for writer in writers.values():
-                stack.callback(writer.close)
-            shards = _Shards(staging / "shards", train_path, header, int(SHARE * memory_bytes))
-            for first_row, block in _read_with_progress(train_path, header, progress_fn):
-                row_ids = np.arange(first_row, first_row + len(block.positives))
-                is_validation = choose_validation_rows(
-                    row_ids, fraction=validation_fraction, block=validation_block
-                )
-                writers["validation"].append(_take(block, np.flatnonzero(is_validation)))
-                is_train = np.flatnonzero(~is_validation)
-                shards.add(_take(block, is_train), row_keys(row_ids[is_train], seed))
-            for block in shards.sorted_blocks(progress_fn):
-                writers["train"].append(block)
-            if test_path is not None:
-                for _, block in _read_with_progress(test_path, test_header, progress_fn):
-                    writers["test"].append(block)
-        blocks = {part: writer.open() for part, writer in writers.items() if writer.arrays}
+        shards = _Shards(staging / "shards", train_path, header, int(SHARE * memory_bytes))
+        writers = {
+            part: [RowsWriter(staging, f"{part}.{kind}") for kind in Block._fields]
+            for part in PARTS
+        }
+
+        def append(part: str, block: Block) -> None:
+            if len(block.positives):
+                for writer, rows in zip(writers[part], block, strict=True):
+                    writer.append(rows)
+
+        for first_row, block in _read_with_progress(train_path, header, progress_fn):
+            row_ids = np.arange(first_row, first_row + len(block.positives))
+            is_validation = choose_validation_rows(
+                row_ids, fraction=validation_fraction, block=validation_block
+            )
+            append("validation", _take(block, np.flatnonzero(is_validation)))
+            is_train = np.flatnonzero(~is_validation)
+            shards.add(_take(block, is_train), row_keys(row_ids[is_train], seed))
+        for block in shards.sorted_blocks(progress_fn):
+            append("train", block)
+        if test_path is not None:
+            for _, block in _read_with_progress(test_path, test_header, progress_fn):
+                append("test", block)
+        blocks = {
+            part: Block(*(writer.finish() for writer in both))
+            for part, both in writers.items()
+            if both[0].arrays
+        }
         if "train" not in blocks:
             raise UserError(
                 "no row is left to train on; use a smaller validation fraction or validation block"
@@ -208,8 +209,8 @@ class _Shards:
 
     def _write(self) -> None:
         """Appends the rows that wait to the files of their shards."""
-        positives = concatenate_rows([block.positives for block in self.blocks])
-        features = concatenate_rows([block.features for block in self.blocks])
+        positives = collect_rows([block.positives for block in self.blocks])
+        features = collect_rows([block.features for block in self.blocks])
         keys = np.concatenate(self.keys)
         self.blocks, self.keys, self.num_waiting = [], [], 0
         shard_ids = choose_shards(keys, self.num_shards)
@@ -236,8 +237,8 @@ class _Shards:
                     segments.append([np.load(file, allow_pickle=False) for _ in range(6)])
             path.unlink()
             keys = np.concatenate([segment[0] for segment in segments])
-            positives = concatenate_rows([Rows(*segment[1:3]) for segment in segments])
-            features = concatenate_rows([Rows(*segment[3:]) for segment in segments])
+            positives = collect_rows([Rows(*segment[1:3]) for segment in segments])
+            features = collect_rows([Rows(*segment[3:]) for segment in segments])
             yield _take(Block(positives, features), np.argsort(keys, kind="stable"))
             done += size
             progress_fn("shuffling", done, total)
@@ -250,44 +251,6 @@ class _Shards:
 def _num_bytes(block: Block) -> int:
     """What the arrays of a block take, with the keys of its rows."""
     return 24 * len(block.positives) + 4 * len(block.positives.ids) + 8 * len(block.features.ids)
-
-
-# --- the arrays of a part -------------------------------------------------------------------------
-
-
-class _PartWriter:
-    """Appends rows to the arrays of a part; there are no files before the first row."""
-
-    def __init__(self, folder: Path, part: str) -> None:
-        self.paths = {name: array_path(folder, f"{part}.{name}") for name in ARRAYS}
-        self.arrays: dict[str, NpyWriter] = {}
-
-    def append(self, block: Block) -> None:
-        if not len(block.positives):
-            return
-        if not self.arrays:
-            self.arrays = {name: NpyWriter(self.paths[name], ARRAYS[name]) for name in ARRAYS}
-            for name in ("positives", "features"):
-                self.arrays[f"{name}.offsets"].append(np.zeros(1))
-        for name, rows in block._asdict().items():
-            ids = self.arrays[f"{name}.ids"]
-            self.arrays[f"{name}.offsets"].append(rows.offsets[1:] + ids.num_rows)
-            ids.append(rows.ids)
-            if rows.values is not None:
-                self.arrays[f"{name}.values"].append(rows.values)
-
-    def close(self) -> None:
-        """Writes how long each array is; must come before `open`."""
-        for array in self.arrays.values():
-            array.close()
-
-    def open(self) -> Block:
-        """The rows, memory-mapped."""
-        arrays = [
-            open_npy(path, is_empty=self.arrays[name].num_rows == 0)
-            for name, path in self.paths.items()
-        ]
-        return Block(Rows(*arrays[:2]), Rows(*arrays[2:]))
 
 
 # --- the manifest ---------------------------------------------------------------------------------

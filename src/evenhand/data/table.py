@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from evenhand.data.array_files import ArrayWriter, collect_rows
 from evenhand.data.csr import FloatArray, IntArray, Rows, Strings
-from evenhand.data.dataset import Dataset, Part, array_path, open_dataset, write_dataset
+from evenhand.data.dataset import Dataset, Part, open_dataset, write_dataset
 from evenhand.data.groups import group_pairs, make_groups
 from evenhand.data.splits import (
     PARTS,
@@ -52,12 +53,12 @@ from evenhand.data.table_cells import (
 from evenhand.data.table_reader import Source, is_path, read_batches
 from evenhand.data.text import Featurizer, make_featurizer, normalize
 from evenhand.errors import UserError
-from evenhand.files import NpyWriter, ProgressFn, atomic_folder, open_npy
+from evenhand.files import ProgressFn, atomic_folder, open_npy
 
 NoteFn = Callable[[str], None]
 
 KEPT_FORMAT = 1  # of what `prepare_table` keeps: a higher number converts all tables again
-FEATURE_TEXTS = 2**15  # featurised at once
+BLOCK_ROWS = 2**15  # of vectors, copied at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -462,7 +463,7 @@ def _read_lines(
     columns = options.columns()
     has_own_vectors = options.vectors in columns
     vectors = _open_vectors(options) if options.vectors and not has_own_vectors else None
-    store: _Array | None = None
+    store: ArrayWriter | None = None
     chunks: dict[str, list[Any]] = {}
     num_missing, first_missing, num_rows, num_skipped = Counter[str](), dict[str, str](), 0, 0
     for file_id, file in enumerate((source, options.validation, options.test)):
@@ -475,7 +476,7 @@ def _read_lines(
             numbers = None if vectors is None else np.asarray(vectors[row_ids[0] : num_rows])
             if options.vectors is not None and has_own_vectors:
                 numbers = as_vectors(batch.column(options.vectors), options.vectors, place)
-                store = store or _Array(folder, "vectors", "<f4", numbers.shape[1:])
+                store = store or ArrayWriter(folder, "vectors", "<f4", numbers.shape[1:])
                 store.append(numbers)
             cells, is_there = _row_cells(batch, numbers, options, place)
             labels, parents = as_labels(
@@ -573,29 +574,6 @@ def _row_cells(
 # --- features -------------------------------------------------------------------------------------
 
 
-class _Array:
-    """Rows of an array that grows, in memory or, given a folder, in a file of it."""
-
-    def __init__(
-        self, folder: Path | None, name: str, dtype: str, row_shape: tuple[int, ...] = ()
-    ) -> None:
-        self.path = None if folder is None else array_path(folder, name)
-        self.file = None if self.path is None else NpyWriter(self.path, dtype, row_shape)
-        self.blocks = [np.empty((0, *row_shape), dtype=dtype)]
-
-    def append(self, rows: NDArray[Any]) -> None:
-        if self.file is None:
-            self.blocks.append(rows.astype(self.blocks[0].dtype, copy=False))
-        else:
-            self.file.append(rows)
-
-    def finish(self) -> NDArray[Any]:
-        if self.file is None or self.path is None:
-            return np.concatenate(self.blocks)
-        self.file.close()
-        return open_npy(self.path, is_empty=self.file.num_rows == 0)
-
-
 def featurize(
     texts: pa.LargeStringArray,
     featurizer: Featurizer,
@@ -605,19 +583,16 @@ def featurize(
     progress_fn: ProgressFn = lambda title, done, total: None,
 ) -> Rows:
     """The features of texts, made block by block; given a folder, never all in memory."""
-    ids = _Array(folder, f"{part}.features.ids", "<i4")
-    values: _Array | None = None
-    lengths: list[IntArray] = [np.zeros(1, dtype=np.int64)]
-    for start in range(0, len(texts), FEATURE_TEXTS):
-        rows = featurizer.featurize(texts.slice(start, FEATURE_TEXTS).to_pylist())
-        lengths.append(rows.lengths())
-        ids.append(rows.ids)
-        if rows.values is not None:
-            values = values or _Array(folder, f"{part}.features.values", "<f4")
-            values.append(rows.values)
-        progress_fn(f"features of {part}", min(start + FEATURE_TEXTS, len(texts)), len(texts))
-    offsets = np.cumsum(np.concatenate(lengths))
-    return Rows(offsets, ids.finish(), None if values is None else values.finish())
+    num_done = 0
+
+    def blocks() -> Iterator[Rows]:
+        nonlocal num_done
+        for block in featurizer.blocks(iterate_texts(texts)):
+            num_done += len(block)
+            progress_fn(f"features of {part}", num_done, len(texts))
+            yield block
+
+    return collect_rows(blocks(), folder, f"{part}.features")
 
 
 def _open_vectors(options: TableOptions) -> NDArray[Any]:
@@ -637,7 +612,7 @@ def _take_vectors(
     vectors: NDArray[Any], row_ids: NDArray[np.int64], part: str, folder: Path | None
 ) -> FloatArray:
     """The vectors of chosen rows; given a folder, never all in memory."""
-    taken = _Array(folder, f"{part}.features.dense", "<f4", vectors.shape[1:])
-    for start in range(0, len(row_ids), FEATURE_TEXTS):
-        taken.append(vectors[row_ids[start : start + FEATURE_TEXTS]])
+    taken = ArrayWriter(folder, f"{part}.features.dense", "<f4", vectors.shape[1:])
+    for start in range(0, len(row_ids), BLOCK_ROWS):
+        taken.append(vectors[row_ids[start : start + BLOCK_ROWS]])
     return taken.finish()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.data.array_files import collect_rows
 from evenhand.data.csr import Rows
 from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
@@ -17,7 +18,7 @@ from evenhand.kernels.random import GOLDEN64, jit_mix64
 
 SHORT_TEXT = 1000  # characters; whatever a text is made of, so few are normalised at once
 MAX_MARKS = 30  # combining, one after the other
-BLOCK_CHARACTERS = 2**22  # of texts hashed at once, about: bounds the memory, not the result
+BLOCK_CHARACTERS = 2**20  # of texts hashed at once, about: bounds the memory, not the result
 MAX_LENGTH = 64  # of an n-gram; every text has as many n-grams of each length as characters
 MAX_WORDS = 8  # in a feature
 WORD_HASH = np.uint64(0x2545F4914F6CDD1D)  # where the hash of a word starts: not that of an n-gram
@@ -93,8 +94,11 @@ class NgramFeaturizer:
 
     def featurize(self, texts: Iterable[str]) -> Rows:
         """N strings -> N rows of feature ids, every value 1."""
-        span = self.min_length, self.max_length
-        return _join(_hashed_blocks(texts, 0, *span, self.num_buckets))
+        return collect_rows(self.blocks(texts))
+
+    def blocks(self, texts: Iterable[str]) -> Iterator[Rows]:
+        """The same, of some texts after the others."""
+        return _hashed_blocks(texts, 0, self.min_length, self.max_length, self.num_buckets)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,9 +134,15 @@ class WordFeaturizer:
 
     def featurize(self, texts: Iterable[str]) -> Rows:
         """N strings -> N rows of different feature ids, in order, with values."""
+        return collect_rows(self.blocks(texts))
+
+    def blocks(self, texts: Iterable[str]) -> Iterator[Rows]:
+        """The same, of some texts after the others."""
         span = self.min_length, self.max_length
-        blocks = _hashed_blocks(texts, self.max_words, *span, self.num_buckets)
-        return _join((_with_counts(rows, self.num_buckets) for rows in blocks), has_values=True)
+        for rows in _hashed_blocks(texts, self.max_words, *span, self.num_buckets):
+            counts = rows.to_merged(self.num_buckets)
+            values = (1 + np.log(counts.data)).astype(np.float32)
+            yield Rows(counts.indptr, counts.indices, values)
 
 
 Featurizer = NgramFeaturizer | WordFeaturizer
@@ -215,29 +225,7 @@ def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
         if num_characters >= BLOCK_CHARACTERS:
             yield marked
             marked, num_characters = [], 0
-    if marked:
-        yield marked
-
-
-def _with_counts(rows: Rows, num_columns: int) -> Rows:
-    """Each id of a row once, in order, with the value 1 + log(how often it was there)."""
-    counts = rows.to_merged(num_columns)
-    return Rows(counts.indptr, counts.indices, (1 + np.log(counts.data)).astype(np.float32))
-
-
-def _join(blocks: Iterable[Rows], *, has_values: bool = False) -> Rows:
-    """The rows of all blocks; arrays grow in place, for joined at the end all are held twice."""
-    lengths, ids, values = bytearray(), bytearray(), bytearray()
-    for block in blocks:
-        lengths += np.asarray(block.lengths(), dtype=np.int64).data
-        ids += np.asarray(block.ids, dtype=np.int32).data
-        if block.values is not None:
-            values += block.values.data
-    return Rows(
-        np.append(0, np.cumsum(np.frombuffer(lengths, dtype=np.int64))),
-        np.frombuffer(ids, dtype=np.int32),
-        np.frombuffer(values, dtype=np.float32) if has_values else None,
-    )
+    yield marked  # of no texts, one empty block
 
 
 @cache

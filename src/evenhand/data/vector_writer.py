@@ -53,25 +53,23 @@ def _write_npy(folder: Path, stem: str, blocks: Iterable[Block], dim: int) -> di
     """One array a file, and the names as JSON, a string a line."""
     dtypes = {"vectors": "<f4", "ids": "<i8", "biases": "<f4"}
     paths: dict[str, Path] = {}
-    with contextlib.ExitStack() as stack:
-        arrays: dict[str, NpyWriter] = {}
-        for block in blocks:
-            for holds, dtype in dtypes.items():
-                rows = getattr(block, holds)
-                if rows is None:
-                    continue
-                if holds not in arrays:
-                    paths[holds] = folder / f"{stem}.{holds}.npy"
-                    arrays[holds] = NpyWriter(
-                        paths[holds], dtype, (dim,) if holds == "vectors" else ()
-                    )
-                    stack.enter_context(contextlib.closing(arrays[holds]))
-                arrays[holds].append(rows)
-            if block.names is not None:
-                paths["names"] = folder / f"{stem}.names.jsonl"
-                with open(paths["names"], "ab") as names:
-                    for name in block.names:
-                        names.write((json.dumps(name, ensure_ascii=False) + "\n").encode())
+    arrays: dict[str, NpyWriter] = {}
+    for block in blocks:
+        for holds, dtype in dtypes.items():
+            rows = getattr(block, holds)
+            if rows is None:
+                continue
+            if holds not in arrays:
+                paths[holds] = folder / f"{stem}.{holds}.npy"
+                arrays[holds] = NpyWriter(paths[holds], dtype, (dim,) if holds == "vectors" else ())
+            arrays[holds].append(rows)
+        if block.names is not None:
+            paths["names"] = folder / f"{stem}.names.jsonl"
+            with open(paths["names"], "ab") as names:
+                for name in block.names:
+                    names.write((json.dumps(name, ensure_ascii=False) + "\n").encode())
+    for array in arrays.values():
+        array.close()
     return paths
 
 

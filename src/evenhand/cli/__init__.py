@@ -29,6 +29,9 @@ A first session:
   evenhand slices runs/first                   the worst subpopulations
   evenhand report runs/snm runs/first          the same as a page with a map
 
+Your own table, CSV, Parquet or any other:
+  evenhand train data.parquet --query title --label category --group country
+
 Exit codes:
   0 done   1 something is broken   2 something you can mend
   130 stopped, can be continued   141 the reader of its output went away

@@ -25,7 +25,7 @@ HEAD = """\
 Every setting, by section. Each can stand in a TOML file (`evenhand train settings.toml`) or be
 given as `--set section.key=value`; one that is not given has the default, unless training finds
 that another fits the data, and says so. A run folder's `config.toml` lists them all as they were
-used. Which ones matter: [choosing.md](choosing.md).
+used. Which ones matter: [choosing](choosing.md).
 
 This page is written by `python -m docs.settings` from the comments in `src/evenhand/config.py`.
 """

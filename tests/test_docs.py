@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 import shlex
 from pathlib import Path
@@ -16,12 +17,22 @@ from evenhand.config import SECTIONS
 from experiments import reproduce
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/tour.ipynb"]
 BLOCK = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<text>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 SHELL = ("console", "bash", "sh", "shell")
 ENDS = ("|", ">", ">>", "&&", "||", ";", "&")
 
-TEXTS = {page: page.read_text("utf-8") for page in PAGES}
+
+def text_of(page):
+    """The text of a page; the code cells of a notebook are its Python blocks."""
+    text = page.read_text("utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    cells = [("".join(cell["source"]), cell["cell_type"]) for cell in json.loads(text)["cells"]]
+    return "\n\n".join(f"```python\n{s}\n```" if kind == "code" else s for s, kind in cells)
+
+
+TEXTS = {page: text_of(page) for page in PAGES}
 
 
 def blocks_of(text, *kinds):

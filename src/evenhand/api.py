@@ -31,7 +31,8 @@ from evenhand.cli.console import console
 from evenhand.cli.options import choose_device
 from evenhand.cli.search import AT_ONCE, Asked, result_rows
 from evenhand.config import Config, DataConfig, check_settings, read_preset, read_settings
-from evenhand.data import Dataset, TableOptions, normalize, prepare_table
+from evenhand.data import Dataset, TableOptions, normalize
+from evenhand.data.table import prepare_table
 from evenhand.data.table_reader import is_path
 from evenhand.data.weighting import weight_features
 from evenhand.defaults import choices_table, fit_settings

@@ -136,6 +136,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
                 sync(folder.parent)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
+    except BrokenPipeError:  # of what the block prints: the folder has no part in it
+        raise
     except OSError as error:
         raise UserError(
             f"{folder} could not be written ({error.strerror or error}); nothing was left there, "

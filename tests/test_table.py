@@ -337,6 +337,8 @@ def test_separate_files_are_the_parts(tmp_path):
     assert others[0] | others[1] == set(queries)
     assert not others[0] & others[1]
     wrong = write("wrong.parquet", query=["q", " "], label=["a", "b"])
+    with pytest.raises(UserError, match="each of its 1 rows has an empty cell"):
+        load_table({"query": [""], "label": ["a"]}, skip_missing=True)
     with pytest.raises(UserError, match=r"query: 1, the first in row 2 of .*wrong\.parquet; fill"):
         load_table(train, test=wrong)
     frame = pd.DataFrame({"query": ["q 1", "new"], "label": ["a", "c"]})
@@ -420,6 +422,10 @@ TWICE = arrow_bytes(
 NO_ROWS = arrow_bytes(
     pyarrow.parquet.write_table, {"query": pa.array([], pa.string()), "label": pa.nulls(0)}
 )
+NOT_UTF8 = arrow_bytes(
+    lambda table, sink: pyarrow.parquet.write_table(table, sink, use_dictionary=False),
+    {"query": ["na\u00efve"] * 9, "label": ["b"] * 9},
+).replace("\u00ef".encode(), b"\xefx")
 BAD_FILES = [
     ("a.csv", b"", "is empty; its first line must name the columns"),
     ("a.csv", b"\n\n", "is empty"),
@@ -451,8 +457,29 @@ BAD_FILES = [
     (
         "a.jsonl",
         b'{"query":"a","label":1}\n{"query":"b","label":"x"}\n',
-        "changed from number to st",
+        "line 2: 'label' is a text, and a number before; write a col",
     ),
+    (
+        "a.jsonl",
+        b'{"query":"a","label":"b"}\n{"query":"a","label":["b"]}\n',
+        "line 2: 'label' is a l",
+    ),
+    (
+        "a.jsonl",
+        b'{"query":"a","label":%s}\n' % (b"[" * 9999 + b"]" * 9999),
+        "line 1: .* no JSON ob",
+    ),
+    (
+        "a.jsonl",
+        b'{"query":1,"label":2}\n{"d":%s}\n' % (b'{"a":' * 50_000),
+        "nested thousands of l",
+    ),
+    ("a.jsonl", b'{"query":"a","label":"b"}\n{"label":"%s"}\n' % (b"x" * 2**24), "line has more t"),
+    ("a.csv", "query,label\n".encode("utf-16-le"), "holds NUL characters, so it is no UTF-8 text"),
+    ("a.csv", b'"query,label\na",b\n', "first line does not name the columns; .* close each quote"),
+    ("a.csv", b'query,label\na,"b\nc,d\ne,"f\ng,h\n', "line 4: .*quote the cell and double each"),
+    ("a.csv", b"query,label\ra,b\rc\r", "line 3: has 1 cells, the first line has 2"),
+    ("a.parquet", NOT_UTF8, "Invalid UTF8"),
     ("a.parquet", PARQUET[:-9], "cannot be read .* fetch or copy the file again"),
     ("a.parquet", PARQUET[:100], "cannot be read .* fetch or copy the file again"),
     ("a.parquet", NESTED, "column 'query' holds struct<a: int64>; name a column of texts or num"),
@@ -501,6 +528,9 @@ def test_a_long_field_is_no_error(tmp_path):
         ({"features": "sounds"}, "features must be one of ngrams, words, got 'sounds'"),
         ({"max_words": 2}, "max_words is not for features of the kind 'ngrams'"),
         ({"label_separator": ""}, "label_separator must not be empty"),
+        *(({name: ""}, "name of a column must not be empty") for name in ("query", "split_time")),
+        ({"groups": ["country", ""]}, "name of a column must not be empty"),
+        ({"test": {"query": [], "label": []}}, "the table has no row below its column names"),
     ],
 )
 def test_options_that_do_not_fit_the_table_are_refused(options, message):
@@ -523,3 +553,30 @@ def test_options_that_do_not_fit_the_table_are_refused(options, message):
 def test_what_is_no_table_is_refused(source, message):
     with pytest.raises(UserError, match=message):
         all_train(source)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([[1, 2], [1]], "have from 1 to 2 numbers"),
+        ([[1, 2]] * 2**16 + [[1, 2, 3]], "have from 2 to 3 numbers"),  # in another batch
+        ([[]], "at least one"),
+        ([["a"]], "column 'v' holds no numbers"),
+        ([[1], [None]], "row 2: its vector holds NaN"),
+        ([None] * 2**16 + [[1], [1e300]], "row 65538: its vector holds .* beyond 32 bits"),
+    ],
+)
+def test_vectors_that_are_wrong_are_refused(vectors, message):
+    rows = np.arange(len(vectors))
+    table = {"query": rows, "label": rows % 2, "v": pa.array(vectors)}
+    with pytest.raises(UserError, match=message):
+        all_train(table, vectors="v", skip_missing=True)
+
+
+def test_a_vector_that_comes_late_stays_in_its_row():
+    vectors = [None] * 2**16 + [[1, 2], None, None, [3, 4]]
+    rows = np.arange(len(vectors))
+    table = {"query": rows, "label": rows % 2, "v": pa.array(vectors)}
+    part = all_train(table, vectors="v", skip_missing=True).parts["train"]
+    found = dict(zip(part.texts, part.features.tolist(), strict=True))
+    assert found == {"65536": [1, 2], "65539": [3, 4]}

@@ -14,6 +14,7 @@ several groups is in each of them, and trains once.
 import dataclasses
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ from evenhand.data.table_cells import (
     as_texts,
     as_times,
     as_vectors,
+    check_finite,
     encode,
     group_name,
     is_filled,
@@ -117,6 +119,8 @@ class TableOptions:
         )
         if not self.query and self.vectors is None:
             raise UserError("a table needs a query column, or vectors")
+        if "" in (self.label, *self.query, *self.groups, *self._split_columns()):
+            raise UserError("the name of a column must not be empty; leave the option out")
         if self.label in self.query:
             raise UserError(
                 f"{self.label!r} is named as the query and as the label; name two columns"
@@ -142,11 +146,13 @@ class TableOptions:
             max_words=self.max_words,
         )
 
+    def _split_columns(self) -> tuple[str | None, ...]:
+        return self.split_time, self.split_entity, self.split_column
+
     def columns(self) -> list[str]:
         """All columns that are read, each once."""
-        of_split = [self.split_time, self.split_entity, self.split_column]
         vectors = None if self.vectors and self.vectors.endswith(".npy") else self.vectors
-        names = [*self.query, self.label, *self.groups, *of_split, vectors]
+        names = [*self.query, self.label, *self.groups, *self._split_columns(), vectors]
         return list(dict.fromkeys(name for name in names if name))
 
 
@@ -192,7 +198,7 @@ def load_table(
 
 def table_name(source: Source) -> str:
     """The file's name without its endings; `table` for one in memory."""
-    return Path(source).resolve().name.split(".")[0] if is_path(source) else "table"
+    return os.path.basename(os.path.realpath(source)).split(".")[0] if is_path(source) else "table"
 
 
 # --- a folder that is kept ------------------------------------------------------------------------
@@ -232,7 +238,7 @@ def _identity(source: Source | None, columns: Sequence[str] | None) -> Any:
     if source is None:
         return None
     if is_path(source):
-        path = Path(source).resolve()
+        path = Path(os.path.realpath(source))
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         stats = [(str(file), file.stat()) for file in files if file.is_file()]
         return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -264,10 +270,15 @@ def _make_dataset(
         )
     featurizer, part_ids = options.featurizer(), _split(lines, options)
     if not (part_ids == 0).any():
-        raise UserError(
-            f"{where}: none of its {len(queries.names)} queries fell into the training part; add "
-            f"rows, or lower test_fraction ({options.test_fraction}) and validation_fraction "
+        remedy = (
+            f"add rows, or lower test_fraction ({options.test_fraction}) and validation_fraction "
             f"({options.validation_fraction})"
+            if options.split_column is None
+            else f"column {options.split_column!r} must say train in some rows"
+        )
+        raise UserError(
+            f"{where}: none of its {len(queries.names)} queries fell into the training part; "
+            f"{remedy}"
         )
     first_lines = np.zeros(len(queries.names), dtype=np.int64)
     first_lines[queries.ids[::-1]] = np.arange(len(queries.ids))[::-1]
@@ -473,11 +484,17 @@ def _read_lines(
         for batch in read_batches(file, columns, progress_fn=progress_fn):
             row_ids = np.arange(num_rows, num_rows + len(batch))
             num_rows += len(batch)
-            numbers = None if vectors is None else np.asarray(vectors[row_ids[0] : num_rows])
+            numbers = None if vectors is None else vectors[row_ids[0] : num_rows]
             if options.vectors is not None and has_own_vectors:
-                numbers = as_vectors(batch.column(options.vectors), options.vectors, place)
-                store = store or ArrayWriter(folder, "vectors", "<f4", numbers.shape[1:])
-                store.append(numbers)
+                width = None if store is None else store.row_shape[0]
+                numbers = as_vectors(batch.column(options.vectors), options.vectors, place, width)
+                if store is None and numbers.shape[1]:
+                    store = ArrayWriter(folder, "vectors", "<f4", numbers.shape[1:])
+                    store.append(np.zeros((row_ids[0], numbers.shape[1])))  # all empty until here
+                if store is not None:
+                    store.append(numbers)
+            if numbers is not None:
+                check_finite(numbers, place, first_row=row_ids[0] - of_file + 1)
             cells, is_there = _row_cells(batch, numbers, options, place)
             labels, parents = as_labels(
                 batch.column(options.label), options.label, place, separator=options.label_separator
@@ -495,6 +512,8 @@ def _read_lines(
             chunks.setdefault("label", []).append(labels.filter(pa.array(is_kept)))
             for name, column in cells.items():
                 chunks.setdefault(name, []).append(column.take(parents[is_kept]))
+        if num_rows == of_file:
+            raise UserError(f"{place} has no row below its column names; add (query, label) rows")
     notes = [
         f"empty cells of {column}: {count:,}, the first in {first_missing[column]}"
         for column, count in num_missing.items()
@@ -509,7 +528,7 @@ def _read_lines(
     if num_skipped:
         note_fn(f"rows left out: {num_skipped:,} of {num_rows:,}")
     if num_rows == num_skipped:
-        raise UserError(f"{where} has no row below its column names; add (query, label) rows")
+        raise UserError(f"{where}: each of its {num_rows:,} rows has an empty cell; fill them")
     if vectors is not None and len(vectors) != num_rows:
         raise UserError(
             f"{options.vectors} has {len(vectors):,} rows, and {where} {num_rows:,}; a table needs "
@@ -601,7 +620,7 @@ def _open_vectors(options: TableOptions) -> NDArray[Any]:
         raise UserError(f"{path} has a row for each of one table; give vectors as a column instead")
     try:
         vectors = open_npy(path, is_empty=False)
-        if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
+        if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.kind not in "fiu":
             raise ValueError(f"it holds {vectors.dtype} of shape {vectors.shape}")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is no .npy file of vectors, a row each ({error})") from error

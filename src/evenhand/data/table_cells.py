@@ -1,7 +1,7 @@
 """Cells of a table, a batch at a time: as texts, codes, labels, times and vectors."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -112,23 +112,43 @@ def as_times(column: pa.Array, name: str, where: str) -> NDArray[np.float64]:
     )
 
 
-def as_vectors(column: pa.Array, name: str, where: str) -> FloatArray:
-    """A column of lists of numbers as rows; zeros where a cell is empty: (n, F)."""
+def as_vectors(column: pa.Array, name: str, where: str, width: int | None) -> FloatArray:
+    """A column of lists of numbers as rows; zeros where a cell is empty: (n, F).
+
+    Args:
+        width: F, if it is known; else that of the first, 0 if all cells are empty.
+    """
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not (is_list or pa.types.is_fixed_size_list(kind)):
         raise UserError(f"{where}: column {name!r} holds {kind}; vectors must be lists of numbers")
     lengths = pc.list_value_length(column).drop_null().to_numpy()
-    if len(np.unique(lengths)) > 1:
+    widths = sorted({*lengths.tolist(), *([] if width is None else [width])})
+    if len(widths) > 1 or widths == [0]:
         raise UserError(
-            f"{where}: the vectors of column {name!r} have from {lengths.min()} to {lengths.max()} "
-            f"numbers; all must have as many"
+            f"{where}: the vectors of column {name!r} have from {widths[0]} to {widths[-1]} "
+            f"numbers; all must have as many, and at least one"
         )
-    width = int(lengths[0]) if len(lengths) else 0
+    width = widths[0] if widths else 0
     vectors = np.zeros((len(column), width), dtype=np.float32)
-    numbers = pc.list_flatten(column.drop_null()).cast(pa.float32()).to_numpy(zero_copy_only=False)
-    vectors[is_filled(column)] = numbers.reshape(-1, width)
+    try:
+        numbers = pc.list_flatten(column.drop_null()).cast(pa.float32())
+    except pa.ArrowException as error:
+        raise UserError(f"{where}: column {name!r} holds no numbers ({error})") from error
+    if width:
+        numbers = numbers.to_numpy(zero_copy_only=False)
+        vectors[is_filled(column)] = numbers.reshape(-1, width)
     return vectors
+
+
+def check_finite(vectors: NDArray[Any], where: str, *, first_row: int) -> None:
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(vectors.astype(np.float32, copy=False)).all(axis=1)
+    if not is_finite.all():
+        raise UserError(
+            f"{where}, row {first_row + is_finite.argmin()}: its vector holds NaN, infinity or a "
+            f"number beyond 32 bits; mend it, or leave the row out"
+        )
 
 
 def squeeze(text: str) -> str:

@@ -10,6 +10,7 @@ import difflib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -42,6 +43,11 @@ BATCH_ROWS = 2**16
 BLOCK_BYTES = 2**23  # of text, parsed at once: no row may be longer
 DELIMITERS = ",;\t"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+TOO_DEEP = re.compile(rb"(?:[\[{][^\[\]{}\n]{0,100}+){2000}")  # on this the parser of JSON crashes
+JSON_KINDS = {
+    str: "a text", bool: "true or false", int: "a number", float: "a number",
+    list: "a list", dict: "an object",
+}  # fmt: skip
 
 
 def is_path(source: Source) -> bool:
@@ -99,7 +105,9 @@ def _read_file(
             f"{', '.join(OPENERS)}; rename or convert the file"
         )
     with readable(path):
-        yield from read_fn(path, columns, progress_fn)
+        for batch in read_fn(path, columns, progress_fn):
+            batch.validate(full=True)  # a file may lie about its texts and lengths
+            yield batch
 
 
 def _places(names: Sequence[str], columns: Sequence[str] | None, where: str) -> list[int]:
@@ -146,6 +154,7 @@ def _read_frame(
         places = _places(reader.schema.names, columns, where)
         for batch in reader:
             for piece in _pieces(_select(batch, places, columns)):
+                piece.validate(full=True)
                 yield piece
                 done += len(piece)
                 progress_fn("reading", done, total)
@@ -217,10 +226,10 @@ def _open_seekable(path: Path) -> IO[bytes]:
 
 
 class _Text(io.RawIOBase):
-    """What follows the first line of a text; counts the quotes in it."""
+    """What follows the first line of a text; counts its quotes and lines."""
 
     def __init__(self, start: bytes, file: IO[bytes]) -> None:
-        self.start, self.file, self.num_quotes = start, file, 0
+        self.start, self.file, self.num_quotes, self.num_lines = start, file, 0, 0
 
     def readable(self) -> bool:
         return True
@@ -232,6 +241,17 @@ class _Text(io.RawIOBase):
             if 0 <= size < len(block):
                 block, self.start = block[:size], block[size:]
         self.num_quotes += block.count(b'"')
+        self.num_lines += block.count(b"\n")
+        return block
+
+
+class _Json(_Text):
+    """A text of JSON that the parser survives."""
+
+    def read(self, size: int = -1) -> bytes:
+        block = super().read(size)
+        if TOO_DEEP.search(block):
+            raise ValueError("lists or objects are nested thousands of levels deep")
         return block
 
 
@@ -246,6 +266,8 @@ def _first_line(file: IO[bytes], path: Path) -> tuple[bytes, bytes]:
             return b"", b""
         if line.startswith(UTF16_MARKS):
             raise UserError(f"{path} is UTF-16 text; save it as UTF-8")
+        if b"\0" in line:
+            raise UserError(f"{path} holds NUL characters, so it is no UTF-8 text; save it as such")
         first, mark, beyond = line.partition(b"\r")
         if mark and beyond not in (b"", b"\n"):  # lines end with CR alone
             line, rest = first, beyond
@@ -265,10 +287,16 @@ def _read_csv(
             _explain_csv(path, ",")
             raise
         default = "\t" if plain_suffix(path) == ".tsv" else ","
-        delimiter = max(default + DELIMITERS, key=head.count)  # the default, if none is there
-        names = [name.strip() for name in next(csv.reader([head], delimiter=delimiter))]
+        cells = {delimiter: _split_cells(head, delimiter) for delimiter in default + DELIMITERS}
+        delimiter = max(cells, key=lambda delimiter: len(cells[delimiter]))
+        names = [name.strip() for name in cells[delimiter]]
+        if not names:
+            raise UserError(
+                f"{path}: its first line does not name the columns; write the names on one line, "
+                f"and close each quote"
+            )
         wanted = list(map(str, _places(names, columns, f"{path}, its first line")))
-        text = _Text(rest, file)
+        text, num_rows = _Text(rest, file), 0
         try:
             reader = pa.csv.open_csv(
                 text,
@@ -284,6 +312,7 @@ def _read_csv(
                 ),
             )
             for batch in reader:
+                num_rows += len(batch)
                 yield batch.rename_columns(names if columns is None else list(columns))
                 progress_fn(f"reading {path.name}", stored.tell(), _stored_size(path))
         except pa.ArrowInvalid as error:
@@ -296,11 +325,21 @@ def _read_csv(
                 ) from error
         if text.num_quotes % 2:  # the last one may have opened a cell that took the rest
             _explain_csv(path, delimiter, only_open_quote=True)
+        elif text.num_quotes and num_rows < text.num_lines:
+            _explain_csv(path, delimiter)  # a cell of many lines may end at the quote of another
+
+
+def _split_cells(line: str, delimiter: str) -> list[str]:
+    """The cells of a line; none, if their quotes are wrong."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error:
+        return []
 
 
 def _explain_csv(path: Path, delimiter: str, *, only_open_quote: bool = False) -> None:
     """Says by line what is wrong with a file, for errors; returns if that is not seen here."""
-    lines = (line + "\n" for line in read_lines(path))
+    lines = (f"{line}\n" for text in read_lines(path) for line in text.split("\r"))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     limit = csv.field_size_limit(sys.maxsize)
     start, width = 1, 0
@@ -337,7 +376,7 @@ def _read_json(
             return
         try:
             first = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             first = None
         if not isinstance(first, dict):
             raise UserError(
@@ -345,26 +384,49 @@ def _read_json(
                 f"a line"
             )
         # Else a text that looks like a date would become one.
-        texts = [(key, pa.string()) for key, value in first.items() if isinstance(value, str)]
+        texts = {key: pa.string() for key, value in first.items() if isinstance(value, str)}
+        # Other columns, which may be of any kind, are skipped if those that are read are texts.
+        is_enough = columns is not None and texts.keys() >= set(columns)
         try:
             reader = pa.json.open_json(
-                _Text(line + rest, file),
+                _Json(line + rest, file),
                 read_options=pa.json.ReadOptions(block_size=BLOCK_BYTES),
-                parse_options=pa.json.ParseOptions(explicit_schema=pa.schema(texts)),
+                parse_options=pa.json.ParseOptions(
+                    explicit_schema=pa.schema(texts),
+                    unexpected_field_behavior="ignore" if is_enough else "infer",
+                ),
             )
             places = _places(reader.schema.names, columns, str(path))
             for batch in reader:
                 yield _select(batch, places, columns)
                 progress_fn(f"reading {path.name}", stored.tell(), _stored_size(path))
         except pa.ArrowInvalid as error:
-            for number, text in enumerate(read_lines(path), start=1):
-                try:
-                    json.loads(text or "0")
-                except ValueError as damage:
-                    raise UserError(
-                        f"{path}, line {number}: {quote_value(text)} is not JSON ({damage})"
-                    ) from error
-            raise UserError(f"{path}: {error}; write a column in one type, such as text") from error
+            _explain_json(path, columns if is_enough else None)
+            if "straddl" in str(error):
+                raise UserError(f"{path}: a line has more than {BLOCK_BYTES} bytes") from error
+            problem = re.sub(r" in row \d+$", "", str(error))  # counted from anywhere
+            raise UserError(
+                f"{path}: {problem}; write a column in one type, such as text"
+            ) from error
+
+
+def _explain_json(path: Path, columns: Sequence[str] | None) -> None:
+    """Says by line what is wrong with a file, for errors; returns if that is not seen here."""
+    kinds: dict[str, str] = {}
+    for number, text in enumerate(read_lines(path), start=1):
+        try:
+            row = json.loads(text or "{}")
+        except (ValueError, RecursionError) as damage:
+            raise UserError(
+                f"{path}, line {number}: {quote_value(text)} is not JSON ({damage})"
+            ) from damage
+        for name in row if columns is None else columns:
+            kind = JSON_KINDS.get(type(row.get(name)))
+            if kind and kinds.setdefault(name, kind) != kind:
+                raise UserError(
+                    f"{path}, line {number}: {name!r} is {kind}, and {kinds[name]} before; write a "
+                    f"column in one type, such as text"
+                )
 
 
 def _stored_size(path: Path) -> int | None:

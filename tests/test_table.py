@@ -23,8 +23,8 @@ from evenhand.data import (
     memberships,
     open_dataset,
     pairs_of,
-    prepare_table,
 )
+from evenhand.data.table import prepare_table
 from evenhand.errors import UserError
 
 ROWS = {

@@ -38,7 +38,7 @@ from evenhand.data.weighting import weight_features
 from evenhand.defaults import choices_table, fit_settings
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
-from evenhand.files import locked, read_text
+from evenhand.files import locked, read_text, write_text
 from evenhand.progress import PipedConsole, stage_bar, stop_requested
 from evenhand.report import write_report
 from evenhand.report.headline import (
@@ -356,7 +356,7 @@ class Chart:
     html: str
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.html, encoding="utf-8")
+        write_text(Path(path), self.html)
 
     def _repr_html_(self) -> str:
         style = "width:100%;height:32rem;border:0"

@@ -272,8 +272,9 @@ def test_whatever_is_merged_is_counted_and_printed(user, tmp_path):
     words = ("--group", "country", "--group", "age", "--test-fraction", 0)
     out = user("data", "table", "shop.csv", *words, "--validation-fraction", 0)
     assert out.splitlines()[:4] == [
-        "lines read: 6; merged, since another has the same query, label and groups: 1",
-        "queries: 3, on several lines: 1; (query, label) pairs: 4, on several lines: 1",
+        "rows: 6, (query, label) pairs in them: 6; merged, since another has "
+        "the same query, label and groups: 1",
+        "different queries: 3, with several pairs: 1; different pairs: 4, repeated: 1",
         "empty cells of country, in no group: 1",
         "empty cells of age, in no group: 1",
     ]

@@ -222,7 +222,7 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
         tmp_path / "data",
         training__select_by=select_by,
         training__evaluate_every=5,
-        training__learning_rate=2.0,  # so high that the last weights are not the best
+        training__learning_rate=50.0,  # so high that the last weights are not the best
         training__learning_rate_shape="constant",
     )
     run, quiet, screen = tmp_path / "run", Console(quiet=True), Console(file=io.StringIO())
@@ -234,6 +234,9 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
     about = json.loads((run / "run.json").read_text("utf-8"))
     assert about["step"] == {"kind": "eager"}
     assert about["best_step"] == max(values, key=values.get)
+    assert (
+        f"the model is that of step {about['best_step']}, the best look\n" in screen.file.getvalue()
+    )
     scores = evaluate_run(run, data, "validation", device=CPU, console=quiet)
     metric, _, where = select_by.partition(" on ")
     column, group = ("style", "worst") if where else ("all", "all")

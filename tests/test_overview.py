@@ -60,6 +60,10 @@ def test_a_log_that_is_split_by_time_repeats_queries_and_its_groups_are_counted(
         if row.part != "train":
             assert row.queries_in_train == len({query for query, _ in pairs})
             assert row.pairs_in_train == len(pairs & trained)
+            told = f"note: {len(pairs & trained)} of the {len(pairs)} {row.part} pairs are in the"
+            assert any(note.startswith(told) for note in unseen_notes(dataset)) == bool(
+                pairs & trained
+            )
     counts = Counter(label for _, label in trained)
     bins = Counter(
         "0" if not n else f"{n}" if n <= 2 else "3-4" if n <= 4 else "5-8"

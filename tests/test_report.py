@@ -272,6 +272,21 @@ def test_a_fact_of_a_run_is_shown_for_people(page_of, dataset, key, value, shown
     assert "is_running" not in page
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["D-snm-seed0", "D-s2m-even-seed0"], ["snm", "s2m-even"]),
+        (["D-snm-seed0", "D-snm-seed1"], None),  # what differs is the seed
+        (["D-snm-seed0", "mine"], None),
+        (["D-snm-seed0"], None),
+    ],
+)
+def test_of_names_that_train_gave_what_differs_is_shown(dataset, names, shown):
+    results = [dataclasses.replace(result_of(dataset), name=name) for name in names]
+    named = dataclasses.replace(dataset, name="D")
+    assert make_run_set(results, named).run_names == tuple(shown or names)
+
+
 def test_runs_that_do_not_belong_together_are_refused(tmp_path, dataset):
     run = result_of(dataset)
     assert make_run_set([run, run, run], dataset).run_names == ("snm", "snm (2)", "snm (3)")

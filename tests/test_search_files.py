@@ -35,7 +35,7 @@ def home(tmp_path_factory):
     named = [(part.texts[query], dataset.label_name(label)) for query, label in zip(*pairs)]  # noqa: B905
     lines = [",".join(pair) for pair in named]
     (folder / "test.csv").write_text("query,label\n" + "\n".join(lines) + "\n", "utf-8")
-    (folder / "asked.csv").write_text("query\n" + "\n".join(sorted(set(part.texts))) + "\n")
+    (folder / "asked.csv").write_text("text\n" + "\n".join(sorted(set(part.texts))) + "\n")
     return folder
 
 

@@ -368,8 +368,9 @@ def test_what_is_merged_and_left_out_is_counted(tmp_path):
         "empty cells of query: 2, the first in row 5",
         "empty cells of label: 2, the first in row 7",
         "rows left out: 4 of 8",
-        "lines read: 4; merged, since another has the same query, label and groups: 1",
-        "queries: 2, on several lines: 1; (query, label) pairs: 3, on several lines: 1",
+        "rows: 4, (query, label) pairs in them: 4; merged, since another has "
+        "the same query, label and groups: 1",
+        "different queries: 2, with several pairs: 1; different pairs: 3, repeated: 1",
         "empty cells of g, in no group: 1",
     ]
 

@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from evenhand.data import Dataset, count_unseen_labels, memberships, pairs_of
+from evenhand.data.overview import count_known_pairs
 from evenhand.evaluation import (
     SUMMARIES,
     Difference,
@@ -215,7 +216,7 @@ def group_notes(dataset: Dataset) -> list[str]:
 
 
 def unseen_notes(dataset: Dataset) -> list[str]:
-    """What to know before training: no test part, and labels that no training pair has."""
+    """What to know before training: no test part, labels never trained, pairs that train too."""
     notes = []
     if "test" not in dataset.parts:
         have = "the validation part" if "validation" in dataset.parts else "nothing"
@@ -223,11 +224,16 @@ def unseen_notes(dataset: Dataset) -> list[str]:
             f"note: there is no test part, so a run is judged on {have}; split some rows off, or "
             f"name a file with --test"
         )
-    for part_name in dataset.parts:
-        if part_name != "train" and (count := count_unseen_labels(dataset, part_name)):
-            pairs = len(dataset.parts[part_name].positives.ids)
+    for part_name in filter(lambda name: name != "train", dataset.parts):
+        of_part = f"of the {len(dataset.parts[part_name].positives.ids):,} {part_name} pairs"
+        if count := count_unseen_labels(dataset, part_name):
             notes.append(
-                f"note: {count:,} of the {pairs:,} {part_name} pairs have a label that is never "
-                f"seen in training; they stay in the figures"
+                f"note: {count:,} {of_part} have a label that is never seen in training; they stay "
+                f"in the figures"
+            )
+        if count := count_known_pairs(dataset, part_name):
+            notes.append(
+                f"note: {count:,} {of_part} are in the training part too, and a model may know "
+                f"them by heart; they stay in the figures"
             )
     return notes

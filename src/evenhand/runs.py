@@ -320,6 +320,9 @@ def _train_model(
         )
     if is_complete and not has_validation:
         save_model(folder, training.model, ranks=ranks)
+    if is_complete and 0 < training.best_step < training.step:
+        ended = f"ended at step {training.step:,} of {plan.num_steps:,}"
+        console.print(f"{ended}; the model is that of step {training.best_step:,}, the best look")
     if not is_first:
         return is_complete
     seconds, num_steps = time.monotonic() - began, training.step - began_at

@@ -139,7 +139,8 @@ def compare(
         _compare_by_queries(results, dataset, metric)
         return
     side_by_side = make_run_set(results, dataset, metric)
-    table = [(result.name, result.scores) for result in results]
+    scores = [result.scores for result in results]
+    table = list(zip(side_by_side.run_names, scores, strict=True))
     console.print(results_table(table, part_name=part))
     for column, found in (dataset.label_groups | dataset.parts[part].groups).items():
         if not len(found.names):

@@ -35,7 +35,10 @@ def search(
     input: Annotated[
         Path | None, flag("File of queries: one a line, or a table; '-': standard input.")
     ] = None,
-    query: Annotated[str, flag("Column of the queries, where --input is a table.")] = "query",
+    query: Annotated[
+        str | None,
+        flag("Column of the queries in --input.", show_default="query, or the only one"),
+    ] = None,
     output: Annotated[
         Path | None, flag(f"File to write, a line a result: {', '.join(WRITTEN)}.")
     ] = None,
@@ -92,7 +95,7 @@ def search(
 
 
 def _read_queries(
-    words: Sequence[str], path: Path | None, column: str, advance: "ProgressFn"
+    words: Sequence[str], path: Path | None, column: str | None, advance: "ProgressFn"
 ) -> Iterator[Asked]:
     """Queries, a batch at a time: of the command line, of lines or of a table."""
     from evenhand.data.table_cells import as_texts
@@ -108,6 +111,7 @@ def _read_queries(
     else:
         for rows in read_batches(path, None, progress_fn=advance):
             names = rows.schema.names
+            column = column or (names[0] if len(names) == 1 else "query")
             if column not in names:
                 raise UserError(
                     f"{path}: there is no column {column!r}; name one of "

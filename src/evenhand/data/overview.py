@@ -58,6 +58,18 @@ def find_repeats(dataset: Dataset) -> list[Repeats]:
     ]
 
 
+def count_known_pairs(dataset: Dataset, part_name: str) -> int:
+    """How many pairs of a part the training part has too, by the texts of their queries.
+
+    0 without texts: then only `find_repeats` looks for them, which reads all features.
+    """
+    part, train = dataset.parts[part_name], dataset.parts.get("train")
+    if train is None or train is part or part.texts is None or train.texts is None:
+        return 0
+    known = _pair_keys(_row_keys(train), train.positives)
+    return int(np.isin(_pair_keys(_row_keys(part), part.positives), known).sum())
+
+
 def _row_keys(part: Part) -> NDArray[np.int64]:
     """A hash of each query: (N,)."""
     arrays: list[tuple[IntArray, NDArray[Any]]]

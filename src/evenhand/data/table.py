@@ -433,13 +433,14 @@ def _merge_notes(lines: "Lines") -> Iterator[str]:
     for ids, names in lines.groups.values():
         kinds = np.unique(kinds * np.int64(len(names) + 1) + ids + 1, return_inverse=True)[1]
     yield (
-        f"lines read: {num_lines:,}; merged, since another has the same query, label and "
-        f"groups: {num_lines - int(kinds.max()) - 1:,}"
+        f"rows: {len(np.unique(lines.row_ids)):,}, (query, label) pairs in them: {num_lines:,}; "
+        f"merged, since another has the same query, label and groups: "
+        f"{num_lines - int(kinds.max()) - 1:,}"
     )
     yield (
-        f"queries: {len(queries.names):,}, on several lines: "
-        f"{int((np.bincount(queries.ids) > 1).sum()):,}; (query, label) pairs: {len(on_lines):,}, "
-        f"on several lines: {int((on_lines > 1).sum()):,}"
+        f"different queries: {len(queries.names):,}, with several pairs: "
+        f"{int((np.bincount(queries.ids) > 1).sum()):,}; different pairs: {len(on_lines):,}, "
+        f"repeated: {int((on_lines > 1).sum()):,}"
     )
     for column, (ids, _) in lines.groups.items():
         yield f"empty cells of {column}, in no group: {int((ids < 0).sum()):,}"

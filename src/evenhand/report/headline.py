@@ -146,8 +146,8 @@ def describe_baselines(runs: RunSet) -> list[str]:
             for name, rows in zip(runs.run_names, found, strict=True)
         ]
         lines.append(
-            f"{baseline} finds {percent(first.baseline)} % without training; compared with that, "
-            f"{join_words(ahead)}"
+            f"{baseline}: {runs.metric} {percent(first.baseline)} % without training; "
+            f"compared with that, {join_words(ahead)}"
         )
     num_sampled = len(sampled_queries(runs.dataset, runs.part_name))
     if lines and num_sampled < len(runs.part):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -60,12 +61,21 @@ class RunSet:
 
     @cached_property
     def run_names(self) -> tuple[str, ...]:
-        """Names of the runs, with a number where one occurs twice."""
+        """Names of the runs, with a number where one occurs twice.
+
+        Of the names that `evenhand train` gives, `shop-snm-seed0` and `shop-s2m-even-seed0`, what
+        differs is enough: `snm` and `s2m-even`.
+        """
+        names = [result.name for result in self.results]
+        given = [
+            re.fullmatch(rf"{re.escape(self.dataset.name)}-(.+)-seed(\d+)", name) for name in names
+        ]
+        if len(names) > 1 and all(given) and len({match[2] for match in given if match}) == 1:
+            names = [match[1] for match in given if match]
         seen: Counter[str] = Counter()
-        names = []
-        for name in (result.name for result in self.results):
+        for place, name in enumerate(names):
             seen[name] += 1
-            names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+            names[place] = name if seen[name] == 1 else f"{name} ({seen[name]})"
         return tuple(names)
 
     @property

@@ -66,12 +66,13 @@ __all__ = [
 
 _READERS = ("text", "table", "extreme", "places", "public_data", "stream")
 
+if not TYPE_CHECKING:  # else every name would pass the type check
 
-def __getattr__(name: str) -> Any:
-    """A reader of files, when it is first asked for: most commands open a data set that is made."""
-    if name in __all__:
-        for home in _READERS:
-            module = import_module(f"evenhand.data.{home}")
-            if hasattr(module, name):
-                return globals().setdefault(name, getattr(module, name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """A reader of files, when it is first asked for: most commands do without."""
+        if name in __all__:
+            for home in _READERS:
+                module = import_module(f"evenhand.data.{home}")
+                if hasattr(module, name):
+                    return globals().setdefault(name, getattr(module, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -352,7 +352,7 @@ INPUTS = [  # what is replaced, who reads it
     ("runs/a/checkpoints/step-00000020/rank-0-file-0.safetensors", "resume"),
     ("x.csv", "table"), ("x.csv.gz", "table"), ("x.txt", "extreme"), ("x.txt", "extreme test"),
     ("x.txt.xz", "extreme"), ("x.txt", "stream"), ("x.txt", "names"), ("x.tsv", "groups"),
-    ("x.zip", "archive"), ("streamed/manifest.json", "check"),
+    ("x.zip", "archive"), ("data/train.positives.ids.npy", "check"),
 ]  # fmt: skip
 READERS_OF_FILES = {
     **READERS,
@@ -366,7 +366,7 @@ READERS_OF_FILES = {
     "groups": ("data", "extreme", "--train", "good.txt", "--test", "good.txt", "--train-groups",
                "{path}", "--out", "new"),
     "archive": ("data", "extreme", "--train", "{path}/a.txt", "--test", "good.txt", "--out", "new"),
-    "check": ("data", "check", "streamed"),
+    "check": ("data", "check", "data"),
 }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import IO, Any, cast
 
@@ -75,17 +74,10 @@ def count_bar(console: Console, title: str) -> Iterator[Callable[[int, int], Non
 
 
 @contextlib.contextmanager
-def file_bar(console: Console) -> Iterator[Callable[[Path, int, int], None]]:
-    """A bar per file that is read: call it with the file, the rows read and the rows in all."""
-    with _bars(console) as bars:
-        yield _bar_per_name(bars, lambda path: f"reading {path.name}")
-
-
-@contextlib.contextmanager
 def stage_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar per stage: call it with its title, how much is done and, if known, of how much."""
     with _bars(console, progress.TaskProgressColumn(), progress.TimeElapsedColumn()) as bars:
-        yield _bar_per_name(bars, str)
+        yield _bar_per_name(bars)
 
 
 @contextlib.contextmanager
@@ -93,17 +85,15 @@ def download_bar(console: Console) -> Iterator[Callable[[str, int, int | None], 
     """A bar per file: call it with its name, the bytes received and, if known, the bytes in all."""
     sizes, speeds = progress.DownloadColumn(), progress.TransferSpeedColumn()
     with _bars(console, sizes, speeds, progress.TimeRemainingColumn()) as bars:
-        yield _bar_per_name(bars, str)
+        yield _bar_per_name(bars)
 
 
-def _bar_per_name(
-    bars: progress.Progress, title_fn: Callable[[Any], str]
-) -> Callable[[Any, int, int | None], None]:
-    tasks: dict[Any, progress.TaskID] = {}
+def _bar_per_name(bars: progress.Progress) -> Callable[[str, int, int | None], None]:
+    tasks: dict[str, progress.TaskID] = {}
 
-    def advance(name: Any, done: int, total: int | None) -> None:
+    def advance(name: str, done: int, total: int | None) -> None:
         if name not in tasks:
-            tasks[name] = bars.add_task(title_fn(name), total=None, figures="")
+            tasks[name] = bars.add_task(name, total=None, figures="")
         bars.update(tasks[name], completed=done, total=total)
 
     return advance

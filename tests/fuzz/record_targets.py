@@ -10,8 +10,6 @@ import torch
 
 from evenhand.build import build_model
 from evenhand.config import build_config, to_toml
-from evenhand.data.stream import MANIFEST as DATA_MANIFEST
-from evenhand.data.stream import check_manifest, write_manifest
 from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
 from evenhand.report import training
@@ -183,24 +181,6 @@ def read_store(data: bytes) -> Exception | None:
     for tensor in (tensors or {}).values():
         require(bool((tensor == 1).all()), "numbers that were not saved")
         require(tensor.numel() <= 100, "rows that were not saved")
-    return refusal
-
-
-@functools.cache
-def _data_folder() -> tuple[Path, bytes]:
-    """A folder of two files; and its manifest."""
-    files = [write(f"streamed/{name}", name.encode()) for name in ("a.npy", "b.npy")]
-    folder = files[0].parent
-    write_manifest(folder, files, progress_fn=lambda what, done, total: None)
-    return folder, (folder / DATA_MANIFEST).read_bytes()
-
-
-@target("data-manifest", _data_folder()[1])
-def read_data_manifest(data: bytes) -> Exception | None:
-    folder, _ = _data_folder()
-    (folder / DATA_MANIFEST).write_bytes(data)
-    count, refusal = answer(lambda: check_manifest(folder))
-    require(refusal is not None or 0 <= count <= 3, "more files than there are")
     return refusal
 
 

@@ -60,7 +60,7 @@ def extreme(
     """The Extreme Classification text format."""
     from evenhand.cli.console import console
     from evenhand.data import load_extreme, load_public_extreme
-    from evenhand.progress import file_bar
+    from evenhand.progress import download_bar
 
     if public is not None and any((train, test, label_names, train_groups, test_groups)):
         raise UserError(
@@ -71,7 +71,7 @@ def extreme(
         "validation_fraction": validation_fraction,
         "validation_block": validation_block,
     }
-    with file_bar(console) as advance:
+    with download_bar(console) as advance:
         if public is not None:
             dataset = load_public_extreme(public, folder, **shares, progress_fn=advance)
         elif train is not None and test is not None:
@@ -168,14 +168,14 @@ def show(folder: Folder) -> None:
 
 
 def check(folder: Folder) -> None:
-    """Compare the files of a streamed data set with their checksums."""
+    """Compare all of a data set with its fingerprint, as after a copy."""
     from evenhand.cli.console import console
-    from evenhand.data.stream import check_manifest
+    from evenhand.data.dataset import check_content
     from evenhand.progress import download_bar
 
     with download_bar(console) as advance:
-        num_files = check_manifest(folder, progress_fn=advance)
-    console.print(f"{folder}: all {num_files} files are as they were written")
+        check_content(folder, progress_fn=advance)
+    console.print(f"{folder}: all is as it was written")
 
 
 # --- public data sets -----------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from evenhand.data.csr import (
 )
 from evenhand.data.groups import Groups
 from evenhand.errors import UserError
-from evenhand.files import atomic_folder, open_npy, parse_json, read_text
+from evenhand.files import ProgressFn, atomic_folder, open_npy, parse_json, read_text
 
 FORMAT_VERSION = 3  # 1 had no `streamed`, and 1 and 2 had no groups with sets; all are read
 ABOUT: dict[str, Any] = {  # what dataset.json holds
@@ -128,45 +128,64 @@ def save_dataset(dataset: Dataset, folder: Path) -> Dataset:
     return open_dataset(folder)
 
 
-def write_dataset(dataset: Dataset, folder: Path) -> list[Path]:
-    """Writes arrays that are not there yet, and `dataset.json`; returns the paths of all arrays."""
+def write_dataset(dataset: Dataset, folder: Path) -> None:
+    """Writes arrays that are not there yet, and `dataset.json`."""
     arrays = _arrays_of(dataset)
-    paths = {name: array_path(folder, name) for name in arrays}
-    for name, path in paths.items():
+    for name, array in arrays.items():
+        path = array_path(folder, name)
         if not path.exists():
             with open(path, "wb") as file:
-                np.save(file, arrays[name], allow_pickle=False)
-    columns = group_holders(dataset)
-    meaning = {  # everything that matters and is no array
+                np.save(file, array, allow_pickle=False)
+    about = {
+        "format": "evenhand data set",
+        "version": FORMAT_VERSION,
+        "name": dataset.name,
+        **_meaning(dataset),
+        "attribution": dataset.attribution,
+        "fingerprint": make_fingerprint(dataset),
+        "arrays": {name: list(array.shape) for name, array in arrays.items()},
+    }
+    if dataset.is_read_in_blocks:
+        block_pairs = {name: part.block_pairs for name, part in dataset.parts.items()}
+        about["streamed"] = {"block_pairs": block_pairs, "is_finite": dataset.is_finite}
+    with open(folder / "dataset.json", "w", encoding="utf-8") as file:
+        json.dump(about, file, ensure_ascii=False, indent=1)
+
+
+def _meaning(dataset: Dataset) -> dict[str, Any]:
+    """Everything that matters and is no array."""
+    return {
         "num_features": dataset.num_features,
         "num_labels": dataset.num_labels,
         "parts": list(dataset.parts),
         "group_names": {
             holder: {column: list(group.names) for column, group in groups.items()}
-            for holder, groups in columns.items()
+            for holder, groups in group_holders(dataset).items()
         },
         "featurizer": dataset.featurizer,
     }
-    digest = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode())
-    for name, array in arrays.items():
+
+
+def make_fingerprint(dataset: Dataset, *, progress_fn: ProgressFn | None = None) -> str:
+    """A SHA-256 of the content: the same wherever it lies, and under whatever name."""
+    digest = hashlib.sha256(json.dumps(_meaning(dataset), sort_keys=True).encode())
+    for name, array in _arrays_of(dataset).items():
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(np.asarray(array).data if array.size else b"")
-    about = {
-        "format": "evenhand data set",
-        "version": FORMAT_VERSION,
-        "name": dataset.name,
-        **meaning,
-        "attribution": dataset.attribution,
-        "fingerprint": digest.hexdigest(),  # the same wherever, and under whatever name
-        "arrays": {name: list(array.shape) for name, array in arrays.items()},
-    }
-    if dataset.is_read_in_blocks:
-        block_pairs = {name: part.block_pairs for name, part in dataset.parts.items()}
-        streamed = {"block_pairs": block_pairs, "is_finite": dataset.is_finite}
-        about["streamed"] = streamed
-    with open(folder / "dataset.json", "w", encoding="utf-8") as file:
-        json.dump(about, file, ensure_ascii=False, indent=1)
-    return list(paths.values())
+        for start, piece in iterate_pieces(np.asarray(array).reshape(-1)):
+            digest.update(piece.data)
+            if progress_fn is not None:
+                progress_fn(name, (start + len(piece)) * array.itemsize, array.nbytes)
+    return digest.hexdigest()
+
+
+def check_content(folder: Path, *, progress_fn: ProgressFn | None = None) -> None:
+    """Reads all of a data set and compares it with its fingerprint, as after it was copied."""
+    dataset = open_dataset(folder)
+    if make_fingerprint(dataset, progress_fn=progress_fn) != dataset.fingerprint:
+        raise UserError(
+            f"{folder} is damaged: its content does not match the fingerprint in its dataset.json; "
+            f"copy it again, or make the data set again"
+        )
 
 
 def _arrays_of(dataset: Dataset) -> dict[str, NDArray[Any]]:

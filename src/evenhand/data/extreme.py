@@ -9,7 +9,7 @@ file is refused, by file and line.
 
 import codecs
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,7 @@ from evenhand.data.groups import GroupValues, make_shared_groups
 from evenhand.data.splits import check_fractions, choose_validation_rows
 from evenhand.data.text_io import quote_value, read_blocks, read_lines
 from evenhand.errors import UserError
-
-ProgressFn = Callable[[Path, int, int], None]  # the file, rows read, rows it has
+from evenhand.files import ProgressFn
 
 HEADER = re.compile(rb"([0-9]{1,18}) +([0-9]{1,18}) +([0-9]{1,18}) *")
 COUNTED = "documents, features and labels"
@@ -67,7 +66,7 @@ def load_extreme(
         validation_block: so many consecutive rows are on the same side, chosen by the md5 of the
             number of their block. For files that list related documents one after the other: with
             single rows most of the validation part would have a sibling in training.
-        progress_fn: called after each block with the file, the rows read and the rows it has.
+        progress_fn: called with what is being done, the bytes done and, if known, those in all.
     """
     check_fractions(validation_fraction=validation_fraction, validation_block=validation_block)
     train = read_extreme(train_path, progress_fn=progress_fn)
@@ -136,25 +135,25 @@ def _take_part(part: Part, row_ids: IntArray) -> Part:
 
 def read_extreme(path: Path, *, progress_fn: ProgressFn | None = None) -> ExtremeFile:
     """Reads one file, a block of lines at a time."""
-    header, num_rows = read_header(path), 0
+    header = read_header(path)
     positives, features = RowsWriter(), RowsWriter()
-    for block, _ in read_documents(path, header):
+    for block in read_documents(path, header, progress_fn=progress_fn):
         positives.append(block.positives)
         features.append(block.features)
-        num_rows += len(block.positives)
-        if progress_fn is not None:
-            progress_fn(path, num_rows, header.num_rows)
     return ExtremeFile(
         features.finish(), positives.finish(), header.num_features, header.num_labels
     )
 
 
-def read_documents(path: Path, header: Header) -> Iterator[tuple[Block, int]]:
-    """The documents of a file block by block, each with the bytes of the file read so far.
+def read_documents(
+    path: Path, header: Header, *, progress_fn: ProgressFn | None = None
+) -> Iterator[Block]:
+    """The documents of a file block by block.
 
     There are as many as the header promises, or a `UserError` says where they are not.
     """
     num_rows = 0
+    num_bytes = path.stat().st_size if path.is_file() else None  # None: a member of an archive
     for first_line, text, stored_end in read_blocks(path):
         if first_line == 1:
             first_line, text = 2, text.partition(b"\n")[2]
@@ -165,7 +164,9 @@ def read_documents(path: Path, header: Header) -> Iterator[tuple[Block, int]]:
                     f"{path}, line {header.num_rows + 2}: is one document more than the header's "
                     f"{header.num_rows}; mend the first number of the header or remove the line"
                 )
-            yield block, stored_end
+            yield block
+        if progress_fn is not None:
+            progress_fn(f"reading {path.name}", stored_end, num_bytes)
     if num_rows < header.num_rows:
         raise UserError(
             f"{path}, line {num_rows + 1}: is the last, but the header promises {header.num_rows} "

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from evenhand.data.dataset import Dataset
 from evenhand.data.download import RemoteFile
-from evenhand.data.extreme import ProgressFn, load_extreme, load_extreme_split, read_header
+from evenhand.data.extreme import load_extreme, load_extreme_split, read_header
 from evenhand.data.text_io import OPENERS, open_archive
 from evenhand.errors import UserError
+from evenhand.files import ProgressFn
 
 REPOSITORY = "http://manikvarma.org/downloads/XC/XMLRepository.html"
 CITATION = (

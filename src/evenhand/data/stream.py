@@ -12,7 +12,7 @@ The folder gets its name when it is complete. A conversion that was killed begin
 
 import dataclasses
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,9 @@ from evenhand.data.extreme import (
 from evenhand.data.extreme_parser import Block, Header
 from evenhand.data.splits import PARTS, check_fractions, choose_validation_rows
 from evenhand.errors import UserError
-from evenhand.files import (
-    ProgressFn,
-    atomic_folder,
-    file_digest,
-    open_input,
-    read_json,
-    write_json,
-)
+from evenhand.files import ProgressFn, atomic_folder, open_input
 from evenhand.kernels.random import GOLDEN64, mix64
 
-MANIFEST = "manifest.json"  # by which a copy of a data set is checked
 DEFAULT_MEMORY = 2**29
 LEAST_MEMORY = 2**20
 SHARE = 1 / 8  # of the memory: rows that wait, and a shard; either is copied while it is sorted
@@ -96,8 +88,10 @@ def stream_extreme(
                 for writer, rows in zip(writers[part], block, strict=True):
                     writer.append(rows)
 
-        for first_row, block in _read_with_progress(train_path, header, progress_fn):
-            row_ids = np.arange(first_row, first_row + len(block.positives))
+        num_rows = 0
+        for block in read_documents(train_path, header, progress_fn=progress_fn):
+            row_ids = np.arange(num_rows, num_rows + len(block.positives))
+            num_rows += len(row_ids)
             is_validation = choose_validation_rows(
                 row_ids, fraction=validation_fraction, block=validation_block
             )
@@ -107,7 +101,7 @@ def stream_extreme(
         for block in shards.sorted_blocks(progress_fn):
             append("train", block)
         if test_path is not None:
-            for _, block in _read_with_progress(test_path, test_header, progress_fn):
+            for block in read_documents(test_path, test_header, progress_fn=progress_fn):
                 append("test", block)
         blocks = {
             part: Block(*(writer.finish() for writer in both))
@@ -136,20 +130,8 @@ def stream_extreme(
             train_counts=count_ids(parts["train"].positives.ids, header.num_labels),
             is_finite=True,  # the parser lets nothing else pass
         )
-        write_manifest(staging, write_dataset(dataset, staging), progress_fn=progress_fn)
+        write_dataset(dataset, staging)
     return open_dataset(folder)
-
-
-def _read_with_progress(
-    path: Path, header: Header, progress_fn: ProgressFn
-) -> Iterator[tuple[int, Block]]:
-    """The documents of a file block by block, each with the number of its first row."""
-    total = path.stat().st_size if path.is_file() else None  # None: a member of an archive
-    first_row = 0
-    for block, stored_end in read_documents(path, header):
-        yield first_row, block
-        first_row += len(block.positives)
-        progress_fn(f"reading {path.name}", stored_end, total)
 
 
 def _take(block: Block, row_ids: NDArray[np.intp]) -> Block:
@@ -190,7 +172,7 @@ class _Shards:
         folder.mkdir()
         self.folder, self.num_bytes = folder, num_bytes
         rows = size = 0
-        for block, _ in read_documents(path, header):  # all are as long, about
+        for block in read_documents(path, header):  # all are as long, about
             rows, size = rows + len(block.positives), size + _num_bytes(block)
             if size >= SAMPLE_BYTES:
                 break
@@ -251,37 +233,3 @@ class _Shards:
 def _num_bytes(block: Block) -> int:
     """What the arrays of a block take, with the keys of its rows."""
     return 24 * len(block.positives) + 4 * len(block.positives.ids) + 8 * len(block.features.ids)
-
-
-# --- the manifest ---------------------------------------------------------------------------------
-
-
-def write_manifest(folder: Path, files: Sequence[Path], *, progress_fn: ProgressFn) -> None:
-    """Writes the lengths and checksums of files of a folder."""
-    about = {
-        path.name: {
-            "bytes": path.stat().st_size,
-            "sha256": file_digest(path, "sha256", progress_fn=progress_fn),
-        }
-        for path in files
-    }
-    write_json(folder / MANIFEST, {"format": "evenhand manifest", "version": 1, "files": about})
-
-
-def check_manifest(folder: Path, *, progress_fn: ProgressFn | None = None) -> int:
-    """Compares every file with the manifest of its folder; returns how many there are."""
-    known, remedy = read_json(folder / MANIFEST), "copy it again, or make the data set again"
-    try:
-        for name, about in known["files"].items():
-            path, expected = folder / name, f"{int(about['bytes'])} bytes, sha256 {about['sha256']}"
-            if path.parent != folder or not path.is_file():
-                raise UserError(f"{path} is missing; {remedy}")
-            digest = file_digest(path, "sha256", progress_fn=progress_fn)
-            found = f"{path.stat().st_size} bytes, sha256 {digest}"
-            if found != expected:
-                raise UserError(f"{path} is damaged ({found}; expected {expected}); {remedy}")
-        return len(known["files"])
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
-        raise UserError(
-            f"{folder / MANIFEST} is damaged ({error}); make the data set again"
-        ) from error

@@ -356,6 +356,7 @@ class Chart:
     html: str
 
     def save(self, path: str | Path) -> None:
+        """Writes the chart as a page that loads nothing."""
         write_text(Path(path), self.html)
 
     def _repr_html_(self) -> str:

@@ -285,6 +285,7 @@ class PredictedIndex:
         self.keys = keys[self.key_order]
 
     def search(self, rows: Tensor, num_results: int) -> SearchResult:
+        """The first R predictions of each query, -1 and -inf beyond the end of its list."""
         starts, stops = self.offsets[rows.numpy()], self.offsets[rows.numpy() + 1]
         positions = starts[:, None] + np.arange(num_results)  # (Q, R)
         is_there = positions < stops[:, None]
@@ -294,6 +295,7 @@ class PredictedIndex:
         return SearchResult(torch.from_numpy(label_ids), torch.from_numpy(scores))
 
     def scores_of(self, rows: Tensor, label_ids: Tensor) -> Tensor:
+        """Scores of any labels (Q, P), -inf where a label was not predicted."""
         keys = rows.numpy()[:, None] * self.num_labels + label_ids.numpy()  # (Q, P)
         found = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         is_there = (self.keys[found] == keys) & (label_ids.numpy() >= 0)

@@ -138,6 +138,7 @@ class TableOptions:
             raise UserError(f"a table is split in one way, got {' and '.join(chosen)}; choose one")
 
     def featurizer(self) -> Featurizer:
+        """What makes features of a text, by these options."""
         return make_featurizer(
             self.features,
             num_buckets=self.num_buckets,

@@ -70,11 +70,13 @@ def join_codes(chunks: Sequence[pa.DictionaryArray]) -> Codes:
 
 
 def iterate_texts(texts: pa.LargeStringArray) -> Iterator[str]:
+    """Each text, as Python's; a block of them is converted at a time."""
     for start in range(0, len(texts), BLOCK_TEXTS):
         yield from texts.slice(start, BLOCK_TEXTS).to_pylist()
 
 
 def is_filled(column: pa.Array) -> NDArray[np.bool_]:
+    """(N,) whether a cell is not null."""
     filled: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
     return filled
 
@@ -152,6 +154,7 @@ def check_finite(vectors: NDArray[Any], where: str, *, first_row: int) -> None:
 
 
 def squeeze(text: str) -> str:
+    """The words of a text, joined by single spaces."""
     return " ".join(text.split())
 
 

@@ -51,6 +51,7 @@ JSON_KINDS = {
 
 
 def is_path(source: Source) -> bool:
+    """Whether a source is a file or folder, and no table in memory."""
     return isinstance(source, str | os.PathLike)
 
 
@@ -235,6 +236,7 @@ class _Text(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
+        """The next bytes, as a file gives them; quotes are counted on the way."""
         block = self.file.read(size)
         if self.start:
             block, self.start = self.start + block, b""

@@ -48,6 +48,8 @@ class PopularityIndex:
 
 
 class VotedQueries(NamedTuple):
+    """Queries, as the nearest-queries baseline needs them: by their votes."""
+
     votes: Votes  # of their nearest training queries
     device: torch.device = torch.device("cpu")
 

@@ -47,6 +47,8 @@ class Axis(NamedTuple):
 
 
 class Line(NamedTuple):
+    """A line of a chart."""
+
     path: str  # in the syntax of SVG
     css_class: str
     dashes: str = "none"

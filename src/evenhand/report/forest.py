@@ -33,6 +33,8 @@ class Estimate(NamedTuple):
 
 
 class ForestRow(NamedTuple):
+    """A row of a forest plot: what it is about, and an estimate for each run."""
+
     title: str
     note: str
     estimates: list[Estimate]  # one for each run that is drawn
@@ -51,6 +53,8 @@ class Bar(NamedTuple):
 
 
 class Forest(NamedTuple):
+    """A forest plot, ready to be drawn: an axis, and bars placed on it in per cent."""
+
     heading: str
     ticks: list[tuple[float, str]]  # place in per cent, label
     reference: float  # place of the line, in per cent
@@ -59,11 +63,13 @@ class Forest(NamedTuple):
 
 
 def of_difference(run: int, row: Difference) -> Estimate:
+    """The bar of a paired difference, with `from → to` beside it."""
     note = f"{percent(row.baseline)} → {percent(row.contender)}"
     return Estimate(run, row.difference, row.low, row.high, signed(row.difference), span(row), note)
 
 
 def of_score(run: int, score: Score) -> Estimate:
+    """The bar of a score and its interval."""
     value, low, high = score.value, score.low, score.high
     return Estimate(run, value, low, high, percent(value), interval(low, high))
 

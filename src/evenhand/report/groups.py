@@ -29,6 +29,8 @@ SHARES = (0.5, 0.2, 0.1, 0.05)  # of the queries, for which a recall is guarante
 
 
 class ColumnChart(NamedTuple):
+    """Everything the page shows of one column of groups."""
+
     column: str
     summary: str  # in a sentence
     picture: Forest  # short: the groups at both ends
@@ -62,6 +64,7 @@ def main_rows(runs: RunSet, comparisons: list[Comparison]) -> list[ForestRow]:
 
 
 def main_chart(runs: RunSet, comparisons: list[Comparison]) -> Forest:
+    """The first picture of the page: all, head, torso, tail and the worst groups."""
     return _forest(runs, main_rows(runs, comparisons))
 
 

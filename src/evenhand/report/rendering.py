@@ -82,10 +82,12 @@ def span(row: Difference) -> str:
 
 
 def number(count: int) -> str:
+    """With commas between thousands: 34,006."""
     return f"{count:,}"
 
 
 def shorten(text: str) -> str:
+    """A text cut to what a cell can show, with an ellipsis."""
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 

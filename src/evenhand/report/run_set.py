@@ -53,10 +53,12 @@ class RunSet:
 
     @property
     def part_name(self) -> str:
+        """The part of the data that all runs are judged on."""
         return self.results[0].part_name
 
     @property
     def part(self) -> Part:
+        """Its queries, positives and groups."""
         return self.dataset.parts[self.part_name]
 
     @cached_property
@@ -80,6 +82,7 @@ class RunSet:
 
     @property
     def shown_cutoffs(self) -> tuple[int, ...]:
+        """The cut-offs that tables show: few, and that of the page among them."""
         shown = {*SHOWN_CUTOFFS, self.cutoff}
         return tuple(cutoff for cutoff in self.cutoffs if cutoff in shown)
 
@@ -89,10 +92,12 @@ class RunSet:
 
     @property
     def metric(self) -> str:
+        """The metric the page is about, such as recall@10."""
         return f"recall@{self.cutoff}"
 
     @cached_property
     def columns(self) -> dict[str, GroupColumn]:
+        """The columns of groups of this part, by name."""
         return {column.name: column for column in group_columns(self.dataset, self.part_name)}
 
     @cached_property

@@ -38,6 +38,7 @@ class Choices(NamedTuple):
     values: tuple[Value, ...]
 
     def at(self, share: float) -> Value:
+        """The value at a share, from 0 to 1, of the list."""
         return self.values[int(share * len(self.values))]
 
     def __str__(self) -> str:
@@ -52,6 +53,7 @@ class Span(NamedTuple):
     high: int | float
 
     def at(self, share: float) -> Value:
+        """The value at a share, from 0 to 1, of the range."""
         if self.low > 0:
             value = self.low * (self.high / self.low) ** share
         else:
@@ -88,6 +90,7 @@ class Trial:
 
     @property
     def is_scored(self) -> bool:
+        """Whether both figures exist; a trial that diverged has none."""
         return not math.isnan(self.average) and not math.isnan(self.criterion)
 
 
@@ -188,6 +191,7 @@ def with_settings(config: Config, settings: Mapping[str, Value]) -> Config:
 
 
 def get_setting(config: Config, name: str) -> Any:
+    """A setting by its full name: "mining.batch_size"."""
     section, _, key = name.partition(".")
     return getattr(getattr(config, section), key)
 

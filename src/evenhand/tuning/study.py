@@ -53,6 +53,8 @@ SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}  #
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
+    """A search as it was planned; what `tuning.json` holds beside the trials."""
+
     config: Config
     space: Space
     planned: Sequence[Trial]

@@ -100,6 +100,13 @@ def test_every_module_is_listed_in_a_layer():
     )
 
 
+def test_the_tree_in_contributing_names_what_is_there():
+    page = Path(__file__).parent.parent.joinpath("CONTRIBUTING.md").read_text("utf-8")
+    tree = page.split("```")[3]
+    there = {path.name + "/" * path.is_dir() for path in ROOT.iterdir() if path.name[0] != "_"}
+    assert_none(f"{name} is not in it" for name in sorted(there - {"py.typed"}) if name not in tree)
+
+
 def test_arrows_point_down_only():
     problems = []
     for module in MODULES:

@@ -99,7 +99,7 @@ WITH_NAME = [
     ("average", NO_UTF8, "--run", "x"), ("demo", "--run", NO_UTF8), ("doctor", NO_UTF8),
     ("data", "show", NO_UTF8), ("data", "check", NO_UTF8), ("data", "table", f"{NO_UTF8}.csv"),
     ("data", "extreme", "--train", NO_UTF8, "--test", NO_UTF8),
-    ("data", "stream", "--train", NO_UTF8), ("data", "verify", "--folder", NO_UTF8),
+    ("data", "stream", "--train", NO_UTF8), ("data", "list", "--folder", NO_UTF8),
 ]  # fmt: skip
 
 

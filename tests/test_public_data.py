@@ -255,9 +255,6 @@ def test_fetch_then_open_then_show(user, tmp_path, monkeypatch):
     assert (answer.code, answer.err) == (0, "")
     assert "written to datasets/eurlex-4k" in answer.out
     assert_is_the_example(open_dataset(tmp_path / "datasets/eurlex-4k"), "eurlex-4k")
-    answer = user("data", "verify")
-    assert answer.code == 0
-    assert "eurlex-4k.zip: every member is whole" in answer.out
 
 
 def test_a_failed_fetch_tells_the_way_by_hand(user, tmp_path, monkeypatch):
@@ -274,7 +271,6 @@ def test_a_failed_fetch_tells_the_way_by_hand(user, tmp_path, monkeypatch):
     ("words", "said"),
     [
         (["fetch", "bibtex"], "XMLRepository.html and save it as downloads/bibtex/bibtex.zip"),
-        (["verify"], "downloads holds no public data set"),
         (["extreme"], "needs the name of a public data set"),
         (["extreme", "--train", "a"], "or --train and --test"),
         (["extreme", "bibtex", "--train", "a"], "give the name alone, or files alone"),
@@ -286,15 +282,14 @@ def test_what_cannot_be_done_is_refused(user, words, said):
     assert said in user("data", *words).sentence
 
 
-def test_verify_says_what_is_wrong_and_goes_on(user, tmp_path):
+def test_fetch_verifies_what_is_here_also_what_came_by_hand(user, tmp_path):
     damaged = tmp_path / "downloads/amazoncat-13k/AmazonCat.zip"
     write_zip(damaged, texts_of("amazoncat-13k"), "AmazonCat/")
     changed = bytearray(damaged.read_bytes())
     changed[60] ^= 255
     damaged.write_bytes(changed)
     write_zip(tmp_path / "downloads/bibtex/Bibtex.zip", texts_of("bibtex"), "Bibtex/")
-    answer = user("data", "verify")
+    answer = user("data", "fetch", "bibtex", "amazoncat-13k")
     assert answer.code == 2
     assert re.search(r"AmazonCat\.zip.*(is damaged|not a whole)", answer.err)
     assert "Bibtex.zip: every member is whole" in answer.out
-    assert user("data", "verify", "bibtex").code == 0

@@ -102,7 +102,7 @@ VERBS = {
 DATA_VERBS = {
     "Prepare": (data.places, data.extreme, data.stream, data.table),
     "Look at one": (data.show, data.check),
-    "Public data sets": (data.list_, data.fetch, data.verify),
+    "Public data sets": (data.list_, data.fetch),
 }
 for group, verbs_by_panel in ((app, VERBS), (data_app, DATA_VERBS)):
     for panel, verbs in verbs_by_panel.items():

@@ -209,7 +209,7 @@ def fetch(
     names: Annotated[list[str], argument("Such as EURLex-4K, Wiki10-31K.", "NAME...")],
     folder: Downloads = Path("downloads"),
 ) -> None:
-    """Public data sets over the network, continued and checked."""
+    """Fetch public data sets that are not here yet, and verify their files."""
     from evenhand.cli.console import console
     from evenhand.data import download
     from evenhand.data.public_data import (
@@ -223,47 +223,24 @@ def fetch(
 
     for data in [find_public_data(name) for name in names]:
         own_folder, archive = folder / data.name, data.archive
-        if not archive.url:
-            raise UserError(
-                f"{data.title} cannot be fetched by a program: get its archive from {REPOSITORY} "
-                f"and save it as {own_folder / archive.name}"
-            )
-        try:
-            with download_bar(console) as advance:
-                download.fetch(archive, own_folder, progress_fn=advance)
-        except UserError as error:
-            raise UserError(
-                f"{error}; by hand: {REPOSITORY}, saved in {own_folder} as {archive.name}"
-            ) from error
-        console.print("\n".join(verify_files(data, folder)))
+        if not _stored_files(data, folder):
+            if not archive.url:
+                raise UserError(
+                    f"{data.title} cannot be fetched by a program: get its archive from "
+                    f"{REPOSITORY} and save it as {own_folder / archive.name}"
+                )
+            try:
+                with download_bar(console) as advance:
+                    download.fetch(archive, own_folder, progress_fn=advance)
+            except UserError as error:
+                raise UserError(
+                    f"{error}; by hand: {REPOSITORY}, saved in {own_folder} as {archive.name}"
+                ) from error
+        with console.status(f"reading {data.title}"):
+            sentences = verify_files(data, folder)
+        console.print("\n".join(sentences))
         console.print(f"{LICENCE} Cite: {CITATION}")
         console.print(f"open it with: evenhand data extreme {data.name} --folder {folder}")
-
-
-def verify(
-    name: Annotated[str | None, argument("All that are there, if not given.", "[NAME]")] = None,
-    folder: Downloads = Path("downloads"),
-) -> None:
-    """Check the files of public data sets in a folder."""
-    from evenhand.cli.console import console
-    from evenhand.data.public_data import PUBLIC_DATA, find_public_data, verify_files
-
-    if name is None:
-        chosen = [data for data in PUBLIC_DATA.values() if _stored_files(data, folder)]
-        if not chosen:
-            raise UserError(f"{folder} holds no public data set; see: evenhand data list")
-    else:
-        chosen = [find_public_data(name)]
-    wrong = []
-    for data in chosen:
-        try:
-            with console.status(f"reading {data.title}"):
-                sentences = verify_files(data, folder)
-            console.print("\n".join(sentences))
-        except UserError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise UserError("; ".join(wrong))
 
 
 # --- helpers --------------------------------------------------------------------------------------

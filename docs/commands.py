@@ -62,7 +62,7 @@ def row(flag: Any) -> str:
     choices = getattr(flag.type, "choices", None)
     value = "" if flag.is_flag else f" {flag.metavar or ' or '.join(choices or [flag.type.name])}"
     shown = flag.show_default if isinstance(flag.show_default, str) else flag.default
-    default = "" if shown in (None, False) else f"`{shown}`"
+    default = "" if shown is None or shown is False else f"`{shown}`"
     cells = (f"`{', '.join(flag.opts)}{value.lower()}`", default, flag.help)
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 

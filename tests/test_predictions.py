@@ -210,6 +210,7 @@ BAD = [  # what is changed of the predictions, of the truth, what the sentence m
     ({"query_id": ["a", "", "b"]}, {}, ["row 2", "query_id is empty"]),
     ({"query_id": None}, {}, ["no column 'query_id', nor 'query'", "'label_id', 'score'"]),
     ({"score": [0.9, float("inf"), 0.5]}, {}, ["row 2", "inf"]),
+    ({"score": [0.9, -1e39, 0.5]}, {}, ["row 2", "-1e+39", "below 3e38"]),
     ({"extra": [1, 2, 3]}, {}, ["'extra' is not known", "leave it out"]),
     ({"query_id": list("xyz")}, {}, ["no query", "'x'", "'a'", "same ids"]),
     ({"label_id": [7, 8, 9]}, {}, ["no label", "'7'", "'1'", "same ids"]),

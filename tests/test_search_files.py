@@ -124,6 +124,8 @@ BAD = [  # words, standard input, what the sentence must hold
     (["--input", "queries.parquet"], b"", ["no column 'query'", "'text'", "--query"]),
     (["--input", "queries.txt", "--output", "found.xlsx"], b"", [".parquet", "--json"]),
     (["--input", "queries.txt", "--output", "queries.txt/x.csv"], b"", ["queries.txt"]),
+    (["--input", "asked.csv", "--output", "asked.csv"], b"", ["asked.csv is the file of the qu"]),
+    (["--input", "queries.txt", "--output", ".", "--json"], b"", [". is a folder, not a file"]),
 ]
 
 

@@ -95,8 +95,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well.
 
     Its name holds the process number, so two writers of one file do not share a temporary file; the
-    last to finish wins. Temporary files left by writers that have died are removed.
+    last to finish wins. Temporary files left by writers that have died are removed. A device or a
+    folder is refused: a user with all rights would lose it.
     """
+    check_is_file(path)
     staging = _staging(path)
     try:
         _make_folder(path.parent)

@@ -130,11 +130,12 @@ def _scores(columns: Columns) -> np.ndarray[Any, np.dtype[np.float64]]:
         scores = column.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
         raise UserError(f"{columns.where}: column 'score' must hold numbers ({error})") from error
-    if not np.isfinite(scores).all():
-        row = int(np.argmin(np.isfinite(scores)))
+    is_usable = np.abs(scores) <= np.finfo(np.float32).max  # of NaN too
+    if not is_usable.all():
+        row = int(np.argmin(is_usable))
         raise UserError(
             f"{columns.where}, row {row + 1}: the score is {scores[row]}, by which nothing can be "
-            f"ordered; give a finite number or leave the row out"
+            f"ordered; give a finite number below 3e38 or leave the row out"
         )
     return np.asarray(scores)
 

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import shutil
 from bz2 import compress as bzip2
 from collections import defaultdict
 
@@ -398,6 +399,21 @@ def test_an_unchanged_table_is_converted_once(tmp_path):
     assert prepare(FRAMES["pandas"], options) != prepare(FRAMES["pandas"], options)
     assert prepare({name: list(cells) for name, cells in ROWS.items()}, options) == (folder, False)
     assert prepare({**ROWS, "query": ROWS["query"][::-1]}, options)[1]
+
+
+def test_a_table_that_another_process_converts_meanwhile_is_used(tmp_path):
+    (tmp_path / "a.csv").write_bytes(csv_text(ROWS))
+    options, root = TableOptions(test_fraction=0.0, validation_fraction=0.0), tmp_path / "data"
+
+    def first_of_all(note):
+        if not root.exists() or not any(root.glob("a-*")):
+            prepare_table(tmp_path / "a.csv", options, root=tmp_path / "other")
+            shutil.copytree(tmp_path / "other", root, dirs_exist_ok=True)
+
+    with pytest.raises(UserError, match="every row has the label"):
+        prepare_table({"query": ["a"], "label": ["b"]}, options, root=root)
+    folder = prepare_table(tmp_path / "a.csv", options, root=root, note_fn=first_of_all)
+    assert open_dataset(folder).num_labels == 3
 
 
 def test_a_data_set_in_a_folder_is_the_one_in_memory(tmp_path):

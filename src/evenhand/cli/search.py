@@ -57,9 +57,8 @@ def search(
         raise UserError(
             f"--output {output}: the ending must be {', '.join(WRITTEN)}; or add --json"
         )
-    if output is not None and input is not None and output.exists() and input.exists():
-        if output.samefile(input):
-            raise UserError(f"--output {output} is the file of the queries; name another")
+    if output and input and output.exists() and input.exists() and output.samefile(input):
+        raise UserError(f"--output {output} is the file of the queries; name another")
     if not queries and input is None:
         if sys.stdin is None or sys.stdin.isatty():
             raise UserError("name a query, such as 'evenhand search RUN \"Wien\"', or --input FILE")

@@ -230,7 +230,11 @@ def prepare_table(
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     folder = root / f"{table_name(source)}-{digest[:8]}"
     if not folder.exists():
-        load_table(source, options, folder=folder, note_fn=note_fn, progress_fn=progress_fn)
+        try:
+            load_table(source, options, folder=folder, note_fn=note_fn, progress_fn=progress_fn)
+        except UserError:
+            if not folder.exists():  # else another process has just made it
+                raise
     return folder
 
 

@@ -212,7 +212,7 @@ def test_what_is_said_of_a_run_can_be_written_and_read(dataset, tmp_path, monkey
 def test_places_are_prepared_once(tmp_path, monkeypatch):
     load = unittest.mock.Mock(return_value=small.text_dataset())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "load_places", load)
+    monkeypatch.setattr("evenhand.data.places.load_places", load)
     config = dataclasses.replace(small.config("places").data, num_buckets=512)
     first, second = runs.open_data(config, QUIET), runs.open_data(config, QUIET)
     load.assert_called_once_with(min_population=15000, num_buckets=512)

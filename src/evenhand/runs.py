@@ -80,7 +80,7 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
     """
     place = config.folder if folder is None else folder
     if folder is None and config.dataset == "places" and not place.exists():
-        from evenhand.data import load_places
+        from evenhand.data.places import load_places
 
         with console.status(f"preparing {place} (once)"):
             least, num_buckets = config.min_population, config.num_buckets

@@ -152,7 +152,7 @@ def read_table(data: bytes) -> Exception | None:
     read, refusal = answer(lambda: table.load_table(path, **options))
     if refusal is None:
         num_pairs = sum(len(part.positives.ids) for part in read.parts.values())
-        require(any(f"(query, label) pairs: {num_pairs:,}," in note for note in notes), f"{notes}")
+        require(any(f"different pairs: {num_pairs:,}," in note for note in notes), f"{notes}")
         texts = [text for part in read.parts.values() for text in part.texts]
         require(len(set(texts)) == len(texts), "a query in two parts")
         require(all(text and text == normalize(text) for text in texts), f"{texts}")

@@ -33,6 +33,7 @@ TESTED_BY = {
     "evaluation/comparison.py": "test_evaluation.py",
     "sampling.py": "test_sampling.py",
     "data/text.py": "test_text.py",
+    "data/array_files.py": "test_csr.py",
     "data/csr.py": "test_feed.py",
     "data/splits.py": "test_table.py",
     "models.py": "test_encoders.py",
@@ -561,6 +562,8 @@ MUTANTS += [
     Mutant(
         "data/text.py", "range(len(points) - length + 1)", "range(len(points) - length)", "ngrams"
     ),
+    Mutant("data/array_files.py", "rows.offsets[1:] + self.num_ids", "rows.offsets[1:]", "joined"),
+    Mutant("data/dataset.py", "digest.update(piece.data)", "pass", "test_stream.py fingerprint"),
     Mutant("data/text.py", "run_hashes[run - 1] * GOLDEN64", "run_hashes[run - 1]", "words"),
     Mutant("data/text.py", "kind == LETTER and first_kind == ALONE", "False", "word_is"),
     Mutant("data/text.py", "rows.to_merged(", "rows.to_scipy(", "words"),

@@ -150,21 +150,14 @@ FEATURIZERS: dict[str, type[Featurizer]] = {"ngrams": NgramFeaturizer, "words": 
 
 
 def make_featurizer(kind: str, **settings: int | None) -> Featurizer:
-    """The featurizer of a kind, "ngrams" or "words"; a setting that is None has its default.
-
-    Raises:
-        UserError: naming the setting, its range and what was given.
-    """
+    """The featurizer of a kind, "ngrams" or "words"; a setting that is None has its default."""
     if kind not in FEATURIZERS:
         raise UserError(f"features must be one of {', '.join(FEATURIZERS)}, got {kind!r}")
     given = {name: value for name, value in settings.items() if value is not None}
     for name in given:
         if name not in FEATURIZERS[kind].__dataclass_fields__:
             raise UserError(f"{name} is not for features of the kind {kind!r}")
-    try:
-        return FEATURIZERS[kind](**given)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return FEATURIZERS[kind](**given)
 
 
 def featurizer_from(settings: Mapping[str, Any] | None) -> Featurizer:
@@ -184,13 +177,13 @@ def featurizer_from(settings: Mapping[str, Any] | None) -> Featurizer:
         raise UserError(f"featurizer must have {len(names)} whole numbers, got {numbers}")
     try:
         return FEATURIZERS[kind](**numbers)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"the featurizer of the data set is damaged: {error}") from error
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low} and {high}, got {value}")
+        raise UserError(f"{name} must be between {low} and {high}, got {value}")
 
 
 # --- blocks of texts, so that the memory is bounded beside the result -----------------------------

@@ -348,7 +348,7 @@ def test_the_demonstration_trains_both_compares_and_can_be_run_again(
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     assert {row["method"] for row in summary} == {"snm", "s2m"}
     assert {row["group"] for row in summary} == {"all", "head", "torso", "tail"}
-    assert "SNM and S²M on places" in (folder / "report.html").read_text("utf-8")
+    assert "SNM and even-handed S²M on places" in (folder / "report.html").read_text("utf-8")
     before = fruits_of(folder / "s2m")
     user("demo", "--run", folder, "--device", "cpu")
     assert fruits_of(folder / "s2m") == before
@@ -366,7 +366,7 @@ HELP = {
     ("data",): ["places", "extreme", "table", "show", "Public data sets"],
     ("data", "places"): ["--min-population", "GeoNames", "15000"],
     ("data", "extreme"): ["--label-names", "Extreme Classification"],
-    ("demo",): ["--run", "SNM and S2M"],
+    ("demo",): ["--run", "SNM and even-handed S2M"],
 }
 
 

@@ -247,7 +247,7 @@ class Run:
         """This run minus a baseline, query by query: all, head and tail, worst groups, groups.
 
         Args:
-            metric: recall at a cut-off, recall@10 if None.
+            metric: recall at a cut-off; None: recall@10, or recall@1 of up to 20 labels.
         """
         runs = self._open_runs(baseline, metric, part)
         comparisons = compare_runs(runs)

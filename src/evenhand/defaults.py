@@ -16,6 +16,7 @@ from rich.text import Text
 
 from evenhand.config import Config, build_config, check_settings, toml_value
 from evenhand.data import Dataset, Rows
+from evenhand.evaluation.scores import main_cutoff
 from evenhand.methods import METHODS
 
 NAMES, TEXTS = "n-grams of short texts", "n-grams of long texts"
@@ -220,7 +221,7 @@ def choose_settings(
         if every:
             choose("training.patience", 3, why)
     cutoffs = settings["evaluation"].get("cutoffs", Config().evaluation.cutoffs)
-    cutoff = min(cutoffs, key=lambda c: abs(c - (1 if f.num_labels <= 20 else 10)))
+    cutoff = main_cutoff(cutoffs, num_labels=f.num_labels)
     choose("training.select_by", f"recall@{cutoff}", "what a better model has more of")
 
     # Additions to the model's scores, by features with values. Rows of few features are all alike,

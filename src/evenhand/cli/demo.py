@@ -1,4 +1,4 @@
-"""`evenhand demo`: SNM and S2M on `places`, side by side, in a few minutes on two cores."""
+"""`evenhand demo`: SNM and even-handed S2M on `places`, side by side, in minutes on two cores."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def demo(
     run: Annotated[Path, flag("Folder to write to.")] = Path("runs/demo"),
     device: options.Device = None,
 ) -> None:
-    """SNM and S2M on places, side by side, in minutes.
+    """SNM and even-handed S2M on places, side by side, in minutes.
 
     Trains what is not trained yet, evaluates both on the test part, prints the table and writes the
     report.
@@ -91,7 +91,7 @@ def demo(
         write_json(run / "summary.json", rows)
         first, *others = PRESETS
         runs = [open_result(run / first, dataset), *(load_result(run / name) for name in others)]
-        write_report(runs, dataset, run / "report.html", title="SNM and S²M on places")
+        write_report(runs, dataset, run / "report.html", title="SNM and even-handed S²M on places")
     console.print(dataset.attribution)
     console.print(f"figures: {run / 'summary.json'}")
     console.print(f"report:  {run / 'report.html'}")

@@ -27,7 +27,19 @@ from evenhand.evaluation.groups import (
 from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
 
 MIN_PAIRS = 30  # a group with fewer is too small to judge, unless told otherwise
+MAIN_CUTOFF, FEW_LABELS = 10, 20  # of so few, the first ten results say next to nothing
 RESAMPLES_AT_ONCE = 50  # (Q, 50) weights: 24 MB for 60,000 queries
+
+
+def main_cutoff(cutoffs: Iterable[int], *, num_labels: int) -> int:
+    """The cut-off that reports and early stopping are about: the one nearest to 10, or to 1.
+
+    Example:
+        >>> main_cutoff((1, 5, 10), num_labels=1000), main_cutoff((1, 5, 10), num_labels=6)
+        (10, 1)
+    """
+    wanted = 1 if num_labels <= FEW_LABELS else MAIN_CUTOFF
+    return min(cutoffs, key=lambda cutoff: abs(cutoff - wanted))
 
 
 # --- figures as functions of how much each query counts -------------------------------------------

@@ -35,7 +35,7 @@ def write_report(
         results: evaluated on the same part of `dataset`; the first is the one others are
             compared with.
         title: if not given, the names of the runs and of the data set.
-        metric: that the page is about; recall@10 if not given.
+        metric: that the page is about; recall@10 if not given (of few labels, recall@1).
     """
     runs = make_run_set(results, dataset, metric)
     comparisons = compare_runs(runs)

@@ -18,6 +18,7 @@ from evenhand.data import Dataset, IntArray, Part
 from evenhand.errors import UserError
 from evenhand.evaluation import GroupColumn, Score, group_columns
 from evenhand.evaluation.groups import check_belongs
+from evenhand.evaluation.scores import main_cutoff
 from evenhand.result_tables import main_rows
 from evenhand.run_folder import (
     RunResult,
@@ -28,7 +29,6 @@ from evenhand.run_folder import (
 )
 from evenhand.runs import evaluate_run, open_result
 
-MAIN_CUTOFF = 10
 SHOWN_CUTOFFS = (1, 10, 50)
 FREQUENCY = ("frequency", "frequency over pairs")  # columns that every data set has
 
@@ -150,7 +150,7 @@ def make_run_set(
     """Runs evaluated on the same part of one data set, made ready to be read side by side.
 
     Args:
-        metric: recall@10 where the runs have it, if not given.
+        metric: that of `main_cutoff`, if not given.
     """
     if not results:
         raise ValueError("results must hold at least one run, got none")
@@ -168,7 +168,7 @@ def make_run_set(
     cutoffs = sorted(set.intersection(*(set(result.outcome.cutoffs) for result in results)))
     if not cutoffs:
         raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
-    cutoff = max((c for c in cutoffs if c <= MAIN_CUTOFF), default=cutoffs[0])
+    cutoff = main_cutoff(cutoffs, num_labels=dataset.num_labels)
     if metric is not None:
         known = {f"recall@{cutoff}": cutoff for cutoff in cutoffs}
         if metric not in known:

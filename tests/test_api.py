@@ -142,7 +142,7 @@ def test_quiet_is_quiet(tmp_path, monkeypatch, capsys):
     evenhand.train(cells(), **COLUMNS, settings=FEW)
     out = capsys.readouterr().out
     assert "run folder: runs/table-s2m-even-seed0-2" in out
-    assert "popularity finds" in out
+    assert "popularity: recall@" in out
 
 
 TABLE = {"title": ["a", None, "c d"], "town": ["x", "y", "x"], "style": ["p", "q", "p"]}

@@ -504,6 +504,8 @@ BAD_FILES = [
     ("a.arrow", b"ARROW1", "cannot be read"),
     ("a.csv.gz", gzip.compress(LONG)[:-20], "the archive is cut short; fetch or copy the file"),
     ("a.csv.zst", b"query", "cannot be read"),
+    ("a.csv.gz", gzip.compress(b"\n" * 2**22), "is empty; its first line must name"),
+    ("a.parquet.gz", gzip.compress(bytes(2**20)), "what is compressed is no Parquet"),
     ("a.xlsx", b"", r"a table must end in \.csv, \.tsv, \.jsonl, .*; rename or convert the file"),
 ]
 

@@ -40,8 +40,10 @@ Source = Any
 
 SHOWN_COLUMNS = 20
 BATCH_ROWS = 2**16
+MAX_BLANK_LINES = 2**16  # before the first that is not: more is no table, but a bomb
 BLOCK_BYTES = 2**23  # of text, parsed at once: no row may be longer
 DELIMITERS = ",;\t"
+PARQUET_MARK = b"PAR1"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 TOO_DEEP = re.compile(rb"(?:[\[{][^\[\]{}\n]{0,100}+){2000}")  # on this the parser of JSON crashes
 JSON_KINDS = {
@@ -217,7 +219,11 @@ def _open_seekable(path: Path) -> IO[bytes]:
     with open_input_stream(path) as (file, stored):
         if file is stored and path.exists():
             return open_input(path)
+        start = file.read(len(PARQUET_MARK))
+        if plain_suffix(path) == ".parquet" and start != PARQUET_MARK:
+            raise ValueError("what is compressed is no Parquet")  # and may be without end
         copy: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        copy.write(start)
         shutil.copyfileobj(file, copy, BLOCK_BYTES)
         copy.seek(0)
         return copy
@@ -260,7 +266,9 @@ class _Json(_Text):
 def _first_line(file: IO[bytes], path: Path) -> tuple[bytes, bytes]:
     """The first line that is not blank, and what was read beyond it."""
     line, rest = b"", b""
-    while not line.strip():
+    for _ in range(MAX_BLANK_LINES):
+        if line.strip():
+            break
         line, rest = rest, b""
         if not line:
             line = file.readline(MAX_LINE_BYTES)
@@ -273,6 +281,8 @@ def _first_line(file: IO[bytes], path: Path) -> tuple[bytes, bytes]:
         first, mark, beyond = line.partition(b"\r")
         if mark and beyond not in (b"", b"\n"):  # lines end with CR alone
             line, rest = first, beyond
+    else:
+        return b"", b""
     return line.removeprefix(b"\xef\xbb\xbf"), rest
 
 

@@ -291,7 +291,7 @@ class TrainingConfig(Section):
     checkpoint_every: CountOrNone = 500  # steps; 0: none, so that the run cannot be resumed
     keep_last: Count = 2  # checkpoints: should the newest be damaged, the one before it is used
     keep_best: bool = False  # a checkpoint of the best validation too, beside its weights
-    async_checkpoints: bool = True  # written while training goes on, from a copy in memory
+    async_checkpoints: bool = True  # on a GPU: written while training goes on, from a copy
     # what is best in validation; or "recall@10 on worst 3 of script", "mrr", ...
     select_by: str = "recall@10"
     patience: CountOrNone = 0  # stop after so many validations without a new best; 0: never

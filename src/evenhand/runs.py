@@ -296,7 +296,8 @@ def _train_model(
         folder / "checkpoints",
         keep_last=config.training.keep_last,
         keep_best=config.training.keep_best,
-        is_async=config.training.async_checkpoints,
+        # A CPU would gain little from it, and the copy takes as much memory as all the tables.
+        is_async=config.training.async_checkpoints and training.feed.device.type != "cpu",
         ranks=ranks,
     )
 

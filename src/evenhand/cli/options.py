@@ -159,7 +159,12 @@ class TableFlags:
         Literal["ngrams", "words"] | None,
         flag("Of the texts: n-grams of characters, or words.", show_default="ngrams"),
     ] = None
-    num_buckets: Annotated[int | None, flag("How many features they are hashed into.")] = None
+    num_buckets: Annotated[
+        int | None,
+        flag(
+            "How many features they are hashed into.", show_default="2**18, fewer for small tables"
+        ),
+    ] = None
     min_length: Annotated[int | None, flag("Shortest n-gram.")] = None
     max_length: Annotated[int | None, flag("Longest n-gram.")] = None
     max_words: Annotated[int | None, flag("Longest run of words.")] = None

@@ -14,6 +14,7 @@ several groups is in each of them, and trains once.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,13 +54,13 @@ from evenhand.data.table_cells import (
     squeeze,
 )
 from evenhand.data.table_reader import Source, is_path, read_batches
-from evenhand.data.text import Featurizer, make_featurizer, normalize
+from evenhand.data.text import Featurizer, NgramFeaturizer, make_featurizer, normalize
 from evenhand.errors import UserError
 from evenhand.files import ProgressFn, atomic_folder, open_npy
 
 NoteFn = Callable[[str], None]
 
-KEPT_FORMAT = 1  # of what `prepare_table` keeps: a higher number converts all tables again
+KEPT_FORMAT = 2  # of what `prepare_table` keeps: a higher number converts all tables again
 BLOCK_ROWS = 2**15  # of vectors, copied at once
 
 
@@ -137,11 +138,20 @@ class TableOptions:
         if len(chosen) > 1:
             raise UserError(f"a table is split in one way, got {' and '.join(chosen)}; choose one")
 
-    def featurizer(self) -> Featurizer:
-        """What makes features of a text, by these options."""
+    def featurizer(self, *, num_characters: int | None = None) -> Featurizer:
+        """What makes features of a text, by these options.
+
+        Args:
+            num_characters: of all queries. Where `num_buckets` is None, small tables get as many as
+                they can have n-grams, and not the default: each bucket is a vector to be trained.
+        """
+        num_buckets = self.num_buckets
+        if num_buckets is None and num_characters is not None and self.features == "ngrams":
+            wanted = 2 ** math.ceil(math.log2(max(1, 4 * num_characters)))
+            num_buckets = min(max(wanted, 2**12), NgramFeaturizer.num_buckets)
         return make_featurizer(
             self.features,
-            num_buckets=self.num_buckets,
+            num_buckets=num_buckets,
             min_length=self.min_length,
             max_length=self.max_length,
             max_words=self.max_words,
@@ -273,7 +283,9 @@ def _make_dataset(
         raise UserError(
             f"{where}: every row has the label {labels.names[0].as_py()!r}; two or more are needed"
         )
-    featurizer, part_ids = options.featurizer(), _split(lines, options)
+    num_characters = pc.sum(pc.utf8_length(queries.names)).as_py() if options.query else 0
+    featurizer = options.featurizer(num_characters=num_characters)
+    part_ids = _split(lines, options)
     if not (part_ids == 0).any():
         remedy = (
             f"add rows, or lower test_fraction ({options.test_fraction}) and validation_fraction "

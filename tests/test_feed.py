@@ -1,6 +1,7 @@
 """Batches: every pair once an epoch, any place by itself, random enough, and made ahead."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -223,7 +224,8 @@ def test_a_feed_that_cannot_be_is_refused():
 def test_a_process_ends_though_batches_were_made_ahead():
     code = "import test_feed; feed = test_feed.feed_of(); feed.next_batch(); raise SystemExit(3)"
     command = [sys.executable, "-c", code]
-    answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=60)
+    how = {"cwd": Path(__file__).parent, "env": {**os.environ, "GOMP_SPINCOUNT": "2000"}}
+    answer = subprocess.run(command, **how, capture_output=True, timeout=60)
     assert (answer.returncode, answer.stderr) == (3, b"")
 
 

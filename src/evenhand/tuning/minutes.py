@@ -162,9 +162,12 @@ def choose_within(
     rule, number = config.training.select_by, 0
     console.print(f"trials for {minutes:g} minutes, by {rule} on the validation part, in {folder}")
 
+    tried: list[Config] = []  # with their steps; a change back leads to one of them again
+
     def try_out(candidate: Config, change: Settings, best_value: float) -> Row:
         nonlocal number
         shortened = with_steps(candidate, share)
+        tried.append(shortened)
         number, row = number + 1, trials.run(shortened, change, best_value, should_stop_fn)
         words = ", ".join(f"{name} = {toml_value(value)}" for name, value in change.items())
         verdict = " (kept)" if change and row["value"] > best_value else ""
@@ -190,6 +193,8 @@ def choose_within(
                 if share < 1 and next(iter(change)) in (NUM_STEPS, LEARNING_RATE):
                     continue  # few steps would always want more, and a higher rate
                 candidate = with_settings(best, change)
+                if with_steps(candidate, share) in tried:
+                    continue
                 factor = max(1.0, candidate.training.num_steps / best.training.num_steps)
                 expected = trained["seconds"] - trained["training_seconds"]
                 if trials.needs_training(with_steps(candidate, share)):

@@ -19,6 +19,7 @@ from evenhand.data import Dataset, Groups, Strings
 from evenhand.errors import UserError
 from evenhand.evaluation import Difference, score_table
 from evenhand.evaluation.certificate import certify
+from evenhand.evaluation.scores import main_cutoff
 from evenhand.report import groups, rendering, write_report
 from evenhand.report.charts import line_plot
 from evenhand.report.examples import largest_gaps, right_results, score_gaps
@@ -557,3 +558,9 @@ def test_the_failed_are_those_of_the_last_run_with_the_first_beside_it(page_of, 
     text = section(page_of(result_of(dataset, is_missed=0 * missed)), "slices")
     assert "No slice is worse than chance explains" in text
     assert "<table" not in text
+
+
+def test_a_page_of_few_labels_is_about_the_first_result():
+    for num_labels, cutoff in ((20, 1), (21, 10)):
+        assert main_cutoff((1, 5, 10, 50), num_labels=num_labels) == cutoff
+    assert main_cutoff((5, 25), num_labels=1000) == 5

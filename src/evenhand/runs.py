@@ -53,6 +53,7 @@ from evenhand.run_folder import (
     save_model,
     save_result,
 )
+from evenhand.run_index import open_index
 from evenhand.search import (
     ExactIndex,
     HybridIndex,
@@ -60,6 +61,7 @@ from evenhand.search import (
     Neighbours,
     QueryData,
     Searcher,
+    VectorIndex,
     label_index,
 )
 from evenhand.search.reranker import fit_ranker, hardest_labels, load_ranker, save_ranker
@@ -511,12 +513,17 @@ def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = T
 
 
 def load_searcher(
-    folder: Path, *, device: torch.device, dataset: Dataset | None = None
+    folder: Path,
+    *,
+    device: torch.device,
+    dataset: Dataset | None = None,
+    index: str | None = "exact",
 ) -> Searcher:
     """A trained run, ready to be asked, from its folder alone.
 
     Args:
         dataset: of the run, for a folder of an earlier version, which needs it.
+        index: "exact", "faiss", a database's address, or None: see `open_index`.
     """
     config, path = run_config(folder), query_data_path(folder)
     if dataset is not None:
@@ -530,14 +537,26 @@ def load_searcher(
         )
     check_trained_on(folder, data)
     model = load_model(folder, data, device=device, config=config)
-    return build_searcher(model, data, config, load_run_ranker(folder, config, data))
+    ranker = load_run_ranker(folder, config, data)
+    found = open_index(folder, index, num_labels=data.num_labels)
+    return build_searcher(model, data, config, ranker, found)
 
 
 def build_searcher(
-    model: Retriever, data: QueryData, config: Config, ranker: LinearRanker | None = None
+    model: Retriever,
+    data: QueryData,
+    config: Config,
+    ranker: LinearRanker | None = None,
+    index: VectorIndex | None = None,
 ) -> Searcher:
-    """A model with what its settings add to its scores: handicap, votes, and a ranker if given."""
+    """A model with what its settings add to its scores: handicap, votes, and a ranker if given.
+
+    Args:
+        index: of the model's labels, handicap included; None: exact search.
+    """
     search = config.search
+    if index is not None and not search.num_neighbours and ranker is None:
+        return Searcher(model, index, data)
     exact = label_index(
         model, label_counts=data.label_counts, frequency_discount=search.frequency_discount
     )
@@ -554,15 +573,16 @@ def build_searcher(
         )
     if neighbours is None and ranker is None:
         return Searcher(model, exact, data)
-    index = HybridIndex(
+    hybrid = HybridIndex(
         exact,
         neighbours=neighbours,
         vote_weight=search.neighbour_weight,
         ranker=ranker,
         ranker_weight=config.ranker.weight,
         num_candidates=config.ranker.num_candidates,
+        candidates=index,
     )
-    return Searcher(model, index, data)
+    return Searcher(model, hybrid, data)
 
 
 # --- evaluation -----------------------------------------------------------------------------------
@@ -598,6 +618,7 @@ def evaluate_model(
     part = dataset.parts[part_name]
     data = query_data_of(dataset, config, weighs_features=False)
     searcher = build_searcher(model, data, config, ranker)
+    assert isinstance(searcher.index, ExactIndex | HybridIndex)
     return evaluate(
         lambda row_ids: searcher.prepare(chosen_features(part, row_ids)),
         searcher.index,

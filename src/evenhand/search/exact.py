@@ -33,6 +33,23 @@ class SearchResult(NamedTuple):
     scores: Tensor  # (Q, R)
 
 
+class VectorIndex(Protocol):
+    """Answers queries that are vectors: exactly, or from FAISS, PostgreSQL or Milvus."""
+
+    @property
+    def name(self) -> str:
+        """For a person: what answers, and how."""
+
+    def __len__(self) -> int:
+        """L, the labels it holds."""
+
+    def search(self, queries: Tensor, num_results: int) -> SearchResult:
+        """The labels of the highest score: (Q, D) -> (Q, R), R = min(num_results, L).
+
+        The scores are the model's, label bias included; where fewer are found, -1 and -inf.
+        """
+
+
 class Index(Protocol):
     """Queries are vectors (Q, D), or what the index makes of them (`HybridIndex.prepare`)."""
 
@@ -54,6 +71,20 @@ def check_scores(label_ids: Tensor, scores: Tensor) -> None:
         )
 
 
+def check_queries(queries: Tensor, dim: int, num_results: int) -> None:
+    """Refuses query vectors of another width, and those that nothing can be compared with."""
+    if num_results < 1:
+        raise ValueError(f"num_results must be at least 1, got {num_results}")
+    if queries.ndim != 2 or queries.shape[1] != dim:
+        raise ValueError(f"queries must be (Q, {dim}), got {tuple(queries.shape)}")
+    if not bool(queries.isfinite().all()):
+        raise UserError(
+            "a query vector is infinite or no number: the model's weights, or the feature values "
+            "of the query, are too large; train anew with a lower training.learning_rate or with "
+            "smaller feature values"
+        )
+
+
 class ExactIndex:
     """Finds the labels of the highest score, query . label (+ bias), by scoring them all.
 
@@ -65,6 +96,8 @@ class ExactIndex:
         >>> index.search(torch.tensor([[1.0, 0.0, 0.0]]), 2)
         SearchResult(label_ids=tensor([[0, 2]]), scores=tensor([[1.0000, 0.5000]]))
     """
+
+    name = "exact search"
 
     def __init__(
         self,
@@ -100,8 +133,7 @@ class ExactIndex:
     @torch.no_grad()
     def search(self, queries: Tensor, num_results: int) -> SearchResult:
         """The labels of the highest score: (Q, D) -> (Q, R), where R = min(num_results, L)."""
-        if num_results < 1:
-            raise ValueError(f"num_results must be at least 1, got {num_results}")
+        check_queries(queries, self.label_vectors.shape[1], num_results)
         num_results = min(num_results, len(self))
         label_ids = queries.new_empty(len(queries), num_results, dtype=torch.long)
         scores = queries.new_empty(len(queries), num_results)

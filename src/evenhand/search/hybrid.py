@@ -6,6 +6,8 @@ Each of the two additions may be missing. With votes alone the result is exact: 
 vote keeps its score, so the best labels are among the best of the model and those with votes. With
 a ranker only candidates, the first labels by the other two, are looked at: what is not among them
 is not found. Results that are asked for beyond the number of candidates make more candidates.
+
+The first labels by the model may come from any `VectorIndex`; what is added to them is the same.
 """
 
 from typing import NamedTuple
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from evenhand.data import Rows
-from evenhand.search.exact import ExactIndex, SearchResult
+from evenhand.search.exact import ExactIndex, SearchResult, VectorIndex
 from evenhand.search.neighbours import Neighbours, Votes
 from evenhand.search.reranker import LinearRanker
 
@@ -47,18 +49,22 @@ class HybridIndex:
         ranker: LinearRanker | None = None,
         ranker_weight: float = 0.0,
         num_candidates: int = 1,
+        candidates: VectorIndex | None = None,
     ) -> None:
         """
         Args:
             vote_weight: what the votes of all neighbours together add to a score.
             ranker_weight: what a score of 1 of the ranker adds.
             num_candidates: of the ranker.
+            candidates: finds the first labels by the model; None: `exact` does.
         """
         if ranker is not None and len(ranker) != len(exact):
             raise ValueError(f"the ranker is of {len(ranker)} labels, the index of {len(exact)}")
         if num_candidates < 1:
             raise ValueError(f"num_candidates must be at least 1, got {num_candidates}")
         self.exact = exact
+        self.candidates = exact if candidates is None else candidates
+        self.name = f"{self.candidates.name}, and what the run adds to its scores"
         self.neighbours, self.vote_weight = neighbours, vote_weight
         self.ranker, self.ranker_weight = ranker, ranker_weight
         self.num_candidates = num_candidates
@@ -79,7 +85,7 @@ class HybridIndex:
         if num_results < 1:
             raise ValueError(f"num_results must be at least 1, got {num_results}")
         count = num_results if self.ranker is None else max(num_results, self.num_candidates)
-        found = self.exact.search(queries.vectors, count)  # (Q, C)
+        found = self.candidates.search(queries.vectors, count)  # (Q, C)
         if queries.votes is not None:
             found = self._with_votes(found, queries.vectors, queries.votes)
         if self.ranker is not None:

@@ -16,7 +16,7 @@ from evenhand.data.text import featurizer_from
 from evenhand.data.weighting import unit_values
 from evenhand.files import open_arrays, save_arrays
 from evenhand.models import Retriever, as_tensors
-from evenhand.search.exact import ExactIndex, SearchResult, check_scores
+from evenhand.search.exact import ExactIndex, SearchResult, VectorIndex, check_scores
 from evenhand.search.hybrid import HybridIndex, HybridQueries
 
 MOST_COPIED = 2**28  # numbers of a label table that is made vectors of once, not at every search
@@ -64,7 +64,7 @@ class Searcher:
     rows or dense vectors of features, before any weighting.
     """
 
-    def __init__(self, model: Retriever, index: ExactIndex | HybridIndex, data: QueryData) -> None:
+    def __init__(self, model: Retriever, index: VectorIndex | HybridIndex, data: QueryData) -> None:
         self.model, self.index, self.data = model, index, data
         self.encoder = model.encoder
         if model.label_table.dtype != torch.float32:
@@ -77,7 +77,7 @@ class Searcher:
 
     def encode(self, queries: Queries) -> Tensor:
         """(Q, D) vectors, scale included: their product with the label vectors is the score."""
-        return self._vectors(self._features(queries))
+        return self.vectors(self._features(queries))
 
     def search(self, queries: Queries, num_results: int = 10) -> SearchResult:
         """Labels of the highest score: ids (Q, R), best first, and their scores (Q, R)."""
@@ -87,14 +87,15 @@ class Searcher:
 
     def prepare(self, features: Rows | FloatArray) -> Tensor | HybridQueries:
         """Queries as the index takes them, from weighted features: Q rows, or dense (Q, F)."""
-        vectors = self._vectors(features)
-        if isinstance(self.index, ExactIndex):
+        vectors = self.vectors(features)
+        if not isinstance(self.index, HybridIndex):
             return vectors
         assert isinstance(features, Rows)
         return self.index.prepare(vectors, features)
 
     @torch.no_grad()
-    def _vectors(self, features: Rows | FloatArray) -> Tensor:
+    def vectors(self, features: Rows | FloatArray) -> Tensor:
+        """(Q, D) vectors of weighted features."""
         device = self.model.label_table.device
         return self.model.as_queries(self.encoder(as_tensors(features, device=device)))
 

@@ -1,0 +1,228 @@
+"""The index of a run beside exact search: opened, built and checked.
+
+index/labels.faiss   what FAISS wrote
+index/index.json     its kind and effort, whose vectors it holds, and its recall by group
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evenhand.data import Dataset, IntArray, memberships, pairs_of
+from evenhand.errors import UserError
+from evenhand.evaluation.groups import group_columns
+from evenhand.files import file_digest, read_json, write_json
+from evenhand.models import chosen_features
+from evenhand.run_folder import OLD_NAME, open_weights, run_config
+from evenhand.search import ExactIndex, FaissIndex, HybridIndex, Searcher, VectorIndex
+from evenhand.search.faiss_index import KINDS, build_faiss, choose_kind, load_faiss
+from evenhand.search.index_quality import (
+    CUTOFF,
+    FEWEST_QUERIES,
+    GroupRecall,
+    QueryGroup,
+    choose_effort,
+    recall_by_group,
+    recall_of_queries,
+)
+
+LARGE_TABLE = 100_000  # labels, from which on a run's own index is used unasked
+QUERIES_OF_GROUP = 500  # of each group, that recall is measured on
+AT_ONCE = 1024  # queries
+EXACT, OWN = "exact", "faiss"  # instead of a database's address
+FORMAT_VERSION = 1
+
+ProgressFn = Callable[[str, int, int | None], None]
+
+
+def index_file(folder: Path) -> Path:
+    return folder / "index" / "labels.faiss"
+
+
+def model_digest(folder: Path) -> str:
+    """A checksum of what a run's label vectors and biases are made of."""
+    files: Any = open_weights(folder).files
+    if not files:
+        files = file_digest(folder / "model" / OLD_NAME, "sha256")
+    known = [dict(files) if isinstance(files, dict) else files]
+    known.append(run_config(folder).search.frequency_discount)
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+# --- opening --------------------------------------------------------------------------------------
+
+
+def open_index(folder: Path, where: str | None, *, num_labels: int) -> VectorIndex | None:
+    """The index of a run that is asked for; None: exact search.
+
+    Args:
+        where: "exact", "faiss" (that of `evenhand index build`) or a database's address; None: the
+            run's own if there is one and exact search would take long, and else exact.
+    """
+    if where is None:
+        is_large = num_labels >= LARGE_TABLE
+        where = OWN if is_large and index_file(folder).exists() else EXACT
+    if where == EXACT:
+        return None
+    if where == OWN:
+        return _open_own(folder, num_labels)
+    raise UserError(f"--index must be {EXACT} or {OWN}, got {where!r}")
+
+
+def _open_own(folder: Path, num_labels: int) -> FaissIndex:
+    path, rebuild = index_file(folder), f"evenhand index build {folder}"
+    if not path.exists():
+        raise UserError(f"{folder} has no index; build it: {rebuild}")
+    about = read_json(path.with_name("index.json"))
+    kinds = {"kind": str, "effort": int, "has_bias": bool, "model": str, "num_bytes": int}
+    if not isinstance(about, dict) or any(
+        not isinstance(about.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise UserError(f"{path.with_name('index.json')} is damaged; build it again: {rebuild}")
+    if about["kind"] not in KINDS or about["num_bytes"] != path.stat().st_size:
+        raise UserError(f"{path} is damaged; build it again: {rebuild}")
+    if about["model"] != model_digest(folder):
+        raise UserError(f"the index of {folder} is of another model; build it again: {rebuild}")
+    index = load_faiss(
+        path, about["kind"], has_bias=about["has_bias"], effort=max(1, about["effort"])
+    )
+    if len(index) != num_labels:
+        raise UserError(f"{path} is damaged; build it again: {rebuild}")
+    return index
+
+
+# --- building and checking ------------------------------------------------------------------------
+
+
+def exact_of(searcher: Searcher) -> ExactIndex:
+    """Exact search by the model alone, in a searcher opened with it."""
+    index = searcher.index.exact if isinstance(searcher.index, HybridIndex) else searcher.index
+    assert isinstance(index, ExactIndex)
+    return index
+
+
+class Judge:
+    """Exact answers to queries of a run's own data, and the groups that these belong to.
+
+    Of every group with FEWEST_QUERIES or more, up to QUERIES_OF_GROUP drawn at random are asked.
+    """
+
+    def __init__(
+        self,
+        searcher: Searcher,
+        dataset: Dataset,
+        part_name: str,
+        *,
+        progress_fn: ProgressFn = lambda name, done, total: None,
+    ) -> None:
+        part, self.progress_fn = dataset.parts[part_name], progress_fn
+        self.part_name = part_name
+        members = members_of_groups(dataset, part_name)
+        chosen = sample_of_groups([group.query_ids for group in members], len(part))  # (Q,)
+        place = np.full(len(part), -1)
+        place[chosen] = np.arange(len(chosen))
+        self.groups = []
+        for group in members:
+            places = place[group.query_ids]
+            self.groups.append(group._replace(query_ids=places[places >= 0]))
+        vectors, found = [], []
+        for start in range(0, len(chosen), AT_ONCE):
+            features = chosen_features(part, chosen[start : start + AT_ONCE])
+            queries = searcher.vectors(features)
+            vectors.append(queries.cpu())
+            found.append(exact_of(searcher).search(queries, CUTOFF).label_ids.cpu())
+            progress_fn("exact search (queries)", start + len(queries), len(chosen))
+        self.queries, self.exact_ids = torch.cat(vectors), torch.cat(found)  # (Q, D), (Q, 10)
+
+    def recalls(self, index: VectorIndex, title: str) -> Any:
+        """The recall of every query (Q,)."""
+        found = []
+        for start in range(0, len(self.queries), AT_ONCE):
+            queries = self.queries[start : start + AT_ONCE]
+            found.append(index.search(queries, CUTOFF).label_ids)
+            self.progress_fn(title, start + len(queries), len(self.queries))
+        return recall_of_queries(torch.cat(found), self.exact_ids)
+
+
+def members_of_groups(dataset: Dataset, part_name: str) -> list[QueryGroup]:
+    """The groups of a part with enough queries; a query is in the groups of its right labels."""
+    query_ids = pairs_of(dataset.parts[part_name].positives).query_ids
+    groups = []
+    for column in group_columns(dataset, part_name):
+        pair_ids, group_ids = memberships(column.groups)
+        for group_id, name in enumerate(column.group_names):
+            members = np.unique(query_ids[pair_ids[group_ids == group_id]])
+            if len(members) >= FEWEST_QUERIES:
+                groups.append(QueryGroup(column.name, name, members))
+    if not groups:
+        raise UserError(
+            f"the {part_name} part has fewer than {FEWEST_QUERIES} queries, too few to measure "
+            f"recall on; name another with --part"
+        )
+    return groups
+
+
+def sample_of_groups(members: list[IntArray], num_queries: int) -> IntArray:
+    """QUERIES_OF_GROUP of each group, or all of it, in order: those with the lowest lot."""
+    lots = np.random.default_rng(0).random(num_queries)
+    parts = [ids[np.argsort(lots[ids], kind="stable")[:QUERIES_OF_GROUP]] for ids in members]
+    return np.unique(np.concatenate(parts))
+
+
+def build_run_index(
+    folder: Path,
+    searcher: Searcher,
+    judge: Judge,
+    *,
+    kind: str | None = None,
+    effort: int | None = None,
+    target: float = 0.98,
+) -> tuple[FaissIndex, list[GroupRecall]]:
+    """Builds, measures and writes the index of a run; also its recall by group.
+
+    Args:
+        searcher: the run with exact search.
+        kind, effort: None: chosen by the number of labels, and by the group that fares worst.
+        target: recall that every group is to have.
+    """
+    exact, began = exact_of(searcher), time.monotonic()
+    kind = kind or choose_kind(len(exact))
+    judge.progress_fn(f"building {kind} (labels)", 0, None)
+    index = build_faiss(exact, kind)
+    seconds = round(time.monotonic() - began, 1)
+    judge.progress_fn(f"building {kind} (labels)", len(exact), len(exact))
+
+    def recalls(effort: int) -> Any:
+        if effort:
+            index.set_effort(effort)
+        return judge.recalls(index, f"{index.name} (queries)")
+
+    if not index.most_effort or effort is not None:
+        rows = recall_by_group(recalls(effort or 0), judge.groups)
+    else:
+        limits = {"first": KINDS[kind].first_effort, "most": index.most_effort}
+        chosen, rows = choose_effort(recalls, judge.groups, **limits, target=target)
+        index.set_effort(chosen)
+    index.save(index_file(folder))
+    about = {
+        "version": FORMAT_VERSION,
+        "kind": kind,
+        "parameter": KINDS[kind].parameter,
+        "effort": index.effort,
+        "has_bias": index.has_bias,
+        "model": model_digest(folder),
+        "num_labels": len(index),
+        "num_bytes": index_file(folder).stat().st_size,
+        "seconds": seconds,
+        "target": target,
+        "part": judge.part_name,
+        "recalls": [row._asdict() for row in rows],
+    }
+    write_json(index_file(folder).with_name("index.json"), about)
+    return index, rows

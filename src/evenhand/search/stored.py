@@ -55,5 +55,6 @@ def ranked(label_ids: IntArray, scores: NDArray[np.float32], device: torch.devic
     """What a store found (Q, R) in the order of the contract: best first, of equals by id."""
     scores[label_ids < 0] = -np.inf
     order = np.lexsort((label_ids, -scores), axis=1)  # (Q, R)
-    ids, scores = (np.take_along_axis(part, order, axis=1) for part in (label_ids, scores))
-    return SearchResult(torch.from_numpy(ids).to(device), torch.from_numpy(scores).to(device))
+    ids, best = (torch.from_numpy(part).to(device) for part in (label_ids, scores))
+    places = torch.from_numpy(order).to(device)
+    return SearchResult(ids.gather(1, places), best.gather(1, places))

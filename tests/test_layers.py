@@ -15,7 +15,7 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "commands": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
-        "api", "cli", "doctor",
+        "api", "cli", "doctor", "integrations",
     ],
     "reports": ["predictions", "report", "result_tables", "tuning"],
     "runs": [
@@ -25,7 +25,10 @@ LAYERS = {
     "system": ["distributed", "evaluation", "search", "tensor_store", "training"],
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "version"],  # for anything above the core
-    "core": ["kernels", "losses", "methods", "metrics", "mining", "objective", "risk", "sampling"],
+    "core": [
+        "kernels", "loss_module", "losses", "methods", "metrics", "mining", "objective", "risk",
+        "sampling",
+    ],
 }  # fmt: skip
 ORDER = list(LAYERS)
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}

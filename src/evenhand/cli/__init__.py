@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from evenhand.cli import data, demo, doctor, evaluate, export, search, train, tune
+from evenhand.cli import data, demo, doctor, evaluate, export, search, serve, train, tune
 from evenhand.error_handling import guard
 from evenhand.errors import UserError
 from evenhand.methods import METHODS
@@ -96,7 +96,7 @@ data_app = typer.Typer(help="Prepare a data set, or look at one.", **PLAIN)
 VERBS = {
     "Train a model": (train.train, tune.tune, demo.demo),
     "See who it serves": (evaluate.evaluate, evaluate.compare, evaluate.slices, evaluate.report),
-    "Use it": (search.search, export.export, export.average),
+    "Use it": (search.search, serve.serve, export.export, export.average),
     "Check this machine": (doctor.doctor,),
 }
 DATA_VERBS = {

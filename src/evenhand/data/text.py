@@ -96,6 +96,17 @@ class NgramFeaturizer:
         """N strings -> N rows of feature ids, every value 1."""
         return collect_rows(self.blocks(texts))
 
+    def ngrams(self, text: str) -> list[str]:
+        """What the ids of a text stand for, in their order; `^` and `$` are its two ends."""
+        marked = f"\x02{normalize(text)}\x03"
+        shown = f"^{marked[1:-1]}$"
+        return [
+            shown[place : place + length]
+            for length in range(self.min_length, self.max_length + 1)
+            for place in range(len(marked) - length + 1)
+            if length > 1 or ord(marked[place]) > 3
+        ]
+
     def blocks(self, texts: Iterable[str]) -> Iterator[Rows]:
         """The same, of some texts after the others."""
         return _hashed_blocks(texts, 0, self.min_length, self.max_length, self.num_buckets)

@@ -37,6 +37,7 @@ DTYPES = {  # of the last part of an array's name
     "utf8": "uint8",
     "feature_weights": "float32",
     "label_counts": "int64",
+    "label_coordinates": "float32",
 }
 Queries = Sequence[str] | Rows | FloatArray  # texts, sparse rows or dense (Q, F), as in the data
 
@@ -55,6 +56,7 @@ class QueryData(NamedTuple):
     label_counts: IntArray | None = None  # (L,) training pairs
     train_features: Rows | None = None  # (N,) weighted
     train_positives: Rows | None = None  # (N,)
+    label_coordinates: FloatArray | None = None  # (L, 2) latitude, longitude: for maps
 
 
 class Searcher:
@@ -151,8 +153,8 @@ def discount_biases(
 
 # --- what a run keeps of its data set -------------------------------------------------------------
 # With it a run folder answers without the data set it was trained on. The file holds the names of
-# the labels, and where the settings need them, one number a label (training pairs) or a feature
-# (its weight). Where training queries vote, it holds all of their features and labels, and is as
+# the labels and where they are on a map, and if the settings need them, one number a label
+# (training pairs) or a feature (its weight). Where training queries vote, it holds all of their features and labels, and is as
 # large as the training part.
 
 
@@ -167,7 +169,7 @@ def save_query_data(path: Path, data: QueryData) -> None:
         elif name not in KINDS:
             arrays[name] = field
     typed = {
-        name: array.astype(DTYPES[name.rpartition(".")[2]], copy=False)
+        name: array.astype(DTYPES[name.rpartition(".")[2]], copy=False).ravel()
         for name, array in arrays.items()
         if array is not None
     }
@@ -207,6 +209,10 @@ def load_query_data(path: Path) -> QueryData:
         for name, length in (("label_counts", num_labels), ("feature_weights", num_features)):
             if name in arrays:
                 check_shape(name, arrays[name], (length,))
+        if "label_coordinates" in arrays:
+            check_shape("label_coordinates", arrays["label_coordinates"], (2 * num_labels,))
+            pairs = arrays["label_coordinates"].reshape(num_labels, 2)  # (2L,) -> (L, 2)
+            data = data._replace(label_coordinates=pairs)
         if data.featurizer and featurizer_from(data.featurizer).num_buckets > num_features:
             raise ValueError(f"the featurizer has more buckets than features, {num_features}")
         if data.label_counts is not None and data.label_counts.min() < 0:

@@ -1,0 +1,122 @@
+"""A trained run in memory: texts in, what is sent to clients out."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evenhand.data.text import NgramFeaturizer, featurizer_from
+from evenhand.errors import UserError
+from evenhand.models import BagEncoder
+from evenhand.report.world_map import HEIGHT, NORTH, UNITS, WIDTH, draw_dots
+from evenhand.run_folder import read_about
+from evenhand.runs import load_searcher
+
+MOST_MATCHED = 5  # n-grams shown with a result
+
+
+class ServedRun:
+    """Loaded once and never changed: to reload is to put another one in its place."""
+
+    def __init__(self, folder: Path, *, device: torch.device) -> None:
+        self.folder, self.name = folder, folder.resolve().name
+        self.searcher = load_searcher(folder, device=device)
+        self.data, self.about = self.searcher.data, read_about(folder)
+        if self.data.featurizer is None:
+            raise UserError(
+                f"{folder} cannot be served: it was trained on features, not on texts; to use its "
+                f"vectors elsewhere: evenhand export {folder} --out FOLDER"
+            )
+        self.featurizer = featurizer_from(self.data.featurizer)
+        self.loaded = datetime.now(UTC).isoformat(timespec="seconds")
+        # The first search looks up or compiles code; no client should wait for that.
+        self.search(["warm"], 1, explains=True)
+
+    def search(
+        self, texts: list[str], num_results: int, *, explains: bool = False
+    ) -> list[list[dict[str, Any]]]:
+        """The answers to each text, best first."""
+        found = self.searcher.search(texts, num_results)
+        places = self.data.label_coordinates
+        lists = []
+        for ids, scores in zip(found.label_ids.tolist(), found.scores.tolist(), strict=True):
+            names = self.searcher.label_names(ids)
+            answers: list[dict[str, Any]] = [
+                {"id": label, "label": name, "score": round(score, 5)}
+                for label, name, score in zip(ids, names, scores, strict=True)
+                if label >= 0
+            ]
+            if places is not None:
+                for answer in answers:
+                    answer["place"] = [round(float(angle), 3) for angle in places[answer["id"]]]
+            lists.append(answers)
+        if explains:
+            for text, answers in zip(texts, lists, strict=True):
+                matched = self._matched(text, [answer["id"] for answer in answers])
+                for answer, ngrams in zip(answers, matched, strict=True):
+                    answer["matched"] = ngrams
+        return lists
+
+    def encode(self, texts: list[str]) -> list[list[float]]:
+        """A vector for each text."""
+        vectors: list[list[float]] = self.searcher.encode(texts).tolist()
+        return vectors
+
+    @torch.no_grad()
+    def _matched(self, text: str, label_ids: list[int]) -> list[list[dict[str, Any]]]:
+        """The n-grams that add most to the score of each label, and what they add.
+
+        A query's vector is the mean of the vectors of its n-grams, as long as the model makes it,
+        so the product with a label's vector is a sum over n-grams. Other encoders show nothing.
+        """
+        encoder, model = self.searcher.encoder, self.searcher.model
+        if not isinstance(self.featurizer, NgramFeaturizer) or not isinstance(encoder, BagEncoder):
+            return [[] for _ in label_ids]
+        ids = torch.from_numpy(self.featurizer.featurize([text]).ids.astype(np.int64))  # (n,)
+        device = model.label_table.device
+        rows = encoder.weight[ids.to(device)]  # (n, D)
+        labels = model.label_vectors(torch.tensor(label_ids, device=device)).float()  # (R, D)
+        mean = rows.mean(0)
+        length = mean.norm().clamp(min=1e-12) if model.is_cosine else 1.0
+        parts = (model.scale / len(rows) / length) * (rows @ labels.T)  # (n, R)
+        names = self.featurizer.ngrams(text)
+        best: list[list[dict[str, Any]]] = []
+        for column in parts.T.tolist():
+            sums: dict[str, float] = {}
+            for name, part in zip(names, column, strict=True):
+                sums[name] = sums.get(name, 0.0) + part
+            largest = sorted(sums.items(), key=lambda item: -item[1])[:MOST_MATCHED]
+            best.append([{"ngram": n, "score": round(s, 5)} for n, s in largest if s > 0])
+        return best
+
+    def describe(self) -> dict[str, Any]:
+        """What GET /runs says of it."""
+        return {
+            "name": self.name,
+            "method": str(self.about.get("method", "")),
+            "dataset": self.data.name,
+            "fingerprint": self.data.fingerprint,
+            "num_labels": self.data.num_labels,
+            "dimension": self.searcher.model.label_table.shape[1],
+            "loaded": self.loaded,
+            "has_map": self.data.label_coordinates is not None,
+            "has_report": self.report_path() is not None,
+            "attribution": str(self.about["dataset"].get("attribution", "")),
+        }
+
+    def report_path(self) -> Path | None:
+        """Its own report, or that of the folder it lies in, as the demo writes it."""
+        folder = self.folder.resolve()
+        paths = [folder / "report.html", folder.parent / "report.html"]
+        return next((path for path in paths if path.is_file()), None)
+
+    def world_map(self) -> dict[str, Any] | None:
+        """A dot for every label that has a place, as the path of an SVG; None: there are none."""
+        places = self.data.label_coordinates
+        if places is None:
+            return None
+        no_class = np.full(len(places), -1)
+        ((_, path),) = draw_dots(places, no_class, 0, "")
+        return {"width": WIDTH, "height": HEIGHT, "north": NORTH, "units": UNITS, "path": path}

@@ -154,8 +154,8 @@ def discount_biases(
 # --- what a run keeps of its data set -------------------------------------------------------------
 # With it a run folder answers without the data set it was trained on. The file holds the names of
 # the labels and where they are on a map, and if the settings need them, one number a label
-# (training pairs) or a feature (its weight). Where training queries vote, it holds all of their features and labels, and is as
-# large as the training part.
+# (training pairs) or a feature (its weight). Where training queries vote, it holds all of their
+# features and labels, and is as large as the training part.
 
 
 def save_query_data(path: Path, data: QueryData) -> None:

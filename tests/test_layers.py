@@ -26,7 +26,8 @@ LAYERS = {
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "version"],  # for anything above the core
     "core": [
-        "kernels", "loss_module", "losses", "methods", "metrics", "mining", "objective", "risk",
+        "encoding", "kernels", "loss_module", "losses", "methods", "metrics", "mining", "objective",
+        "risk",
         "sampling",
     ],
 }  # fmt: skip
@@ -37,7 +38,7 @@ ENTRANCES = ["evenhand", "evenhand.__main__", "evenhand.cli"]
 
 # The core computes on tensors: torch, and those parts of the standard library that touch nothing.
 ALLOWED_IN_CORE = {
-    "collections", "dataclasses", "functools", "itertools", "math", "torch", "typing",
+    "collections", "contextlib", "dataclasses", "functools", "itertools", "math", "torch", "typing",
 }  # fmt: skip
 # Fast paths are compiled, which takes a compiler, and asks what there is on this machine.
 ALLOWED_IN_KERNELS = {

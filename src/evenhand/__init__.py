@@ -30,6 +30,7 @@ from evenhand.version import __version__
 
 if TYPE_CHECKING:
     from evenhand.api import Run, load, train
+    from evenhand.encoding import two_pass
     from evenhand.errors import UserError
     from evenhand.loss_module import S2MLoss
     from evenhand.losses import (
@@ -114,10 +115,11 @@ __all__ = [
     "tail_weights",
     "top_weights",
     "train",
+    "two_pass",
 ]
 
 _HOMES = (
-    "errors", "losses", "mining", "objective", "risk", "sampling", "loss_module", "api",
+    "errors", "losses", "mining", "objective", "risk", "sampling", "encoding", "loss_module", "api",
     "predictions",
 )  # fmt: skip
 

@@ -15,7 +15,6 @@ from evenhand.models import (
     MlpEncoder,
     backward,
     random_rows,
-    take_features,
 )
 
 NUM_FEATURES, WIDTH = 7, 3
@@ -75,7 +74,7 @@ def test_the_way_back_through_a_bag_is_the_transposed_product(bags):
 def test_taken_bags_are_the_chosen_ones_in_their_order(bags, data):
     position = st.integers(0, len(bags.offsets) - 2)
     positions = torch.tensor(data.draw(st.lists(position, max_size=6)), dtype=torch.int64)
-    taken = take_features(bags, positions)
+    taken = bags.take(positions)
     assert torch.equal(matrix_of(taken), matrix_of(bags)[positions])
     assert (taken.values is None) == (bags.values is None)
 

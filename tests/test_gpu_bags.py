@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.models import BagEncoder, Bags, RowGradients, take_features
+from evenhand.models import BagEncoder, Bags, RowGradients
 from gpu_tables import (
     DEVICES,
     NO_TRITON,
@@ -111,7 +111,7 @@ def random_bags(num_documents, num_features, *, longest, values):
 def batch_of(data, documents):
     """What the encoder gets, to compute in float64."""
     values = None if data.values is None else data.values.double()
-    return take_features(Bags(data.ids.long(), data.offsets, values), documents)
+    return Bags(data.ids.long(), data.offsets, values).take(documents)
 
 
 def on_device(data, device):

@@ -280,6 +280,7 @@ def _build_plan(config: Config, dataset: Dataset, sampler: LabelSampler) -> Plan
         learning_rate_shape=training.learning_rate_shape,
         warmup_steps=training.warmup_steps,
         max_gradient_norm=training.max_gradient_norm,
+        chunk_size=training.chunk_size,
         draws_for_each=mining.for_each_example and is_sampled,
         is_log_q_corrected=config.loss.log_q and is_sampled,
         log_every=training.log_every,

@@ -285,6 +285,8 @@ class TrainingConfig(Section):
     # on a GPU; a CPU computes in float32
     precision: Annotated[str, partial(check_choice, choices=PRECISIONS)] = "mixed"
     max_gradient_norm: NotNegative = 0.0  # 0: gradients are not clipped
+    # examples that a dense encoder encodes at once, whatever the batch; 0: all of it
+    chunk_size: CountOrNone = 0
     seed: CountOrNone = 0  # of everything random
     log_every: Count = 50  # steps
     evaluate_every: CountOrNone = 0  # validate so often and keep the best weights; 0: keep the last

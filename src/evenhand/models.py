@@ -1,9 +1,9 @@
 """Query encoders, features to vectors and gradients back; and the labels they are matched with.
 
 An encoder is any `nn.Module` that maps the features of B queries to (B, D). It needs nothing else:
-a step encodes the batch without gradient, mines it, and encodes the survivors again with gradient;
-`torch.autograd` does the rest, and the dense optimiser updates whatever has a `.grad`. So an
-encoder must give the same vectors both times: no dropout, no batch statistics.
+a step encodes the batch without gradient, mines it, and encodes the survivors again with gradient,
+both in chunks (see `encoding`, also for dropout); `torch.autograd` does the rest, and the dense
+optimiser updates whatever has a `.grad`.
 
 An encoder whose weights are one large table, of which a batch touches a few rows, may offer more:
 see `RowEncoder`. No step asks which class an encoder is of.
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from evenhand.data import FloatArray, IntArray, Part, Rows, take_rows
 from evenhand.data.weighting import unit_values
+from evenhand.encoding import encode_in_chunks, survivors_in_chunks
 from evenhand.kernels.random import GOLDEN32
 from evenhand.kernels.rows import through_unit, unit
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
@@ -32,6 +33,16 @@ class Bags(NamedTuple):
     ids: Tensor  # (nnz,) int64
     offsets: Tensor  # (B + 1,) int64
     values: Tensor | None = None  # (nnz,); None: a bag is the plain mean of its features
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, positions: Tensor) -> "Bags":
+        """The bags of chosen examples, in that order."""
+        entries, offsets = entries_of(self.offsets, positions.to(self.offsets.device))
+        values = None if self.values is None else self.values[entries]
+        return Bags(self.ids[entries], offsets, values)
 
 
 Features = Bags | Tensor  # a Tensor is dense: (B, F)
@@ -84,8 +95,29 @@ def row_encoder(encoder: nn.Module) -> RowEncoder | None:
     return cast(RowEncoder, encoder) if hasattr(encoder, "row_gradients") else None
 
 
-def backward(encoder: nn.Module, features: Any, vector_gradients: Tensor) -> RowGradients | None:
-    """Carries gradients (B, D) of the vectors back to the encoder's weights.
+class Passes(NamedTuple):
+    """How a dense encoder is run over a batch, twice: see `encoding`."""
+
+    seeds: Tensor  # (B,) of the examples' dropout
+    chunk_size: int
+
+    def take(self, positions: Tensor) -> "Passes":
+        return self._replace(seeds=self.seeds[positions.to(self.seeds.device)])
+
+
+def encode(encoder: nn.Module, features: Any, passes: Passes | None) -> Tensor:
+    """The first pass, (B, D) without gradient; a table of rows is read at once."""
+    if passes is None or row_encoder(encoder) is not None:
+        with torch.no_grad():
+            vectors: Tensor = encoder(features)
+        return vectors
+    return encode_in_chunks(encoder, features, **passes._asdict())
+
+
+def backward(
+    encoder: nn.Module, features: Any, vector_gradients: Tensor, passes: Passes | None = None
+) -> RowGradients | None:
+    """Carries gradients (B, D) of the vectors back to the encoder's weights: the second pass.
 
     Returns:
         Those of the table's rows; None: dense weights have theirs added to `.grad`.
@@ -93,10 +125,13 @@ def backward(encoder: nn.Module, features: Any, vector_gradients: Tensor) -> Row
     by_rows = row_encoder(encoder)
     if by_rows is not None:
         return by_rows.row_gradients(features, vector_gradients)
-    with torch.enable_grad():
-        vectors = encoder(features)
-    if vectors.requires_grad:  # else all of its weights are frozen
-        vectors.backward(vector_gradients)
+    if passes is None:
+        seeds = torch.zeros(len(vector_gradients), dtype=torch.int64)
+        passes = Passes(seeds, chunk_size=max(1, len(seeds)))
+    chunks = survivors_in_chunks(encoder, features, vector_gradients, **passes._asdict())
+    for vectors, gradients in chunks:
+        if vectors.requires_grad:  # else all of its weights are frozen
+            vectors.backward(gradients)
     return None
 
 
@@ -121,15 +156,6 @@ def as_tensors(features: Rows | FloatArray, *, device: torch.device) -> Features
         return torch.from_numpy(features).to(device)
     offsets, ids, values = features.to_torch(device)
     return Bags(ids, offsets, values)
-
-
-def take_features(features: Features, positions: Tensor) -> Features:
-    """The features of chosen examples, in that order."""
-    if isinstance(features, Tensor):
-        return features.index_select(0, positions)
-    entries, offsets = entries_of(features.offsets, positions)  # (nnz of the chosen,), (k' + 1,)
-    values = None if features.values is None else features.values[entries]
-    return Bags(features.ids[entries], offsets, values)
 
 
 class BagEncoder(nn.Module):
@@ -272,6 +298,7 @@ class Retriever(nn.Module):
         if has_label_bias:
             biases = torch.zeros(len(table), 1, device=device)
             self.label_bias = nn.Parameter(biases, requires_grad=False)
+        self.eval()  # a step alone puts the encoder into training mode
 
     @torch.no_grad()
     def query_vectors(self, features: Features) -> Tensor:

@@ -20,12 +20,12 @@ from evenhand.distributed.row_exchange import (
     places_among,
     sorted_distinct_ids,
 )
-from evenhand.models import Retriever, RowGradients, row_encoder
+from evenhand.models import Retriever, RowGradients, encode, row_encoder
 from evenhand.sampling import InBatchSampler, LabelSample, LabelSampler, MixedSampler
 from evenhand.training.feed import Batch
 from evenhand.training.optimizers import Gradients
 from evenhand.training.state import Plan, Scheduled, Training
-from evenhand.training.step import clip, gradients_of, mine
+from evenhand.training.step import clip, gradients_of, mine, passes_of
 
 
 class RankStep:
@@ -82,7 +82,9 @@ class RankStep:
             exchange = self.exchanges["features"]
             feature_ids, rows, features = fetch_rows(exchange, encoder, features)
             small.encoder.weight.data = rows
-        raw_vectors = small.encoder(features)  # (b, D)
+        small.encoder.train()
+        passes = passes_of(training, plan, batch)
+        raw_vectors = encode(small.encoder, features, passes)  # (b, D)
         query_vectors = small.as_queries(raw_vectors)
         small.label_table.data = label_rows_fn()  # (U, D)
         if small.label_bias is not None and model.label_bias is not None:
@@ -102,7 +104,10 @@ class RankStep:
             risk_fn=lambda losses: self._weights(losses, batch, scheduled.num_hard_examples),
             is_log_q_corrected=plan.is_log_q_corrected,
         )
-        found = gradients_of(mined, query_vectors, own_batch, small, raw_vectors=raw_vectors)
+        found = gradients_of(
+            mined, query_vectors, own_batch, small, raw_vectors=raw_vectors, passes=passes
+        )
+        small.encoder.eval()
         gradients: Gradients = {}  # by this rank's own rows of the whole tables
         for name, touched in found.items():
             ids, exchange = wanted, labels

@@ -43,6 +43,7 @@ class Plan:
     learning_rate_shape: str = "linear"  # or cosine, constant
     warmup_steps: int = 0
     max_gradient_norm: float = 0.0  # 0: gradients are not clipped
+    chunk_size: int = 0  # examples that a dense encoder encodes at once; 0: the batch
     draws_for_each: bool = False  # every example has a label sample of its own
     is_log_q_corrected: bool = False
     log_every: int = 50

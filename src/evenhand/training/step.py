@@ -22,14 +22,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from evenhand.distributed.ranks import Ranks
+from evenhand.distributed.ranks import Ranks, share_of
+from evenhand.encoding import count_examples, draw_seeds, take_examples
 from evenhand.errors import UserError
 from evenhand.kernels.rows import scores_of_each
 from evenhand.kernels.selection import largest_of_blocks, mask_shared_
 from evenhand.kernels.sparse import Lists, matrix_of, product, transposed_product
 from evenhand.losses import LossFn
 from evenhand.mining import mask_positives
-from evenhand.models import Retriever, RowGradients, backward, take_features
+from evenhand.models import Passes, Retriever, RowGradients, backward, encode, row_encoder
 from evenhand.objective import ScoreGradients, score_gradients
 from evenhand.risk import RiskFn, mean_weights, top_weights
 from evenhand.sampling import LabelSample, log_q_corrected
@@ -116,7 +117,9 @@ def train_step(training: Training, plan: Plan, scheduled: Scheduled) -> Tensor:
     batch = training.feed.next_batch()
     draw_fn = plan.sampler.sample_for_each if plan.draws_for_each else plan.sampler.sample
     sample = draw_fn(batch.positive_ids, plan.num_sampled_labels, generator=training.generator)
-    raw_vectors: Tensor = model.encoder(batch.features)  # (B, D)
+    model.encoder.train()
+    passes = passes_of(training, plan, batch)
+    raw_vectors = encode(model.encoder, batch.features, passes)  # (B, D)
     query_vectors = model.as_queries(raw_vectors)
     mined = mine(
         query_vectors,
@@ -128,12 +131,28 @@ def train_step(training: Training, plan: Plan, scheduled: Scheduled) -> Tensor:
         risk_fn=lambda losses: training.risk.weights(losses, batch, num_hard_examples),
         is_log_q_corrected=plan.is_log_q_corrected,
     )
-    gradients = gradients_of(mined, query_vectors, batch, model, raw_vectors=raw_vectors)
+    gradients = gradients_of(
+        mined, query_vectors, batch, model, raw_vectors=raw_vectors, passes=passes
+    )
+    model.encoder.eval()  # it is in training mode within a step alone
     if plan.max_gradient_norm:
         gradients = clip(gradients, model, max_norm=plan.max_gradient_norm)
     training.optimizers.step(gradients, learning_rate=scheduled.learning_rate)
     objective = (mined.weights * mined.losses[mined.survivors]).sum()
     return torch.stack([objective, (mined.losses <= 0).to(objective.dtype).mean()])
+
+
+def passes_of(training: Training, plan: Plan, batch: Batch) -> Passes | None:
+    """How the queries of a batch, or of a rank's share of it, are encoded; None: by rows.
+
+    Seeds are drawn for the batch of all ranks, so that they do not depend on how it is shared.
+    """
+    if row_encoder(training.model.encoder) is not None:
+        return None
+    (rank, num_ranks), batch_size = training.feed.share, training.feed.batch_size
+    seeds = draw_seeds(batch_size, training.generator)[share_of(batch_size, rank, num_ranks)[0] :]
+    seeds = seeds[: count_examples(batch.features)]
+    return Passes(seeds, chunk_size=plan.chunk_size or batch_size)
 
 
 @torch.no_grad()
@@ -227,20 +246,23 @@ def gradients_of(
     model: Retriever,
     *,
     raw_vectors: Tensor | None = None,
+    passes: Passes | None = None,
 ) -> Gradients:
     """Carries the coefficients to the rows of the tables that the survivors touch.
 
     Args:
         raw_vectors: as the encoder gave them; None: what has a gradient is encoded again.
+        passes: how they were encoded; None: at once, without dropout.
     """
     features = batch.features
     if len(mined.query_rows) < len(query_vectors):  # they are in order: else nothing to take
-        features = take_features(features, mined.query_rows)
+        features = take_examples(features, mined.query_rows)
+        passes = None if passes is None else passes.take(mined.query_rows)
         query_vectors = query_vectors.index_select(0, mined.query_rows)  # (R, D)
         if raw_vectors is not None:
             raw_vectors = raw_vectors.index_select(0, mined.query_rows)
     if raw_vectors is None:
-        raw_vectors = model.encoder(features).detach()  # (R, D)
+        raw_vectors = encode(model.encoder, features, passes)  # (R, D)
     label_ids, coefficients, num_touched = mined.label_ids, mined.coefficients, len(mined.label_ids)
     vector_gradients = product(coefficients, model.label_vectors(label_ids))  # (R, T) (T, D)
     encoder_gradients = model.through_unit(model.scaled(vector_gradients), raw_vectors)
@@ -251,7 +273,7 @@ def gradients_of(
         ones = query_vectors.new_ones(len(mined.query_rows), 1)
         sums = transposed_product(coefficients, ones, num_columns=num_touched)  # (T, 1)
         gradients["biases"] = RowGradients(label_ids, sums)
-    feature_rows = backward(model.encoder, features, encoder_gradients)
+    feature_rows = backward(model.encoder, features, encoder_gradients, passes)
     if feature_rows is not None:
         gradients["features"] = feature_rows
     return gradients

@@ -69,7 +69,7 @@ def encode_in_chunks(
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     parts = [
         _encode(encoder, take_examples(features, own), seeds[own.to(seeds.device)])
-        for own in torch.arange(len(seeds)).split(chunk_size)
+        for own in _chunks(torch.arange(len(seeds)), chunk_size)
     ]
     return torch.cat(parts)
 
@@ -82,7 +82,7 @@ def survivors_in_chunks(
     Rows of `vector_gradients` (B, D) that are 0 throughout are left out.
     """
     survivors = (vector_gradients != 0).any(dim=1).nonzero().squeeze(1).cpu()  # NaN survives
-    for own in survivors.split(chunk_size):
+    for own in _chunks(survivors, chunk_size):
         with torch.enable_grad():
             vectors = _encode(encoder, take_examples(features, own), seeds[own.to(seeds.device)])
         yield vectors, vector_gradients[own.to(vector_gradients.device)]
@@ -112,7 +112,7 @@ class _TwoPass(torch.autograd.Function):
         return vectors
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, vector_gradients: Tensor) -> tuple[Tensor | None, ...]:
         weights = ctx.saved_tensors
         sums: list[Tensor | None] = [None] * len(weights)
@@ -171,7 +171,7 @@ ODD = (0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1, 0x9E3779B1)  # one for ea
 SEEDED = torch.Tag.nondeterministic_seeded  # of operations that draw random numbers
 
 
-class SeededDropout(TorchDispatchMode):
+class SeededDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Draws every dropout mask inside as a function of (example's seed, which dropout, place).
 
     A mask does not depend on the chunk an example stands in, nor on how far the chunk is padded.
@@ -180,7 +180,7 @@ class SeededDropout(TorchDispatchMode):
     """
 
     def __init__(self, seeds: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seeds, self.num_drawn = seeds, 0
 
     def __torch_dispatch__(
@@ -242,6 +242,10 @@ def _encode(encoder: nn.Module, features: Any, seeds: Tensor) -> Tensor:
     with SeededDropout(seeds) if encoder.training else nullcontext():
         vectors: Tensor = encoder(features)
     return vectors
+
+
+def _chunks(positions: Tensor, size: int) -> Iterator[Tensor]:
+    return (positions[start : start + size] for start in range(0, len(positions), size))
 
 
 def _as_int32(words: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def backward(
     chunks = survivors_in_chunks(encoder, features, vector_gradients, **passes._asdict())
     for vectors, gradients in chunks:
         if vectors.requires_grad:  # else all of its weights are frozen
-            vectors.backward(gradients)
+            torch.autograd.backward([vectors], [gradients])
     return None
 
 

@@ -137,7 +137,6 @@ def settings(folder, **changes):
             "log_every": 5,
             "evaluate_every": 10,
             "checkpoint_every": 15,
-            "async_checkpoints": False,  # so that a test knows what a kill finds
         },
         "evaluation": {"cutoffs": [1, 5, 10], "num_resamples": 20, "min_pairs": {"style": 20}},
     }

@@ -1,11 +1,8 @@
-"""Which checkpoints are kept and loaded; saving in the background; ranks that are processes."""
+"""Which checkpoints are kept and loaded; ranks that are processes."""
 
-import errno
 import os
 import shutil
 import signal
-import threading
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from checkpoint_ranks import exit_codes
 from evenhand import tensor_store
 from evenhand.errors import UserError
 from evenhand.tensor_store import Table
-from evenhand.training import checkpoint as module
 from evenhand.training.checkpoint import Checkpoint, CheckpointManager, load_latest_checkpoint
 from small import bytes_of
 
@@ -35,9 +31,9 @@ def assert_holds(checkpoint, value):
 
 
 def save_all(folder, *steps, **options):
-    with CheckpointManager(folder, **options) as manager:
-        for step in steps:
-            manager.save(made(step), step=step)
+    manager = CheckpointManager(folder, **options)
+    for step in steps:
+        manager.save(made(step), step=step)
 
 
 def steps_in(folder):
@@ -53,8 +49,7 @@ def damage(folder, step):
 # --- which are kept -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path, is_async):
+def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path):
     assert load_latest_checkpoint(tmp_path) is load_latest_checkpoint(tmp_path / "none") is None
     for number, (keep_last, steps, left) in enumerate((
         (1, [9, 10, 100], [100]),
@@ -64,7 +59,7 @@ def test_the_last_few_are_kept_and_the_newest_is_loaded(tmp_path, is_async):
         (1, [5, 5], [5]),
     )):  # fmt: skip
         folder = tmp_path / str(number)
-        save_all(folder, *steps, keep_last=keep_last, is_async=is_async)
+        save_all(folder, *steps, keep_last=keep_last)
         assert steps_in(folder) == left
         assert_holds(load_latest_checkpoint(folder), steps[-1])
 
@@ -144,86 +139,6 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path):
         load_latest_checkpoint(tmp_path)
 
 
-# --- in the background ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def held_back(monkeypatch):
-    """Saving does not go on until the event is set."""
-    event = threading.Event()
-
-    def slow(*arguments, **options):
-        assert event.wait(20)
-        return tensor_store.save_tensors(*arguments, **options)
-
-    monkeypatch.setattr(module, "save_tensors", slow)
-    return event
-
-
-def test_what_changes_after_a_save_began_is_not_in_it_and_an_error_lets_it_finish(
-    tmp_path, held_back
-):
-    live = made(1)
-
-    def train():
-        with CheckpointManager(tmp_path, is_async=True) as manager:
-            manager.save(live, step=1)
-            for tensor in live.everything().values():
-                tensor.zero_()
-            live.state["step"] = 0
-            assert load_latest_checkpoint(tmp_path) is None
-            threading.Timer(0.1, held_back.set).start()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train()
-    assert_holds(load_latest_checkpoint(tmp_path), 1)
-
-
-def test_memory_is_used_again_sizes_may_change_and_without_memory_the_setting_is_named(
-    tmp_path, monkeypatch
-):
-    with CheckpointManager(tmp_path, is_async=True) as manager:
-        manager.save(made(1), step=1)
-        first = dict(manager.buffers)
-        manager.save(made(2), step=2)
-        assert all(manager.buffers[name] is buffer for name, buffer in first.items())
-        manager.wait()
-        assert_holds(load_latest_checkpoint(tmp_path), 2)
-        longer = {**made(3).tensors, "a": torch.zeros(9, 2)}
-        manager.save(made(3)._replace(tensors=longer), step=3)
-    assert load_latest_checkpoint(tmp_path).tensors["a"].shape == (9, 2)
-    monkeypatch.setattr(torch, "empty", Mock(side_effect=RuntimeError("can't allocate memory")))
-    with pytest.raises(UserError, match=r"no memory .*training\.async_checkpoints = false"):
-        save_all(tmp_path, 4, is_async=True)
-    save_all(tmp_path, 4)  # no copy is made
-
-
-def full(*arguments, **options):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_an_error_of_the_background_is_raised_by_the_next_call_once(tmp_path, monkeypatch):
-    save_all(tmp_path, 1)
-    before = bytes_of(tmp_path)
-    manager = CheckpointManager(tmp_path, is_async=True)
-    for next_call in (
-        lambda: manager.save(made(3), step=3), manager.wait,
-        lambda: manager.__exit__(None, None, None),
-    ):  # fmt: skip
-        with monkeypatch.context() as patch:
-            patch.setattr(tensor_store, "write_file", full)
-            manager.save(made(2), step=2)
-            manager.thread.join()
-        with pytest.raises(UserError, match=r"step-00000002 could not be written .*No space left"):
-            next_call()
-        manager.wait()
-        assert bytes_of(tmp_path) == before
-    manager.save(made(4), step=4)
-    manager.wait()
-    assert steps_in(tmp_path) == [4]
-
-
 # --- ranks that are processes ---------------------------------------------------------------------
 
 
@@ -242,20 +157,15 @@ def checkpoint_of(ranks, seed):
     return Checkpoint({"common": torch.arange(3) + seed}, {"seed": seed}, tables)
 
 
-def save_twice(ranks, folder, is_async):
-    """Changes everything at once after a save; training's ranks talk in the meantime."""
+def save_twice(ranks, folder):
+    """Changes everything at once after a save."""
     tensor_store.FILE_BYTES = 40  # so that a rank writes many files
-    manager = CheckpointManager(folder, keep_last=2, is_async=is_async, ranks=ranks)
+    manager = CheckpointManager(folder, keep_last=2, ranks=ranks)
     for seed in (1, 2):
         live = checkpoint_of(ranks, seed)
         manager.save(live, step=seed)
         for tensor in live.everything().values():
             tensor.zero_()
-        for _ in range(20):
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            assert total == ranks.num_ranks
-    manager.wait()
     dist.barrier()
     assert steps_in(folder) == [1, 2]
 
@@ -274,17 +184,16 @@ def die(ranks, folder, victim):
     """A rank is killed while it writes; the others are told."""
     if ranks.rank == victim:
         tensor_store.write_file = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-    manager = CheckpointManager(folder, is_async=True, ranks=ranks)
-    manager.save(checkpoint_of(ranks, 3), step=3)
-    with pytest.raises(UserError, match=r"step-00000003 could not .*a rank was lost"):
-        manager.wait()
+    manager = CheckpointManager(folder, ranks=ranks)
+    with pytest.raises(UserError, match=rf"rank {1 - victim} lost the others"):
+        manager.save(checkpoint_of(ranks, 3), step=3)
     os._exit(7)
 
 
 @pytest.mark.timeout(240)
 def test_what_2_ranks_saved_is_loaded_by_3_and_a_rank_that_fails_costs_nothing(tmp_path):
     folder = tmp_path / "checkpoints"
-    assert exit_codes(2, tmp_path, save_twice, folder, True) == [0, 0]
+    assert exit_codes(2, tmp_path, save_twice, folder) == [0, 0]
     assert exit_codes(3, tmp_path, load, folder, 2, 0) == [0] * 3
     before = bytes_of(folder)
     assert exit_codes(2, tmp_path, die, folder, 1) == [7, -signal.SIGKILL]

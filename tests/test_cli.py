@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 
 import small
+from evenhand.build import choose_device
 from evenhand.cli import EPILOG, main
-from evenhand.cli.options import choose_device
 from evenhand.config import SAMPLERS, to_toml
 from evenhand.data import Strings, open_dataset, save_dataset
 from evenhand.methods import METHODS

@@ -1,10 +1,21 @@
 """What ranks say to each other."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from evenhand.distributed.ranks import Shards, num_launched, num_restarts, share_of, share_sizes
+from evenhand.distributed.ranks import (
+    ProcessRanks,
+    Shards,
+    num_launched,
+    num_restarts,
+    share_of,
+    share_sizes,
+)
 from evenhand.distributed.row_exchange import RowExchange, places_among, sorted_distinct_ids
+from evenhand.errors import UserError
 from evenhand.models import RowGradients
 from experiments.simulated_ranks import run_ranks
 
@@ -83,3 +94,24 @@ def test_what_torchrun_tells(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert (num_launched(), num_restarts()) == (8, 3)
+
+
+@pytest.mark.parametrize("words", ["Application timeout caused pair closure", "x\ny"])
+def test_a_rank_that_is_gone_is_one_sentence_whatever_the_library_says(monkeypatch, words):
+    """And a call that is wrong, which fails before anybody is waited for, is not called a loss."""
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    ranks, rows, sizes = ProcessRanks(), torch.zeros(2, 1), {"sent": [1, 1], "received": [1, 1]}
+    calls = {
+        "all_reduce": lambda: ranks.sum_(rows, what=""),
+        "all_gather": lambda: ranks.gather(rows, counts=[2, 2], what=""),
+        "all_to_all_single": lambda: ranks.start_exchange(rows, **sizes, what="")(),
+    }
+    for name, call in calls.items():
+        lost = Mock(wait=Mock(side_effect=RuntimeError(words)))
+        monkeypatch.setattr(dist, name, Mock(return_value=lost))
+        with pytest.raises(UserError, match=rf"rank 0 lost the others \({words[:1]}.*--resume$"):
+            call()
+        monkeypatch.setattr(dist, name, Mock(side_effect=RuntimeError(words)))
+        with pytest.raises(RuntimeError):
+            call()

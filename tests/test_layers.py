@@ -19,7 +19,7 @@ LAYERS = {
     ],
     "reports": ["predictions", "report", "result_tables", "serving", "tuning"],
     "runs": [
-        "build", "ensemble", "export_vectors", "run_folder", "run_index", "runs",
+        "build", "export_vectors", "run_folder", "run_index", "runs",
     ],
     "settings": ["config", "defaults", "error_handling", "progress"],
     "system": ["distributed", "evaluation", "search", "tensor_store", "training"],

@@ -14,7 +14,6 @@ TRAIN = ("train", "--keep-checkpoints")  # what a checkpoint holds is compared t
 RESUME = (*TRAIN, "--resume", "--run")
 KINDS = {  # the data set, and what differs from `small.settings`; 40 steps if not said otherwise
     "sparse": ("data", {}),
-    "background": ("data", {"training__async_checkpoints": True}),
     "best": ("data", {"training__keep_last": 1, "training__keep_best": True}),
     "dense": ("dense", {"model__hidden_widths": [10], "mining__method": "s2m"}),
     "biased": ("data", {
@@ -28,7 +27,7 @@ KINDS = {  # the data set, and what differs from `small.settings`; 40 steps if n
     "tired": ("data", {"training__learning_rate": 1e-12, "training__patience": 1}),
     "long": ("data", {
         "training__num_steps": 260, "training__log_every": 1, "training__evaluate_every": 130,
-        "training__checkpoint_every": 100, "training__async_checkpoints": True,
+        "training__checkpoint_every": 100,
     }),
     "cvar": ("data", {"mining__method": "cvar", "risk__window": 3}),
     "groups": ("data", {
@@ -84,12 +83,10 @@ def resumed(home, folder):
 
 
 APPEND = "evenhand.training.loop.append_line"
-SAVE = "evenhand.training.checkpoint.save_tensors"
 TRAINED = ["evenhand.runs.write_json", 3]  # run.json will say that the run is complete
 KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it leaves
     ("sparse", APPEND, 6, "kill after", [15]),
     ("sparse", "evenhand.tensor_store._replace", 5, "kill", [-30, 15]),  # all but its name
-    ("background", APPEND, 7, "kill", None),
     ("dense", APPEND, 7, "kill", [15]),
     ("biased", APPEND, 8, "kill", [15]),
     ("cvar", APPEND, 7, "kill", [15]),

@@ -31,9 +31,8 @@ from evenhand.build import build_training
 from evenhand.config import build_config, read_settings
 from evenhand.data import load_extreme
 from evenhand.data.weighting import weight_features
-from evenhand.ensemble import average_models
 from evenhand.files import read_json, write_json
-from evenhand.models import features_of
+from evenhand.models import BagEncoder, Retriever, features_of
 from evenhand.runs import mine_and_fit_ranker
 from evenhand.search import label_index
 from evenhand.training.checkpoint import CheckpointManager
@@ -368,6 +367,25 @@ class Bench:
             built.training.feed.close()
             self.models[key] = built.training.model, time.perf_counter() - began
         return self.models[key]
+
+
+def average_models(models):
+    """One model whose scores are the mean of the models': dot products of bags, of one scale."""
+    first = models[0]
+    table = torch.cat([model.encoder.weight for model in models], dim=1)  # (F, sum of D)
+    whole = Retriever(
+        BagEncoder(*table.shape),
+        len(first.label_table),
+        table.shape[1],
+        is_cosine=False,
+        scale=first.scale,
+        has_label_bias=first.label_bias is not None,
+    )
+    whole.encoder.weight.data = table
+    whole.label_table.data = torch.cat([m.label_table for m in models], dim=1) / len(models)
+    if first.label_bias is not None:
+        whole.label_bias.data = torch.stack([m.label_bias.data for m in models]).mean(0)
+    return whole
 
 
 def our_settings(preset, share, factor):

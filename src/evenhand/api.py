@@ -27,36 +27,36 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 
+from evenhand.build import choose_device
 from evenhand.cli.console import console
-from evenhand.cli.options import choose_device
 from evenhand.cli.search import AT_ONCE, Asked, result_rows
-from evenhand.config import Config, DataConfig, check_settings, read_preset, read_settings
+from evenhand.cli.train import show_results
+from evenhand.config import Config, check_settings, read_preset, read_settings
 from evenhand.data import Dataset, TableOptions, normalize
 from evenhand.data.table import prepare_table
 from evenhand.data.table_reader import is_path
-from evenhand.data.weighting import weight_features
-from evenhand.defaults import choices_table, fit_settings
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
 from evenhand.files import locked, read_text, write_text
 from evenhand.progress import PipedConsole, stage_bar, stop_requested
 from evenhand.report import write_report
-from evenhand.report.headline import (
-    baseline_warning,
-    compare_runs,
-    describe_baselines,
-    headline,
-)
+from evenhand.report.headline import compare_runs, headline
 from evenhand.report.page import render_charts
 from evenhand.report.rendering import render
 from evenhand.report.run_set import RunSet, make_run_set, open_results
-from evenhand.result_tables import METRICS, main_rows, results_table, row_title, unseen_notes
-from evenhand.run_folder import is_evaluated, load_result, read_about, run_config
+from evenhand.result_tables import METRICS, main_rows, row_title, unseen_notes
+from evenhand.run_folder import (
+    is_evaluated,
+    load_result,
+    read_about,
+    run_config,
+)
 from evenhand.runs import (
     begin_run,
+    default_folder,
     evaluate_run,
     load_searcher,
-    open_data,
+    open_fitted,
     open_run_data,
     query_data_path,
     train_run,
@@ -114,15 +114,11 @@ def train(
     given = check_settings(given)  # before a long table is read
     columns = {"query": query, "label": label, "groups": groups, **table}
     given["data"]["dataset"] = _data_folder(source, columns, own_console)
-    dataset = open_data(DataConfig(**given["data"] | {"weighting": "as-is"}), own_console)
     own_device = choose_device(device)
-    config, choices = fit_settings(given, dataset, device=own_device)
-    own_console.print(choices_table(choices))
-    dataset = weight_features(dataset, config.data.weighting)
+    dataset, config, choices = open_fitted(given, own_console, device=own_device)
     for note in unseen_notes(dataset):
         own_console.print(note)
-    name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
-    folder = Path(run) if run is not None else _free_folder(Path("runs") / name)
+    folder = _free_folder(default_folder(config, dataset)) if run is None else Path(run)
     begin_run(folder, config, dataset, device=own_device, choices=choices)
     is_main = threading.current_thread() is threading.main_thread()  # signals are for it alone
     stopping = stop_requested() if is_main else contextlib.nullcontext(lambda: False)
@@ -140,13 +136,7 @@ def train(
         raise KeyboardInterrupt(f"stopped; continue: evenhand train --resume --run {folder}")
     trained = Run(folder, device=device, progress=progress)
     trained.dataset = dataset
-    if trained.part in dataset.parts:
-        scores = trained._scores(trained.part)
-        own_console.print(results_table([(trained.name, scores)], part_name=trained.part))
-        if progress:
-            runs = trained._open_runs(None, None, None)
-            for line in filter(None, (*describe_baselines(runs), baseline_warning(runs))):
-                own_console.print(line)
+    show_results(folder, dataset, device=own_device, console=own_console)
     own_console.print(f"run folder: {folder}")
     return trained
 

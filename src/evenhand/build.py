@@ -46,6 +46,20 @@ from evenhand.training.step import HARDEST, MEAN, ChosenStep, choose_step
 MOST_KERNEL_BINS = 256  # of gaps; the GPU weighs with more of them between two graphs
 
 
+def choose_device(name: str | None) -> torch.device:
+    """The device of --device, tried out; without a name, the GPU if there is one."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # where Triton's kernels and new streams go
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name} cannot be used here: {error}") from error
+    return device
+
+
 class Built(NamedTuple):
     """The parts of a training run, made from a config."""
 

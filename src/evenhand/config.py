@@ -36,6 +36,7 @@ LEARNING_RATE_SHAPES = ("linear", "cosine", "constant")
 MAX_CUTOFF = 10**6  # results of a query that are looked at
 MAX_POWER = 10  # of counts, by which labels are drawn: beyond it, only the most frequent ones are
 MAX_DOTS = 1000  # in a line of TOML
+FORMER = {"training.async_checkpoints"}  # settings that are gone, and still stand in old runs
 
 # --- checks of one setting ------------------------------------------------------------------------
 
@@ -293,7 +294,6 @@ class TrainingConfig(Section):
     checkpoint_every: CountOrNone = 500  # steps; 0: none, so that the run cannot be resumed
     keep_last: Count = 2  # checkpoints: should the newest be damaged, the one before it is used
     keep_best: bool = False  # a checkpoint of the best validation too, beside its weights
-    async_checkpoints: bool = True  # on a GPU: written while training goes on, from a copy
     # what is best in validation; or "recall@10 on worst 3 of script", "mrr", ...
     select_by: str = "recall@10"
     patience: CountOrNone = 0  # stop after so many validations without a new best; 0: never
@@ -472,6 +472,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
 
 def _typed(cls: Any, values: Mapping[str, Any], *, section: str) -> dict[str, Any]:
     values, kinds = _section(section, values), _type_hints(cls)
+    values = {key: value for key, value in values.items() if f"{section}.{key}" not in FORMER}
     for key in values:
         if key not in kinds:
             raise UserError(f"[{section}] has no setting {key!r}; {_suggest(key, kinds)}")

@@ -1,6 +1,11 @@
-"""Everything done with a run: open its data, begin, train, resume, search, evaluate.
+"""What happens in `evenhand train`, from top to bottom.
 
-See `run_folder` for what a run folder holds.
+open_data, open_fitted   the data set, and settings that fit it
+begin_run                a new run folder; `resumable_config` for one that is to go on
+train_run                the model (each step: training/loop.py), and then the ranker
+evaluate_run             searches for every query of a part and scores what was found
+
+See `run_folder` for what is in the folder, and how it is read.
 """
 
 import copy
@@ -8,7 +13,7 @@ import dataclasses
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,19 +24,18 @@ import torch
 from rich.console import Console
 
 from evenhand.build import (
-    Built,
     build_training,
     check_against_data,
     check_neighbours,
     check_ranker,
     table_dtype,
 )
-from evenhand.config import Config, DataConfig, build_config, read_settings, to_toml
+from evenhand.config import Config, DataConfig, to_toml
 from evenhand.data import Dataset, Rows, open_dataset, save_dataset
 from evenhand.data.dataset import check_all_ids
 from evenhand.data.weighting import feature_weights, weight_features
-from evenhand.defaults import Choice
-from evenhand.distributed.ranks import ProcessRanks, Ranks, Shards
+from evenhand.defaults import Choice, choices_table, fit_settings
+from evenhand.distributed.ranks import ProcessRanks, Ranks, Shards, num_launched
 from evenhand.distributed.search import evaluate_split
 from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_value
@@ -114,7 +118,30 @@ def open_run_data(run: Path, console: Console, *, data: str | Path | None = None
     return open_data(config, console, folder=None if found == places[0] else found)
 
 
+def open_fitted(
+    given: Mapping[str, Mapping[str, Any]], console: Console, *, device: torch.device
+) -> tuple[Dataset, Config, list[Choice]]:
+    """The data set of some settings, and all settings: what is not given is chosen to fit the data.
+
+    What was chosen is shown, with the reasons.
+    """
+    raw = DataConfig(**{**given["data"], "weighting": "as-is"})  # weighted as is chosen
+    dataset = open_data(raw, console)
+    config, choices = fit_settings(given, dataset, device=device, num_ranks=num_launched())
+    if choices:
+        console.print(choices_table(choices))
+    if config.data.weighting != "as-is":
+        dataset = weight_features(dataset, config.data.weighting)
+    return dataset, config, choices
+
+
 # --- training -------------------------------------------------------------------------------------
+
+
+def default_folder(config: Config, dataset: Dataset) -> Path:
+    """Where a run goes that was given no folder."""
+    name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
+    return Path("runs") / name
 
 
 def check_new(folder: Path) -> None:
@@ -152,11 +179,9 @@ def begin_run(
 
 def resumable_config(folder: Path, config: Config | None, dataset: Dataset | None = None) -> Config:
     """The config of a run that is to go on; another config or data set is refused."""
-    if not (folder / "config.toml").exists():
-        raise UserError(f"{folder} cannot be resumed: it holds no config.toml")
+    saved = run_config(folder)
     if is_of_predictions(folder):
         raise UserError(f"{folder} holds the predictions of another model: nothing to train")
-    saved = build_config(read_settings(folder / "config.toml"))
     if config is not None and config != saved:
         ours, theirs = dataclasses.asdict(config), dataclasses.asdict(saved)
         name, ours_value, theirs_value = next(
@@ -199,50 +224,20 @@ def train_run(
         Whether all is complete; if not, it was asked to stop and can be resumed.
     """
     is_first = ranks is None or ranks.rank == 0
-    wants_ranker = config.ranker.num_mined_labels > 0
+    has_ranker = config.ranker.num_mined_labels > 0
     if is_first and not query_data_path(folder).exists():
         save_query_data(query_data_path(folder), query_data_of(dataset, config))
     if not is_finished(folder, config):
-        if not (wants_ranker and is_trained(folder)):
+        how: Any = {"device": device, "console": console, "should_stop_fn": should_stop_fn}
+        if not (has_ranker and is_trained(folder)):
             ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
-            built = build_training(config, dataset, device, ranks=ranks)
-            if not _train_model(
-                folder, built, config, dataset, console, title, should_stop_fn, ranks
-            ):
+            if not _train_model(folder, config, dataset, **how, title=title, ranks=ranks):
                 return False
-        if wants_ranker and not _fit_run_ranker(
-            folder, config, dataset, device, console, should_stop_fn
-        ):
+        if has_ranker and not _fit_run_ranker(folder, config, dataset, **how):
             return False
     # Only now, when the model is on the disk and run.json says so, are they of no more use.
     if is_first and not keeps_checkpoints:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return True
-
-
-def _fit_run_ranker(
-    folder: Path,
-    config: Config,
-    dataset: Dataset,
-    device: torch.device,
-    console: Console,
-    should_stop_fn: Callable[[], bool],
-) -> bool:
-    """Fits the ranker of a trained run and completes it; False: it was asked to stop."""
-    about = read_about(folder)
-    if not ranker_path(folder).is_file():
-        began = time.monotonic()
-        model = load_model(folder, dataset, device=device)
-        try:
-            ranker = mine_and_fit_ranker(
-                model, dataset, config, console=console, should_stop_fn=should_stop_fn
-            )
-        except StoppedError:
-            return False
-        assert ranker is not None
-        save_ranker(ranker_path(folder), ranker)
-        about["ranker_seconds"] = round(time.monotonic() - began, 1)
-    write_json(folder / "run.json", about | {"is_complete": True})
     return True
 
 
@@ -274,15 +269,17 @@ def is_trained(folder: Path) -> bool:
 
 def _train_model(
     folder: Path,
-    built: Built,
     config: Config,
     dataset: Dataset,
+    *,
+    device: torch.device,
     console: Console,
     title: str,
     should_stop_fn: Callable[[], bool],
     ranks: ProcessRanks | None,
 ) -> bool:
     """Trains to the end, or until asked to stop: False. run.json says what was done."""
+    built = build_training(config, dataset, device, ranks=ranks)
     training, plan = built.training, built.plan
     is_first = ranks is None or ranks.rank == 0
     warnings = _load_checkpoint(folder, training, ranks)
@@ -298,8 +295,6 @@ def _train_model(
         folder / "checkpoints",
         keep_last=config.training.keep_last,
         keep_best=config.training.keep_best,
-        # A CPU would gain little from it, and the copy takes as much memory as all the tables.
-        is_async=config.training.async_checkpoints and training.feed.device.type != "cpu",
         ranks=ranks,
     )
 
@@ -309,7 +304,7 @@ def _train_model(
             save_model(folder, training.model, ranks=ranks)
         return value, figures
 
-    with step_bar(console, title, total=plan.num_steps, done=began_at) as advance, keeper:
+    with step_bar(console, title, total=plan.num_steps, done=began_at) as advance:
         is_complete = train(
             training,
             plan,
@@ -391,12 +386,10 @@ def _validate(
 
     Votes of neighbours would be the same each time, and take longer than the rest.
     """
-    config = dataclasses.replace(
-        config, search=dataclasses.replace(config.search, num_neighbours=0)
-    )
+    search = dataclasses.replace(config.search, num_neighbours=0)
+    config = dataclasses.replace(config, search=search)
     outcome = evaluate_model(model, dataset, "validation", config, ranks=ranks)
-    min_pairs = config.evaluation.min_pairs
-    scores = score_table(outcome, dataset, "validation", min_pairs=min_pairs, num_resamples=0)
+    scores = _scores_of(outcome, dataset, "validation", config, num_resamples=0)
     shown = f"recall@{10 if 10 in outcome.cutoffs else outcome.cutoffs[-1]}"
     figures = {}
     for score in scores:
@@ -415,6 +408,33 @@ def _validate(
 
 def ranker_path(folder: Path) -> Path:
     return folder / "model" / "ranker.safetensors"
+
+
+def _fit_run_ranker(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    console: Console,
+    should_stop_fn: Callable[[], bool],
+) -> bool:
+    """Fits the ranker of a trained run and completes it; False: it was asked to stop."""
+    about = read_about(folder)
+    if not ranker_path(folder).is_file():
+        began = time.monotonic()
+        model = load_model(folder, dataset, device=device)
+        try:
+            ranker = mine_and_fit_ranker(
+                model, dataset, config, console=console, should_stop_fn=should_stop_fn
+            )
+        except StoppedError:
+            return False
+        assert ranker is not None
+        save_ranker(ranker_path(folder), ranker)
+        about["ranker_seconds"] = round(time.monotonic() - began, 1)
+    write_json(folder / "run.json", about | {"is_complete": True})
+    return True
 
 
 def mine_and_fit_ranker(
@@ -632,6 +652,15 @@ def evaluate_model(
     )
 
 
+def _scores_of(
+    outcome: Outcome, dataset: Dataset, part_name: str, config: Config, *, num_resamples: int
+) -> list[Score]:
+    min_pairs = config.evaluation.min_pairs
+    return score_table(
+        outcome, dataset, part_name, min_pairs=min_pairs, num_resamples=num_resamples
+    )
+
+
 def evaluate_run(
     folder: Path,
     dataset: Dataset,
@@ -658,8 +687,8 @@ def evaluate_run(
             model, dataset, part_name, config, ranker=ranker, progress_fn=advance, ranks=ranks
         )
     with console.status("intervals"):
-        min_pairs, count = config.evaluation.min_pairs, config.evaluation.num_resamples
-        scores = score_table(outcome, dataset, part_name, min_pairs=min_pairs, num_resamples=count)
+        count = config.evaluation.num_resamples
+        scores = _scores_of(outcome, dataset, part_name, config, num_resamples=count)
     if ranks is None or ranks.rank == 0:
         save_result(folder, part_name, outcome, scores)
     return scores
@@ -676,8 +705,7 @@ def validation_value(
     model = load_model(folder, dataset, device=device)
     ranker = load_run_ranker(folder, config, dataset)
     outcome = evaluate_model(model, dataset, "validation", config, ranker=ranker)
-    min_pairs = config.evaluation.min_pairs
-    scores = score_table(outcome, dataset, "validation", min_pairs=min_pairs, num_resamples=0)
+    scores = _scores_of(outcome, dataset, "validation", config, num_resamples=0)
     return selected_value(scores, config.training.select_by)
 
 

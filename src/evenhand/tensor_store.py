@@ -156,12 +156,8 @@ def _on_all(part_fn: Callable[[], Any], folder: Path, ranks: Ranks | None) -> li
     except Exception as error:  # of any kind: the other ranks wait to be told
         cause = error
         problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    try:
-        reports = gather_json([answer, problem], ranks)
-        problems = [f"rank {rank}: {report[1]}" for rank, report in enumerate(reports) if report[1]]
-    except RuntimeError as error:
-        cause, problems = error, [f"a rank was lost: {error}"]
-    if problems:
+    reports = gather_json([answer, problem], ranks)
+    if problems := [f"rank {rank}: {said}" for rank, (_, said) in enumerate(reports) if said]:
         raise UserError(
             f"{folder} could not be written ({problem if ranks is None else problems[0]}); what "
             f"was saved before is untouched: free some space and try again (a run goes on with "

@@ -62,10 +62,8 @@ TESTED_BY = {
     "predictions.py": "test_predictions.py",
     "runs.py": "test_runs.py",
     "tuning/space.py": "test_tuning.py",
-    "ensemble.py": "test_averaging.py",
     "export_vectors.py": "test_export.py",
     "cli/evaluate.py": "test_cli.py",
-    "cli/options.py": "test_cli.py",
     "doctor.py": "test_doctor.py",
     "theory/bounds.py": "test_theory_bounds.py",
     "theory/even.py": "test_theory_even.py",
@@ -538,7 +536,9 @@ MUTANTS += [
     ),
     Mutant("build.py", "Distinct(FrequencySampler(", "(FrequencySampler(", "twice"),
     Mutant("build.py", "Distinct(LogUniformSampler(", "(LogUniformSampler(", "different"),
-    Mutant("cli/options.py", "set_device(device)  # where", "current_device()  #", "current_one"),
+    Mutant(
+        "build.py", "set_device(device)  # where", "current_device()  #", "test_cli.py current_one"
+    ),
     Mutant("kernels/gpu/bags.py", ".minimum(num_pairs)", "", "longest_batch"),
     Mutant("kernels/gpu/bags.py", "num_pairs = num_pairs[order]", "pass", "longest_batch"),
     Mutant("kernels/gpu/bags.py", "num_entries > capacity", "num_entries < 0", "no_place"),
@@ -692,7 +692,6 @@ MUTANTS += [
     Mutant(
         "tuning/space.py", "return min(max(short, self.low), self.high)", "return short", "span"
     ),
-    Mutant("ensemble.py", "round(sum(about.get(", "round(max(about.get(", "evaluated_and_compared"),
     Mutant(
         "export_vectors.py",
         'saved.read("label_bias", column, first_row=first)',

@@ -18,7 +18,6 @@ from test_checkpoint import assert_holds, die, load, made, save_all, save_twice,
 from test_resume import (  # noqa: F401 (fixtures)
     APPEND,
     RESUME,
-    SAVE,
     assert_same,
     home,
     kill_and_resume,
@@ -41,10 +40,6 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("sparse", REPLACE, 7, "kill after", [15, 30, 40]),  # 15 not yet removed
     ("sparse", "evenhand.runs.write_json", 3, "kill", [30, 40]),  # trained, not said
     ("sparse", "evenhand.run_folder.save_outcome", 1, "kill after", [30, 40]),  # half evaluated
-    # In the background, the first is or is not there when the second begins.
-    ("background", SAVE, 1, "kill", None),
-    ("background", WRITE, 2, "kill", None),
-    ("background", REPLACE, 5, "kill", None),
     ("best", REPLACE, 5, "kill", None),
     ("dense", REPLACE, 5, "kill", [-30, 15]),
     ("several groups", APPEND, 7, "kill", [15]),
@@ -92,7 +87,7 @@ POINTS = [
 ]  # fmt: skip
 
 
-def save_and_die(folder, step, is_async, call):
+def save_and_die(folder, step, call):
     """Saves, and is killed before the n-th call of any of the functions that change the disk."""
     calls = [0]
 
@@ -109,9 +104,7 @@ def save_and_die(folder, step, is_async, call):
     os.fsync = lambda handle: None  # a kill does not lose what the kernel has; this saves minutes
     for place, name in POINTS:
         setattr(place, name, deadly(getattr(place, name)))
-    manager = CheckpointManager(folder, keep_last=1, is_async=is_async)
-    manager.save(made(9), step=step)
-    manager.wait()
+    CheckpointManager(folder, keep_last=1).save(made(9), step=step)
 
 
 @pytest.mark.timeout(240)
@@ -123,7 +116,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path, step):
         call += 1
         folder = tmp_path / str(call)
         shutil.copytree(tmp_path / "base", folder)
-        process = SERVER.Process(target=save_and_die, args=(folder, step, call % 2 == 0, call))
+        process = SERVER.Process(target=save_and_die, args=(folder, step, call))
         process.start()
         process.join(30)
         code = process.exitcode
@@ -141,10 +134,10 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path, step):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("saved_by", "is_async"), [(1, True), (2, True), (3, False)])
-def test_what_some_ranks_saved_is_loaded_by_any_number(tmp_path, saved_by, is_async):
+@pytest.mark.parametrize("saved_by", [1, 2, 3])
+def test_what_some_ranks_saved_is_loaded_by_any_number(tmp_path, saved_by):
     folder = tmp_path / "checkpoints"
-    assert exit_codes(saved_by, tmp_path, save_twice, folder, is_async) == [0] * saved_by
+    assert exit_codes(saved_by, tmp_path, save_twice, folder) == [0] * saved_by
     for num_ranks in (1, 2, 3, 4):
         assert exit_codes(num_ranks, tmp_path, load, folder, 2, 0) == [0] * num_ranks
 
@@ -152,7 +145,7 @@ def test_what_some_ranks_saved_is_loaded_by_any_number(tmp_path, saved_by, is_as
 @pytest.mark.timeout(240)
 def test_the_first_rank_killed_in_a_save_leaves_the_one_before(tmp_path):
     folder = tmp_path / "checkpoints"
-    assert exit_codes(2, tmp_path, save_twice, folder, True) == [0, 0]
+    assert exit_codes(2, tmp_path, save_twice, folder) == [0, 0]
     before = bytes_of(folder)
     assert exit_codes(2, tmp_path, die, folder, 0) == [-signal.SIGKILL, 7]
     shutil.rmtree(folder / ".step-00000003")  # the next save would remove it

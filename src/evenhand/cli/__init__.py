@@ -96,7 +96,7 @@ data_app = typer.Typer(help="Prepare a data set, or look at one.", **PLAIN)
 VERBS = {
     "Train a model": (train.train, tune.tune, demo.demo),
     "See who it serves": (evaluate.evaluate, evaluate.compare, evaluate.slices, evaluate.report),
-    "Use it": (search.search, serve.serve, export.export, export.average),
+    "Use it": (search.search, serve.serve, export.export),
     "Check this machine": (doctor.doctor,),
 }
 DATA_VERBS = {

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from evenhand.cli import options
-from evenhand.cli.options import choose_device, flag
+from evenhand.cli.options import flag
 from evenhand.errors import StoppedError
 
 PRESETS = {"snm": "demo-snm", "s2m": "demo-s2m"}  # by the name of the run
@@ -21,6 +21,7 @@ def demo(
     Trains what is not trained yet, evaluates both on the test part, prints the table and writes the
     report.
     """
+    from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.config import build_config, read_preset
     from evenhand.files import locked, write_json

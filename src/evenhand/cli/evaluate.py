@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from evenhand.cli import options
-from evenhand.cli.options import argument, choose_device, flag, join_ranks
+from evenhand.cli.options import argument, flag
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def evaluate(
     device: options.Device = None,
 ) -> None:
     """Evaluate a run on a part of its data, or the predictions of any model."""
+    from evenhand.build import choose_device
     from evenhand.cli.console import console
+    from evenhand.distributed.ranks import joined_ranks
     from evenhand.result_tables import results_table
     from evenhand.runs import evaluate_run, open_run_data
 
@@ -56,7 +58,8 @@ def evaluate(
     if run is None:
         raise UserError("name the folder of a run, or --predictions and --truth")
     dataset = open_run_data(run, console, data=data)
-    with join_ranks(choose_device(device), timeout=rank_timeout) as (ranks, own_device):
+    with joined_ranks(choose_device(device), timeout=rank_timeout) as (ranks, own_device):
+        console.quiet |= ranks is not None and ranks.rank > 0
         scores = evaluate_run(run, dataset, part, device=own_device, console=console, ranks=ranks)
     console.print(results_table([(run.resolve().name, scores)], part_name=part))
     console.print(f"written to {run / 'evaluation' / part}")
@@ -296,6 +299,7 @@ def _open_results(
     runs: list[Path], part: str, data: Path | None, metric: str | None, device: str | None = None
 ) -> tuple["Dataset", list["RunResult"]]:
     """The runs of `compare` and `report`, and the data set that all of them are of."""
+    from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.report.run_set import open_results
     from evenhand.runs import open_run_data

@@ -1,10 +1,10 @@
-"""`evenhand export` and `average`: a trained model in another form."""
+"""`evenhand export`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from evenhand.cli import options
-from evenhand.cli.options import argument, choose_device, flag
+from evenhand.cli.options import flag
 
 
 def export(
@@ -21,6 +21,7 @@ def export(
     device: options.Device = None,
 ) -> None:
     """Write a run's vectors as files, for any vector store."""
+    from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.export_vectors import export_run
     from evenhand.progress import count_bar
@@ -51,24 +52,3 @@ def export(
     if config.search.num_neighbours or config.ranker.num_mined_labels:
         console.print("these are the model's vectors; what neighbours or a ranker add is not there")
     console.print(f"written to {out}; manifest.json says what is where")
-
-
-def average(
-    runs: Annotated[list[Path], argument("Trained run folders, of dot products.", "RUN...")],
-    run: Annotated[Path, flag("Folder to write.")],
-    data: options.MovedData = None,
-    device: options.Device = None,
-) -> None:
-    """Several runs as one, by the mean of their scores."""
-    from evenhand.cli.console import console
-    from evenhand.ensemble import average_runs
-    from evenhand.result_tables import results_table
-    from evenhand.runs import evaluate_run, open_run_data
-
-    dataset = open_run_data(runs[0], console, data=data)
-    average_runs(runs, run, dataset, console=console)
-    part = "test" if "test" in dataset.parts else "validation"
-    if part in dataset.parts:
-        scores = evaluate_run(run, dataset, part, device=choose_device(device), console=console)
-        console.print(results_table([(run.resolve().name, scores)], part_name=part))
-    console.print(f"run folder: {run}")

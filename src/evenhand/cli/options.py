@@ -1,11 +1,9 @@
 """Arguments and flags that several verbs take, and what they stand for."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -14,12 +12,7 @@ import typer
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
-
-    from evenhand.config import Config
-    from evenhand.data import Dataset, TableOptions
-    from evenhand.defaults import Choice
-    from evenhand.distributed.ranks import ProcessRanks
+    from evenhand.data import TableOptions
 
 
 def flag(help: str, *names: str, **more: Any) -> Any:
@@ -264,7 +257,7 @@ def _data_folder(data: str | None, table: TableFlags) -> str | None:
     from evenhand.progress import stage_bar
 
     path = Path(data or "places")
-    is_ours = any((path / name).exists() for name in ("dataset.json", "run.json"))
+    is_ours = data is None or any((path / name).exists() for name in ("dataset.json", "run.json"))
     if is_ours or not (path.is_file() or is_table_path(path)):
         if table.given():
             raise UserError(
@@ -277,66 +270,3 @@ def _data_folder(data: str | None, table: TableFlags) -> str | None:
         folder = prepare_table(path, table.options(), note_fn=console.print, progress_fn=advance)
     console.print(f"data set: {folder}")
     return str(folder)
-
-
-def fit_config(
-    flags: SettingsFlags,
-    given: Mapping[str, Mapping[str, Any]],
-    dataset: "Dataset",
-    device: "torch.device",
-) -> "tuple[Config, list[Choice]]":
-    """The config of given settings on a data set, completed by the rules, which are shown."""
-    from evenhand.cli.console import console
-    from evenhand.defaults import choices_table, fit_settings
-    from evenhand.distributed.ranks import num_launched
-    from evenhand.tuning.space import build_guarding_config
-
-    config, choices = fit_settings(given, dataset, device=device, num_ranks=num_launched())
-    if choices:
-        console.print(choices_table(choices))
-    if flags.smallest is not None:
-        config = build_guarding_config(config, dataset, flags.smallest, console)
-    return config, choices
-
-
-# --- devices and ranks ----------------------------------------------------------------------------
-
-
-def choose_device(name: str | None) -> "torch.device":
-    """The device of --device, tried out; without a name, the GPU if there is one."""
-    import torch
-
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # where Triton's kernels and new streams go
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name} cannot be used here: {error}") from error
-    return device
-
-
-@contextlib.contextmanager
-def join_ranks(
-    device: "torch.device", *, timeout: float
-) -> Iterator[tuple["ProcessRanks | None", "torch.device"]]:
-    """The ranks that torchrun started and the device of this one; None: there is but one process.
-
-    Only the first rank speaks.
-    """
-    import torch
-
-    from evenhand.cli.console import console
-    from evenhand.distributed.ranks import joined_ranks, launched_rank, num_launched
-
-    if num_launched() == 1:
-        yield None, device
-        return
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    console.quiet = console.quiet or launched_rank() > 0
-    with joined_ranks(device, timeout=timeout) as ranks:
-        yield ranks, device

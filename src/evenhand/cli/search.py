@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from evenhand.cli import options
-from evenhand.cli.options import argument, choose_device, flag
+from evenhand.cli.options import argument, flag
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def search(
     device: options.Device = None,
 ) -> None:
     """Ask a trained model."""
+    from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.progress import stage_bar
     from evenhand.runs import load_searcher, open_run_data, query_data_path

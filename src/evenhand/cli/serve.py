@@ -4,7 +4,7 @@ import os
 from typing import Annotated
 
 from evenhand.cli import options
-from evenhand.cli.options import choose_device, flag
+from evenhand.cli.options import flag
 from evenhand.errors import UserError
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -42,6 +42,7 @@ def serve(
             f"pip install 'evenhand[serve]'"
         ) from error
 
+    from evenhand.build import choose_device
     from evenhand.serving.gate import Limits, print_log
     from evenhand.serving.server import Runs, make_app, open_listener, run_server
 

@@ -10,23 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from evenhand.cli import options
-from evenhand.cli.options import (
-    SettingsFlags,
-    TableFlags,
-    choose_device,
-    fit_config,
-    flag,
-    join_ranks,
-    read_flags,
-)
+from evenhand.cli.options import SettingsFlags, TableFlags, flag, read_flags
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
     from evenhand.config import Config
     from evenhand.data import Dataset
     from evenhand.defaults import Choice
+    from evenhand.distributed.ranks import Ranks
 
 LAUNCHED = "EVENHAND_LAUNCHED"  # set for the ranks that `launch` starts with its own words
 
@@ -72,17 +66,17 @@ def train(
             f"is in the run's config.toml), got {minutes:g}"
         )
     flags = dataclasses.replace(flags, seed=seed)
+    from evenhand.build import choose_device
     from evenhand.cli.console import console
-    from evenhand.distributed.ranks import wait_for_all
+    from evenhand.distributed.ranks import joined_ranks, wait_for_all
     from evenhand.files import locked
     from evenhand.progress import stop_requested
-    from evenhand.report.headline import baseline_warning, describe_baselines
-    from evenhand.report.run_set import make_run_set
-    from evenhand.result_tables import results_table, unseen_notes
-    from evenhand.runs import evaluate_run, is_trained, open_result, train_run
+    from evenhand.result_tables import unseen_notes
+    from evenhand.runs import is_trained, train_run
 
-    with join_ranks(choose_device(device), timeout=rank_timeout) as (own_ranks, own_device):
+    with joined_ranks(choose_device(device), timeout=rank_timeout) as (own_ranks, own_device):
         is_first = own_ranks is None or own_ranks.rank == 0
+        console.quiet |= not is_first  # only the first rank speaks
         if not is_first:
             wait_for_all(own_ranks)  # the first one makes the data set and the run folder
         folder, config, dataset = _open_run(
@@ -92,7 +86,6 @@ def train(
             wait_for_all(own_ranks)
         for note in unseen_notes(dataset):
             console.print(note)
-        method = config.mining.method
         lock = locked(folder) if is_first else contextlib.nullcontext()
         with lock, stop_requested() as should_stop_fn:
             is_complete = train_run(
@@ -101,7 +94,7 @@ def train(
                 dataset,
                 device=own_device,
                 console=console,
-                title=f"training {method}",
+                title=f"training {config.mining.method}",
                 should_stop_fn=should_stop_fn,
                 ranks=own_ranks,
                 keeps_checkpoints=keep_checkpoints,
@@ -112,18 +105,7 @@ def train(
                 again = "there is no checkpoint (training.checkpoint_every = 0)"
             console.print(f"stopped; {again}")
             return 130
-        part = "test" if "test" in dataset.parts else "validation"
-        if part in dataset.parts:
-            scores = evaluate_run(
-                folder, dataset, part, device=own_device, console=console, ranks=own_ranks
-            )
-            console.print(results_table([(method, scores)], part_name=part))
-            if is_first:
-                with console.status("baselines without training"):
-                    side_by_side = make_run_set([open_result(folder, dataset, part)], dataset)
-                    lines = describe_baselines(side_by_side), baseline_warning(side_by_side)
-                for line in filter(None, (*lines[0], lines[1])):
-                    console.print(line, markup=False)
+        show_results(folder, dataset, device=own_device, console=console, ranks=own_ranks)
         console.print(f"run folder: {folder}")
         return 0
 
@@ -140,21 +122,17 @@ def _open_run(
 ) -> tuple[Path, "Config", "Dataset"]:
     """The run to train, new or to be continued; only the first rank makes anything."""
     from evenhand.cli.console import console
-    from evenhand.config import DataConfig
-    from evenhand.data.weighting import weight_features
+    from evenhand.config import build_config
     from evenhand.distributed.ranks import num_restarts
-    from evenhand.progress import stop_requested
     from evenhand.run_folder import run_settings
     from evenhand.runs import (
         begin_run,
-        check_new,
         check_unfinished,
-        open_data,
+        default_folder,
+        open_fitted,
         open_run_data,
         resumable_config,
     )
-    from evenhand.tuning.minutes import choose_within
-    from evenhand.tuning.space import get_setting
 
     choices: list[Choice] = []
     if is_resumed and run is not None:
@@ -162,14 +140,15 @@ def _open_run(
         # --data is where the data lie now; the setting stays.
         given = read_flags(dataclasses.replace(flags, data=None), table, base=run_settings(run))
         dataset = open_run_data(run, console, data=flags.data)
-        config, _ = fit_config(flags, given, dataset, device)
+        config = build_config(given)
     else:
         given = read_flags(flags, table)
-        dataset = open_data(DataConfig(**given["data"] | {"weighting": "as-is"}), console)
-        config, choices = fit_config(flags, given, dataset, device)
-        dataset = weight_features(dataset, config.data.weighting)
-    name = f"{dataset.name}-{config.mining.method}-seed{config.training.seed}"
-    folder = run or Path("runs") / name
+        dataset, config, choices = open_fitted(given, console, device=device)
+    if flags.smallest is not None:
+        from evenhand.tuning.space import build_guarding_config
+
+        config = build_guarding_config(config, dataset, flags.smallest, console)
+    folder = run or default_folder(config, dataset)
     # Started again by torchrun, the same command finds the folder that it made itself.
     if is_resumed or not is_first or (num_restarts() > 0 and folder.is_dir()):
         config = resumable_config(folder, config, dataset)
@@ -177,6 +156,11 @@ def _open_run(
             check_unfinished(folder, config, dataset)
         return folder, config, dataset
     if minutes is not None:
+        from evenhand.progress import stop_requested
+        from evenhand.runs import check_new
+        from evenhand.tuning.minutes import choose_within
+        from evenhand.tuning.space import get_setting
+
         check_new(folder)
         trials = folder.with_name(f"{folder.name}-trials")
         with stop_requested() as should_stop_fn:
@@ -187,6 +171,34 @@ def _open_run(
         choices = [choice for choice in choices if get_setting(config, choice.name) == choice.value]
     begin_run(folder, config, dataset, device=device, choices=choices)
     return folder, config, dataset
+
+
+def show_results(
+    folder: Path,
+    dataset: "Dataset",
+    *,
+    device: "torch.device",
+    console: "Console",
+    ranks: "Ranks | None" = None,
+) -> None:
+    """Evaluates a trained run on the part it is judged on, beside baselines without training."""
+    from evenhand.report.headline import baseline_warning, describe_baselines
+    from evenhand.report.run_set import make_run_set
+    from evenhand.result_tables import results_table
+    from evenhand.run_folder import run_config
+    from evenhand.runs import evaluate_run, open_result
+
+    part = "test" if "test" in dataset.parts else "validation"
+    if part not in dataset.parts:
+        return
+    scores = evaluate_run(folder, dataset, part, device=device, console=console, ranks=ranks)
+    console.print(results_table([(run_config(folder).mining.method, scores)], part_name=part))
+    if ranks is None or ranks.rank == 0:
+        with console.status("baselines without training"):
+            runs = make_run_set([open_result(folder, dataset, part)], dataset)
+            lines = [*describe_baselines(runs), baseline_warning(runs)]
+        for line in filter(None, lines):
+            console.print(line, markup=False)
 
 
 def launch(ranks: int, *, max_restarts: int) -> NoReturn:

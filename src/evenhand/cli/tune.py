@@ -5,14 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from evenhand.cli import options
-from evenhand.cli.options import (
-    SettingsFlags,
-    TableFlags,
-    choose_device,
-    fit_config,
-    flag,
-    read_flags,
-)
+from evenhand.cli.options import SettingsFlags, TableFlags, flag, read_flags
 from evenhand.errors import UserError
 
 
@@ -54,12 +47,12 @@ def tune(
     the average stays near its best. The first trials are SNM and the settings as given. The test
     part is never read.
     """
+    from evenhand.build import choose_device
     from evenhand.cli.console import console
-    from evenhand.config import DataConfig
-    from evenhand.data.weighting import weight_features
     from evenhand.files import locked
     from evenhand.progress import stop_requested
-    from evenhand.runs import open_data
+    from evenhand.runs import open_fitted
+    from evenhand.tuning.space import build_guarding_config
     from evenhand.tuning.study import (
         begin_search,
         open_search_data,
@@ -79,11 +72,11 @@ def tune(
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     if not resume:
         settings = read_flags(flags, table)
-        raw = DataConfig(**settings["data"] | {"weighting": "as-is"})
-        dataset = without_test(open_data(raw, console))
-        config, _ = fit_config(flags, settings, dataset, choose_device(device))
-        dataset = weight_features(dataset, config.data.weighting)
-        advised = None if flags.smallest is None else config.mining.num_hard_examples
+        dataset, config, _ = open_fitted(settings, console, device=choose_device(device))
+        dataset, advised = without_test(dataset), None
+        if flags.smallest is not None:
+            config = build_guarding_config(config, dataset, flags.smallest, console)
+            advised = config.mining.num_hard_examples
         folder = run or Path(f"runs/{dataset.name}-tune")
         begin_search(folder, plan_search(config, dataset, advised=advised, **given))
     elif run is None:

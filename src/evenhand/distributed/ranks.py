@@ -6,7 +6,6 @@ ranks as threads of one process, for tests and to count what hundreds of ranks w
 
 import contextlib
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -42,11 +41,9 @@ class Ranks(Protocol):
 class ProcessRanks:
     """Ranks that are processes, joined by torch.distributed."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group = group
-        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self) -> None:
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.sent: Counter[str] = Counter()
-        self.process_group: Any = group or dist.group.WORLD  # as a checkpoint asks for it
 
     def start_exchange(
         self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str
@@ -54,13 +51,11 @@ class ProcessRanks:
         shape = rows.shape[1:]
         own_bytes = _as_bytes(rows)  # (n, row in bytes): whatever the type, it travels
         others = own_bytes.new_empty(sum(received), own_bytes.shape[1])
-        work = dist.all_to_all_single(
-            others, own_bytes, list(received), list(sent), group=self.group, async_op=True
-        )
+        work = dist.all_to_all_single(others, own_bytes, list(received), list(sent), async_op=True)
         self.sent[what] += (sum(sent) - sent[self.rank]) * own_bytes.shape[1]
 
         def wait() -> Tensor:
-            work.wait()
+            self._wait(work)
             return others.view(rows.dtype).view(len(others), *shape)
 
         return wait
@@ -71,15 +66,32 @@ class ProcessRanks:
         padded[: len(rows)] = rows
         own_bytes = _as_bytes(padded)
         everyone = [torch.empty_like(own_bytes) for _ in range(self.num_ranks)]
-        dist.all_gather(everyone, own_bytes, group=self.group)
+        self._wait(dist.all_gather(everyone, own_bytes, async_op=True))
         self.sent[what] += own_bytes.numel() * (self.num_ranks - 1)
         parts = [part.view(rows.dtype).view(most, *rows.shape[1:]) for part in everyone]
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def sum_(self, values: Tensor, *, what: str) -> Tensor:
-        dist.all_reduce(values, group=self.group)
+        self._wait(dist.all_reduce(values, async_op=True))
         self.sent[what] += reduction_bytes(values, self.num_ranks)
         return values
+
+    def _wait(self, work: Any) -> None:
+        """Waits for the others. A wrong call has failed before: what fails here is a rank.
+
+        gloo and NCCL have a dozen wordings for it, and raise plain RuntimeErrors.
+        """
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise _lost(self.rank, error) from error
+
+
+def _lost(rank: int, error: Exception) -> UserError:
+    return UserError(
+        f"rank {rank} lost the others ({str(error).splitlines()[0]}); the run goes on from its "
+        f"last checkpoint when torchrun starts it again, or with --resume"
+    )
 
 
 def are_any(ranks: Ranks | None, is_so: bool, *, device: torch.device) -> bool:
@@ -165,18 +177,10 @@ def share_sizes(batch_size: int, num_ranks: int) -> list[int]:
 
 # --- joining them ---------------------------------------------------------------------------------
 
-# What the libraries say when another process is gone, or has not answered in time.
-_LOST = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|NCCL|gloo", re.I)
-
 
 def num_launched() -> int:
     """How many ranks torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-
-
-def launched_rank() -> int:
-    """Which of them this process is."""
-    return int(os.environ.get("RANK", "0")) if num_launched() > 1 else 0
 
 
 def num_restarts() -> int:
@@ -185,23 +189,26 @@ def num_restarts() -> int:
 
 
 @contextlib.contextmanager
-def joined_ranks(device: torch.device, *, timeout: float) -> Iterator[ProcessRanks]:
-    """The process group of the ranks that torchrun started, left together at the end.
+def joined_ranks(
+    device: torch.device, *, timeout: float
+) -> Iterator[tuple[ProcessRanks | None, torch.device]]:
+    """The ranks that torchrun started and the device of this one; None: there is but one process.
 
     Args:
         timeout: seconds that a rank waits for the others before it ends.
     """
+    if num_launched() == 1:
+        yield None, device
+        return
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     ranks = ProcessRanks()
     try:
-        yield ranks
-    except RuntimeError as error:  # after an error nobody is waited for: others may be gone
-        if not _LOST.search(str(error)):
-            raise
-        raise UserError(
-            f"rank {ranks.rank} lost the others ({str(error).splitlines()[0]}); the run goes on "
-            f"from its last checkpoint when torchrun starts it again, or with --resume"
-        ) from error
-    dist.barrier()  # a group that a rank has left early takes the others down
+        yield ranks, device  # after an error nobody is waited for: others may be gone
+    except dist.DistError as error:  # NCCL's, of any operation on the GPU
+        raise _lost(ranks.rank, error) from error
+    wait_for_all(ranks)  # a group that a rank has left early takes the others down
     dist.destroy_process_group()

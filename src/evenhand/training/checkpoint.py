@@ -1,21 +1,16 @@
-"""Checkpoints of one process or many ranks, written in the background while training goes on.
+"""Checkpoints of one process or many ranks: which are kept, and which is loaded.
 
 Each is a store (see `evenhand.tensor_store`) called step-00001000; any number of ranks can load it.
 """
 
-import contextlib
-import json
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from evenhand.distributed.ranks import ProcessRanks
+from evenhand.distributed.ranks import Ranks
 from evenhand.errors import UserError
 from evenhand.tensor_store import (
     DamagedError,
@@ -28,7 +23,6 @@ from evenhand.tensor_store import (
     save_tensors,
 )
 
-SECONDS_TO_WAIT = 60.0  # for a save under way when training fails
 STEP_NAME = re.compile(r"(\.?)step-(\d{8,})(?:\.replaced)?")
 
 
@@ -45,11 +39,7 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointManager:
-    """Saves checkpoints into a folder and removes the old ones.
-
-    Saving in the background copies the tensors first, into memory that the next save uses again.
-    An error of the background is raised by the next `save` or `wait`.
-    """
+    """Saves checkpoints into a folder and removes the old ones."""
 
     def __init__(
         self,
@@ -57,8 +47,7 @@ class CheckpointManager:
         *,
         keep_last: int = 1,
         keep_best: bool = False,
-        is_async: bool = False,
-        ranks: ProcessRanks | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """
         Args:
@@ -67,42 +56,15 @@ class CheckpointManager:
         """
         if keep_last < 1:
             raise ValueError(f"keep_last must be at least 1, got {keep_last}")
-        self.folder, self.ranks, self.is_async = folder, ranks, is_async
+        self.folder, self.ranks = folder, ranks
         self.keep_last, self.keep_best = keep_last, keep_best
-        self.is_first = ranks is None or ranks.rank == 0
-        self.own_ranks: ProcessRanks | None = None  # for the background, from the first save
-        self.buffers: dict[str, Tensor] = {}
-        self.thread: threading.Thread | None = None
-        self.error: BaseException | None = None
 
     def save(self, checkpoint: Checkpoint, *, step: int, best_step: int = 0) -> None:
-        """Saves, or begins to; first waits for the save before."""
-        self.wait()
-        if self.ranks is not None and self.own_ranks is None:
-            members = dist.get_process_group_ranks(self.ranks.process_group)
-            self.own_ranks = ProcessRanks(dist.new_group(members, backend="gloo"))
-        if not self.is_async:
-            self._write(checkpoint, step, best_step)
-            self.wait()
-            return
-        self.thread = threading.Thread(
-            target=self._write,
-            args=(self._copy(checkpoint), step, best_step),
-            name="evenhand checkpoint",
-            daemon=True,  # a process that must end does not wait for it
-        )
-        self.thread.start()
-
-    def wait(self, timeout_seconds: float | None = None) -> None:
-        """Returns when the last save is on the disk; raises what went wrong there."""
-        if self.thread is not None:
-            self.thread.join(timeout_seconds)
-            if self.thread.is_alive():
-                return
-        self.thread = None
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
+        """Saves; when it returns, the checkpoint is on the disk."""
+        tensors, state, tables = checkpoint
+        target = step_folder(self.folder, step)
+        save_tensors(target, tensors, tables, state=state, ranks=self.ranks)
+        self.clear(step=step, best_step=best_step)
 
     def clear(self, *, step: int, best_step: int = 0, keeps_later: bool = False) -> None:
         """Removes what a crash left behind, and every checkpoint that is not to be kept.
@@ -111,7 +73,7 @@ class CheckpointManager:
             step: of the newest; those of later steps belong to a course of training given up.
             keeps_later: keeps these too, until the next save.
         """
-        if not self.is_first:
+        if self.ranks is not None and self.ranks.rank > 0:
             return
         steps = list_steps(self.folder)
         kept = set([other for other in steps if other <= step][-self.keep_last :])
@@ -122,53 +84,6 @@ class CheckpointManager:
         for other in list_steps(self.folder, with_staging=True):
             remove_fn = remove_leftovers if other in kept else remove_store
             remove_fn(step_folder(self.folder, other))
-
-    def __enter__(self) -> "CheckpointManager":
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        """Waits; after an error not for ever, and the first error is the one that is raised."""
-        if error is None:
-            self.wait()
-        elif isinstance(error, Exception):
-            with contextlib.suppress(UserError):
-                self.wait(SECONDS_TO_WAIT)
-
-    @torch.no_grad()
-    def _copy(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint in memory of its own; what all ranks hold alike, on rank 0 alone."""
-
-        def copy(name: str, tensor: Tensor) -> Tensor:
-            buffer = self.buffers.get(name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                self.buffers.pop(name, None)  # before its successor is made
-                try:
-                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
-                except (MemoryError, RuntimeError) as error:
-                    raise UserError(
-                        f"there is no memory for a copy of {name}, from which a checkpoint is "
-                        f"written in the background; set training.async_checkpoints = false"
-                    ) from error
-                self.buffers[name] = buffer
-            return buffer.copy_(tensor)
-
-        own = checkpoint.tensors.items() if self.is_first else ()
-        tensors = {name: copy(name, tensor) for name, tensor in own}
-        tables = {
-            name: table._replace(rows=copy(f"table {name}", table.rows))
-            for name, table in checkpoint.tables.items()
-        }
-        return Checkpoint(tensors, json.loads(json.dumps(checkpoint.state)), tables)
-
-    def _write(self, checkpoint: Checkpoint, step: int, best_step: int) -> None:
-        """Writes what `wait` will say went well, or raise."""
-        tensors, state, tables = checkpoint
-        target = step_folder(self.folder, step)
-        try:
-            save_tensors(target, tensors, tables, state=state, ranks=self.own_ranks)
-            self.clear(step=step, best_step=best_step)
-        except BaseException as error:
-            self.error = error
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -185,7 +100,7 @@ def load_latest_checkpoint(
     folder: Path,
     into: Checkpoint | None = None,
     *,
-    ranks: ProcessRanks | None = None,
+    ranks: Ranks | None = None,
     check_fn: Callable[[dict[str, Any]], None] = lambda state: None,
     warn_fn: Callable[[str], None] = lambda sentence: None,
 ) -> Checkpoint | None:

@@ -86,8 +86,6 @@ def train(
                 if metrics_path is not None and metrics_path.exists():
                     sync(metrics_path)  # a checkpoint never knows of lines the disk does not
                 keeper.save(training.checkpoint(), step=training.step, best_step=training.best_step)
-            if is_end:
-                keeper.wait()
         if is_last or is_early:
             _refuse_unsound(training, ranks)
         elif is_stopped:

@@ -26,8 +26,8 @@ from evenhand.evaluation import (
 )
 from evenhand.evaluation.slice_attributes import attributes_of
 from evenhand.evaluation.slice_search import is_in_slice, slices_to_look_at
+from evenhand.tuning.search import default_criterion
 from evenhand.tuning.space import count_members
-from evenhand.tuning.study import default_criterion
 from small import run_main
 from test_evaluation import evaluated, row
 

@@ -16,6 +16,7 @@ from scipy.stats import qmc
 import small
 from evenhand.errors import UserError
 from evenhand.tuning.results import Results, Rule, describe_choice, write_search_page
+from evenhand.tuning.search import default_criterion, plan_search, without_test
 from evenhand.tuning.space import (
     Choices,
     Span,
@@ -29,7 +30,6 @@ from evenhand.tuning.space import (
     plan_trials,
     with_settings,
 )
-from evenhand.tuning.study import default_criterion, plan_search, without_test
 
 NAN = float("nan")
 K_PRIME = "mining.num_hard_examples"

@@ -195,7 +195,7 @@ def test_a_trial_that_diverges_is_out_and_where_all_do_none_is_chosen(user, refu
 
 KILLS = [  # function, its n-th call, when; how many trials have been written down by then
     ("evenhand.training.loop.append_line", 9, "kill", 2),  # in the third trial
-    ("evenhand.tuning.study.write_json", 3, "kill", 1),  # evaluated, but not written down
+    ("evenhand.tuning.search.write_json", 3, "kill", 1),  # evaluated, but not written down
 ]
 
 

@@ -26,8 +26,8 @@ from evenhand.run_folder import (
 from evenhand.tensor_store import MANIFEST, Table, open_store, save_tensors, sign
 from evenhand.training.loop import rewind_metrics
 from evenhand.tuning.results import Results
+from evenhand.tuning.search import open_search
 from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
-from evenhand.tuning.study import open_search
 from experiments.simulated_ranks import run_ranks
 
 from .settings_targets import DEFAULT, GROUPED

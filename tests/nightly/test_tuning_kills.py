@@ -10,7 +10,7 @@ from test_tuning_runs import TUNE, home, kill_and_resume  # noqa: F401 (a fixtur
 KILLS = [  # function, its n-th call, when; how many trials have been written down by then
     ("os.rename", 2, "kill", 0),  # the folder of the first trial is not whole
     ("evenhand.run_folder.save_outcome", 2, "kill after", 1),  # the second one is half evaluated
-    ("evenhand.tuning.study.write_search_page", 1, "kill", 4),  # all but the picture
+    ("evenhand.tuning.search.write_search_page", 1, "kill", 4),  # all but the picture
 ]
 
 

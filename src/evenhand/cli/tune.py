@@ -52,14 +52,14 @@ def tune(
     from evenhand.files import locked
     from evenhand.progress import stop_requested
     from evenhand.runs import open_fitted
-    from evenhand.tuning.space import build_guarding_config
-    from evenhand.tuning.study import (
+    from evenhand.tuning.search import (
         begin_search,
         open_search_data,
         plan_search,
         run_search,
         without_test,
     )
+    from evenhand.tuning.space import build_guarding_config
 
     wishes: dict[str, Any] = {
         "num_trials": trials,

@@ -64,15 +64,6 @@ class Mark(NamedTuple):
     scale: float = 1.0
 
 
-class Ring(NamedTuple):
-    """Around a mark, which the legend explains; of another size and dashes for each meaning."""
-
-    x: float
-    y: float
-    radius: int
-    dashes: str
-
-
 @dataclasses.dataclass(frozen=True)
 class Plot:
     """A chart with two axes; all places are those of the drawing."""
@@ -88,7 +79,7 @@ class Plot:
     y_title: str = ""
     intervals: Sequence[tuple[float, float, float]] = ()  # x, and y from and to
     shaded_from: float | None = None  # x; up to the right edge
-    rings: Sequence[Ring] = ()
+    rings: Sequence[tuple[float, float, int, str]] = ()  # x, y, radius, dashes; around marks
 
 
 def line_plot(title: str, series: Sequence[Series], x_title: str, *, is_share: bool) -> Plot:

@@ -1,8 +1,9 @@
-"""Choosing settings on the validation part: a small search, its trials and the rule that chooses.
+"""Choosing settings on the validation part: trials, and the rule that picks one of them.
 
-`space` says what is searched and which trials a seed gives, `search` runs them and remembers them
-in a folder, `results` chooses one and shows all.
+space    what is varied, and the trials that a seed plans
+search   runs them: `evenhand tune`, and `evenhand train --minutes`
+results  the rule, and the table and page that show the outcome
 
-Written by hand, because sixteen quasi-random trials that all run to their end need no library of
-adaptive search, which would bring a database and its migrations.
+Sixteen quasi-random trials that all run to their end need no library of adaptive search, which
+would bring a database and its migrations.
 """

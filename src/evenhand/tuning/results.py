@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from evenhand.files import write_text
-from evenhand.report.charts import LARGE, MARKS, Line, Mark, Plot, Ring, linear_axis
-from evenhand.report.rendering import percent, render, signed
+from evenhand.report.charts import LARGE, MARKS, Line, Mark, Plot, linear_axis
+from evenhand.report.rendering import percent, render
 from evenhand.tuning.space import NAN, Trial, format_settings
 
 RINGS = ((9, "none"), (12, "2 3"), (15, "6 3"))  # radius and dashes: chosen, SNM, as given
@@ -137,54 +137,33 @@ def write_search_page(results: Results, path: Path, *, title: str, command: str)
     Args:
         command: what to run to learn how good the chosen settings really are.
     """
-    trials, rule, chosen = results.trials, results.rule, results.feasible[0]
-    baseline = trials[0]
-    same = baseline.role == "SNM" and chosen.num_hard_examples == baseline.num_hard_examples
-    verdict = (
-        f"Trial {chosen.number} is chosen, with k' = {chosen.num_hard_examples:,}"
-        f"{' (as in SNM)' if same else ''}: {rule.criterion} is {percent(chosen.criterion)} %, "
-        f"{rule.average} is {percent(chosen.average)} %."
-    )
-    if chosen is baseline:
-        verdict += f" It is the {baseline.role} baseline: no other setting did better."
-    elif baseline.is_scored:
-        worst, average = (
-            signed(getattr(chosen, name) - getattr(baseline, name))
-            for name in ("criterion", "average")
-        )
-        verdict += (
-            f" Beside {baseline.role} that is {worst} points for the worst served and {average} "
-            f"points for all."
-        )
-    # A shape for each k' while there are shapes enough: its least and largest.
+    trials, chosen = results.trials, results.feasible[0]
+    # A shape for each k' while there are enough shapes: its least and largest.
     sizes = sorted({trial.num_hard_examples for trial in trials})
     width = math.ceil(len(sizes) / len(MARKS))
     pieces = [sizes[start : start + width] for start in range(0, len(sizes), width)]
     levels = [(piece[0], piece[-1]) for piece in pieces]
-    # Drawn first are not those so far below that the others would fall together, but always the
-    # chosen one and those with a role.
+    # Trials so far below that they would press the others together are left out of the first
+    # picture, but never the chosen one and those with a role.
     scored = [trial for trial in trials if trial.is_scored]
     drops = [max(t.average for t in scored) - trial.average for trial in scored]
     always = [drop for t, drop in zip(scored, drops, strict=True) if t.role or t is chosen]
-    reach = max(6 * rule.max_drop, 1.5 * statistics.median(drops), *always)
+    reach = max(6 * results.rule.max_drop, 1.5 * statistics.median(drops), *always)
     near = [trial for trial, drop in zip(scored, drops, strict=True) if drop <= reach]
     named = [(f"chosen: trial {chosen.number}", chosen)]
     named += [(f"{trial.role}: trial {trial.number}", trial) for trial in scored if trial.role]
+    rings = [(*ring, words, trial) for ring, (words, trial) in zip(RINGS, named, strict=False)]
     page = render(
         "tuning.html",
         title=title,
-        verdict=verdict,
         results=results,
-        rule=rule,
+        rule=results.rule,
         chosen=chosen,
-        baseline=baseline,
+        baseline=trials[0],
         next_command=command,
         levels=levels,
-        rings=[
-            (radius, dashes, words)
-            for (words, _), (radius, dashes) in zip(named, RINGS, strict=False)
-        ],
-        plots=[_plot(results, shown, levels, named, verdict) for shown in (near, scored)],
+        rings=rings,
+        plots=[_plot(results, shown, levels, rings) for shown in (near, scored)],
         num_far=len(scored) - len(near),
         figure_names=list(dict.fromkeys(n for t in trials for n in t.figures if n != "all")),
     )
@@ -195,8 +174,7 @@ def _plot(
     results: Results,
     shown: Sequence[Trial],
     levels: Sequence[tuple[int, int]],
-    named: Sequence[tuple[str, Trial]],
-    verdict: str,
+    rings: Sequence[tuple[int, str, str, Trial]],
 ) -> Plot:
     """The average to the right and the criterion upwards, a mark for each trial that is shown.
 
@@ -215,24 +193,21 @@ def _plot(
     heights = [y for t in shown for y in (t.low, t.high, t.criterion) if not math.isnan(y)]
     x_axis = linear_axis(min(averages), max(averages), LARGE.left, LARGE.right, tick)
     y_axis = linear_axis(min(heights), max(heights), LARGE.bottom, LARGE.top, tick)
-    marks, intervals = [], []
+    marks = []
     for trial in shown:
-        x, y = place(trial)
         level = next(n for n, (_, high) in enumerate(levels) if trial.num_hard_examples <= high)
         settings = results.settings[trial.number - 1].items()
         title = (
             f"trial {trial.number}: {', '.join(f'{name} {value}' for name, value in settings)}; "
             f"{percent(trial.average)} % for all, {percent(trial.criterion)} % by the criterion"
         )
-        marks.append(Mark(level, x, y, title))
-        if not math.isnan(trial.low) and not math.isnan(trial.high):
-            intervals.append((x, y_axis.place(trial.low), y_axis.place(trial.high)))
+        marks.append(Mark(level, *place(trial), title))
     (left, top), *others = [place(trial) for trial in results.front if trial in shown]
     steps = "".join(f"V{y:.1f}H{x:.1f}" for x, y in others)
     return Plot(
         "",
-        f"{len(shown)} trials: {rule.average} to the right, {rule.criterion} upwards. {verdict} "
-        f"The figures are in the table below.",
+        f"{len(shown)} trials: {rule.average} to the right, {rule.criterion} upwards. The figures "
+        f"are in the table below.",
         LARGE,
         x_axis,
         y_axis,
@@ -240,9 +215,11 @@ def _plot(
         [Line(f"M{left:.1f} {top:.1f}{steps}", "front", "5 4")],
         marks,
         y_title=rule.criterion,
-        intervals=intervals,
-        shaded_from=x_axis.place(start),
-        rings=[
-            Ring(*place(t), *ring) for (_, t), ring in zip(named, RINGS, strict=False) if t in shown
+        intervals=[
+            (x_axis.place(t.average), y_axis.place(t.low), y_axis.place(t.high))
+            for t in shown
+            if not math.isnan(t.low) and not math.isnan(t.high)
         ],
+        shaded_from=x_axis.place(start),
+        rings=[(*place(t), radius, dashes) for radius, dashes, _, t in rings if t in shown],
     )

@@ -26,7 +26,7 @@ from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.headline import (
     Comparison,
     compare_runs,
-    describe_comparison,
+    describe_comparisons,
     headline,
     title_of,
 )
@@ -337,7 +337,46 @@ def difference(low, high, group="all", metric="recall@10"):
 )  # fmt: skip
 def test_the_headline_is_no_stronger_than_the_differences(dataset, rows, said):
     runs = make_run_set([result_of(dataset), result_of(dataset, "s2m")], dataset)
-    assert describe_comparison(runs, Comparison(1, rows, {}, {}, "test")) == said
+    assert describe_comparisons(runs, [Comparison(1, rows, {}, {}, "test")]) == said
+
+
+def test_several_runs_are_told_in_one_sentence(dataset):
+    runs = make_run_set(
+        [result_of(dataset, name) for name in ("snm", "s2m", "even", "sgd")], dataset
+    )
+    rows = [
+        [difference(0.01, 0.03), difference(0.02, 0.04, "worst 3 of script")],
+        [difference(-0.01, 0.01), difference(-0.04, -0.02, "tail", "recall@1")],
+        [difference(-0.03, -0.01), difference(-0.05, -0.01, "head")],
+    ]
+    sides = [Comparison(run, found, {}, {}, "test") for run, found in enumerate(rows, start=1)]
+    assert describe_comparisons(runs, sides) == (
+        "Compared with snm, s2m finds more (+2.00 points of recall@10 over all pairs, +1.00 to "
+        "+3.00), even finds as much (+0.00, −1.00 to +1.00) and sgd finds less (−2.00, −3.00 to "
+        "−1.00); the largest gain is that of s2m on worst 3 scripts (+3.00); significantly worse: "
+        "even on tail labels (−3.00 in recall@1) and sgd on 2 rows, such as all pairs (−2.00)."
+    )
+    best = [Comparison(1, rows[0], {}, {}, "test")] * 2
+    assert describe_comparisons(runs, best).endswith(
+        "; no row of the table is significantly worse."
+    )
+
+
+@pytest.mark.parametrize("names", [("snm", "s2m"), ("snm", "s2m", "sgd")])
+def test_every_metric_that_is_computed_has_a_headline(dataset, names):
+    results = [result_of(dataset, name, share=0.3 + 0.2 * n) for n, name in enumerate(names)]
+    for metric in results[0].outcome.query_metrics:
+        runs = make_run_set(results, dataset, metric)
+        comparisons = compare_runs(runs)
+        sentence = headline(runs, comparisons)
+        for found in comparisons:
+            everyone = found.rows[0]
+            assert (everyone.metric, everyone.group) == (metric, "all")
+            assert f"{signed(everyone.difference)}" in sentence
+        assert f"points of {metric} over all queries" in sentence
+        assert "ranks " in sentence
+        with pytest.raises(UserError, match="metric of a page must be one of recall@1, recall@10"):
+            write_report(results, dataset, None, metric=metric)
 
 
 def test_runs_are_compared_query_by_query(dataset):
@@ -422,12 +461,20 @@ def test_headline_chart_table_and_compare_never_disagree(
             assert (low >= 0) >= (kind == "gain")
             assert (high <= 0) >= (kind == "loss")
             assert (low <= 0 <= high) >= (kind == "level")
-    for found, said in zip(comparisons, re.split(r"(?<=[^\d])\. ", sentence), strict=True):
+    assert sentence.count(". ") == 0
+    for found in comparisons:
         everyone = next(row for row in found.rows if (row.group, row.metric) == ("all", metric))
-        assert f"{signed(everyone.difference)} points of {metric} over all pairs" in said
-        assert f"({signed(everyone.low)} to {signed(everyone.high)})" in said
+        around = f"{signed(everyone.low)} to {signed(everyone.high)}"
+        if len(comparisons) == 1:
+            said = f": {signed(everyone.difference)} points of {metric} over all pairs ({around})"
+        else:
+            over = "" if found is not comparisons[0] else f" points of {metric} over all pairs"
+            said = f"({signed(everyone.difference)}{over}, {around})"
+        assert said in sentence
         lost = [r for r in found.rows if r.high < 0 and r.metric in runs.shown_metrics]
-        assert ("no row of the table is significantly worse" in said) == (not lost)
+        worse = sentence.partition("significantly worse: ")[2]
+        assert (f"{runs.run_names[found.run]} on " in worse or len(comparisons) == 1) >= bool(lost)
+        assert ("no row of the table is significantly worse" in sentence) <= (not lost)
         table = section(page, "table")
         assert (table.count('class="number loss"') > 0) >= bool(lost)
 

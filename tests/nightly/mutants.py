@@ -55,7 +55,7 @@ TESTED_BY = {
     "report/headline.py": "test_report.py",
     "evaluation/baselines.py": "test_baselines.py",
     "report/groups.py": "test_report.py",
-    "report/forest.py": "test_report.py",
+    "report/charts.py": "test_report.py",
     "config.py": "test_config.py",
     "build.py": "test_build.py",
     "run_folder.py": "test_runs.py",
@@ -658,7 +658,7 @@ MUTANTS += [
     Mutant("report/headline.py", "first.validation or first", "first", "query_by_query"),
     Mutant("evaluation/baselines.py", "[is_kept] for", "[:is_kept.sum()] for", "sample"),
     Mutant("report/groups.py", "math.floor(1000", "math.ceil(1000", "rounded_down"),
-    Mutant("report/forest.py", "self.low > reference,", "self.value > reference,", "disagree"),
+    Mutant("report/charts.py", "self.low > reference,", "self.value > reference,", "disagree"),
     Mutant(
         "config.py",
         "math.ceil(self.tail_fraction * self.batch_size - 1e-9)",

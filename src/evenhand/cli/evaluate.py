@@ -129,22 +129,18 @@ def compare(
 ) -> None:
     """Two or more runs, with paired intervals."""
     from evenhand.cli.console import console
-    from evenhand.evaluation.comparison import is_of_pairs
     from evenhand.report.headline import compare_runs, describe_baselines, headline
     from evenhand.report.run_set import make_run_set
     from evenhand.result_tables import differences_table, results_table
 
     if len(runs) < 2:
         raise UserError(f"compare needs two runs or more, got {runs[0]} alone")
-    of_queries = metric is not None and not is_of_pairs(metric)
-    dataset, results = _open_results(runs, part, data, None if of_queries else metric, device)
-    if metric is not None and of_queries:
-        _compare_by_queries(results, dataset, metric)
-        return
+    dataset, results = _open_results(runs, part, data, metric, device)
     side_by_side = make_run_set(results, dataset, metric)
-    scores = [result.scores for result in results]
-    table = list(zip(side_by_side.run_names, scores, strict=True))
-    console.print(results_table(table, part_name=part))
+    if side_by_side.is_of_pairs:
+        scores = [result.scores for result in results]
+        table = list(zip(side_by_side.run_names, scores, strict=True))
+        console.print(results_table(table, part_name=part))
     for column, found in (dataset.label_groups | dataset.parts[part].groups).items():
         if not len(found.names):
             console.print(f"the column {column!r} names no group, and is left out")
@@ -155,51 +151,13 @@ def compare(
         sides = {"baseline": names[0], "contender": names[compared.run]}
         console.print(differences_table(compared.rows, **sides, metric=metric))
     if comparisons[0].worst_lists:
+        first = "in the first table the worst groups are each run's own; in the differences they"
         console.print(
-            f"in the first table the worst groups are each run's own; in the differences they are "
-            f"those of {names[0]} on the {comparisons[0].chosen_on} part, the same for all runs"
+            f"{first if side_by_side.is_of_pairs else 'the worst groups'} are those of {names[0]} "
+            f"on the {comparisons[0].chosen_on} part, the same for all runs"
         )
     for line in [headline(side_by_side, comparisons), *describe_baselines(side_by_side)]:
         console.print(line, markup=False)
-
-
-def _compare_by_queries(results: list["RunResult"], dataset: "Dataset", metric: str) -> None:
-    """Prints the differences in a metric of queries, and in its worst groups of queries."""
-    from evenhand.cli.console import console
-    from evenhand.config import build_config, parse_toml
-    from evenhand.evaluation import compare_outcomes, worst_groups
-    from evenhand.result_tables import differences_table, telling_titles
-
-    first, part = results[0], results[0].part_name
-    known = [name for name in first.outcome.query_metrics if all(
-        name in result.outcome.query_metrics for result in results
-    )]  # fmt: skip
-    if metric not in known:
-        recalls = [f"recall@{cutoff}" for cutoff in first.outcome.cutoffs]
-        raise UserError(f"--metric must be one of {', '.join([*recalls, *known])}, got {metric!r}")
-    chosen_on = part if first.validation is None else "validation"
-    groups = worst_groups(
-        first.validation or first.outcome,
-        dataset,
-        chosen_on=chosen_on,
-        compared_on=part,
-        metric=metric,
-        min_pairs=build_config(parse_toml(first.config_text)).evaluation.min_pairs,
-    )
-    for result in results[1:]:
-        with console.status("intervals"):
-            rows = compare_outcomes(
-                [first.outcome],
-                [result.outcome],
-                dataset,
-                part,
-                telling_titles(groups),
-                metric=metric,
-            )
-        sides = {"baseline": first.name, "contender": result.name}
-        console.print(differences_table(rows, **sides, metric=metric))
-    if groups:
-        console.print(f"the worst groups are those of {first.name} on the {chosen_on} part")
 
 
 def slices(

@@ -140,8 +140,13 @@ def compare_with_baselines(
     dataset: Dataset,
     part_name: str,
     groups: Mapping[str, GroupList] | None = None,
+    *,
+    metric: str | None = None,
 ) -> dict[str, list[Difference]]:
-    """A run minus each baseline, paired, on the queries that the baselines have answered."""
+    """A run minus each baseline, paired, on the queries that the baselines have answered.
+
+    Groups and metric are those of `compare_outcomes`.
+    """
     sample = sample_part(dataset, part_name)
     row_ids = sampled_queries(dataset, part_name)
     is_kept = np.isin(outcome.query_ids, row_ids)  # (N,)
@@ -155,7 +160,7 @@ def compare_with_baselines(
         **{name: getattr(outcome, name)[is_kept] for name in ("label_ids", "ranks", "scores")},
     )
     return {
-        name: compare_outcomes([found], [own], sample, part_name, groups)
+        name: compare_outcomes([found], [own], sample, part_name, groups, metric=metric)
         for name, found in baselines.items()
     }
 

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from evenhand.evaluation import Score, checked_slices, slices_of
 from evenhand.evaluation.certificate import certify, is_certifiable
-from evenhand.report.examples import describe_pair
-from evenhand.report.forest import (
+from evenhand.report.charts import (
     Estimate,
     Forest,
     ForestRow,
@@ -14,6 +13,7 @@ from evenhand.report.forest import (
     of_difference,
     of_score,
 )
+from evenhand.report.examples import describe_pair
 from evenhand.report.headline import Comparison, title_of
 from evenhand.report.rendering import interval, join_words, number, percent, signed, span
 from evenhand.report.run_set import RunSet

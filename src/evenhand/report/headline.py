@@ -1,7 +1,7 @@
 """Runs compared query by query, and the sentence that says who gains and who loses.
 
-The first sentence of the report, its charts and tables, and what `evenhand compare` prints are all
-made of the list of differences that `compare_runs` returns, so they cannot disagree.
+The sentence, the charts and tables of the report, and what `evenhand compare` prints are all made
+of the differences that `compare_runs` returns, so they cannot disagree.
 
 A difference is *significant* where its 95 % interval leaves out 0. The worst groups are those of
 the first run, chosen on the validation part where the run has been evaluated there: on the part
@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from evenhand.config import build_config, parse_toml
 from evenhand.evaluation import Difference, GroupList, compare_outcomes, worst_groups
-from evenhand.evaluation.baselines import compare_with_baselines, sampled_queries
+from evenhand.evaluation.baselines import sampled_queries
+from evenhand.evaluation.comparison import is_of_pairs
 from evenhand.report.rendering import interval, join_words, number, percent, signed, span
 from evenhand.report.run_set import RunSet
 from evenhand.result_tables import difference_title, summary_title, telling_titles
 
 MOST_NAMED = 4  # rows that the sentence calls significantly worse
+NO_LOSS = "no row of the table is significantly worse"
 
 
 class Comparison(NamedTuple):
@@ -47,18 +49,24 @@ def compare_runs(runs: RunSet) -> list[Comparison]:
             min_pairs=build_config(parse_toml(first.config_text)).evaluation.min_pairs,
         )
     )
+    columns = runs.own_columns if runs.is_of_pairs else []
     singles = {
         f"{column} = {row.name}": GroupList(column, (row.name,))
-        for column in runs.own_columns
+        for column in columns
         for row in runs.rows(column)
         if row.is_judged
     }
     comparisons = []
     for run, result in enumerate(runs.results[1:], start=1):
         found = compare_outcomes(
-            [first.outcome], [result.outcome], runs.dataset, runs.part_name, lists | singles
+            [first.outcome],
+            [result.outcome],
+            runs.dataset,
+            runs.part_name,
+            lists | singles,
+            metric=None if runs.is_of_pairs else runs.metric,
         )
-        groups: dict[str, list[Difference]] = {column: [] for column in runs.own_columns}
+        groups: dict[str, list[Difference]] = {column: [] for column in columns}
         for row in found:
             if row.group in singles and row.metric == runs.metric:
                 groups[singles[row.group].column].append(row)
@@ -70,7 +78,7 @@ def compare_runs(runs: RunSet) -> list[Comparison]:
 def title_of(row: Difference) -> str:
     """`all pairs`, `tail labels`, `worst 3 scripts`."""
     if row.group == "all":
-        return "all pairs"
+        return "all pairs" if is_of_pairs(row.metric) else "all queries"
     is_of_labels = row.group in ("head", "torso", "tail")
     return f"{row.group} labels" if is_of_labels else difference_title(row)
 
@@ -79,71 +87,103 @@ def title_of(row: Difference) -> str:
 
 
 def headline(runs: RunSet, comparisons: list[Comparison]) -> str:
-    """A sentence for the run, or for each that is compared; first whether a baseline beats it."""
+    """A sentence on the run, or on those that are compared; first whether a baseline beats one."""
     if math.isnan(runs.row("all", "all")[0].value):
         return f"The {runs.part_name} part holds no pair to judge by."
-    warning = baseline_warning(runs)
-    if not comparisons:
-        return warning + _describe_one(runs)
-    return warning + " ".join(describe_comparison(runs, found) for found in comparisons)
+    sentence = describe_comparisons(runs, comparisons) if comparisons else _describe_one(runs)
+    return baseline_warning(runs) + sentence
 
 
-def describe_comparison(runs: RunSet, found: Comparison) -> str:
+def describe_comparisons(runs: RunSet, comparisons: list[Comparison]) -> str:
     """Who gains and who loses, in one sentence, no stronger than the differences are.
 
     Gains are told at the metric, losses at every cut-off that is shown.
     """
-    own = [row for row in found.rows if row.metric == runs.metric]
-    everyone, *others = own
-    first, run = runs.run_names[0], runs.run_names[found.run]
-    found_more = (
-        "more than" if everyone.low > 0 else "less than" if everyone.high < 0 else "as much as"
-    )
-    sentence = (
-        f"{run} finds {found_more} {first}: {signed(everyone.difference)} points of {runs.metric} "
-        f"over all pairs ({span(everyone)})"
-    )
-    if gains := [row for row in others if row.low > 0]:
-        best = max(gains, key=lambda row: row.difference)
-        where = "most on" if everyone.low > 0 else "but more on"
-        sentence += f", {where} {title_of(best)} ({signed(best.difference)})"
-    return f"{sentence}; {describe_losses(runs, found)}."
+    first, several = runs.run_names[0], len(comparisons) > 1
+    verb, more, less = "finds", "more", "less"
+    if not runs.is_of_pairs:
+        verb, more, less = "ranks", "better", "worse"
+    alike = "as much" if runs.is_of_pairs else "as well"
+    verdicts, gains = [], []
+    for found in comparisons:
+        everyone, *others = (row for row in found.rows if row.metric == runs.metric)
+        name, points = runs.run_names[found.run], signed(everyone.difference)
+        verdict = more if everyone.low > 0 else less if everyone.high < 0 else alike
+        gains += [(row.difference, name, row) for row in others if row.low > 0]
+        over = f" points of {runs.metric} over {title_of(everyone)}"
+        if several:
+            over = "" if verdicts else over
+            verdicts.append(f"{name} {verb} {verdict} ({points}{over}, {span(everyone)})")
+        else:
+            than = "as" if verdict == alike else "than"
+            verdicts.append(f"{name} {verb} {verdict} {than} {first}: {points}{over}")
+            verdicts[0] += f" ({span(everyone)})"
+    sentence = f"Compared with {first}, {join_words(verdicts)}" if several else verdicts[0]
+    if gains:
+        _, name, row = max(gains, key=lambda gain: gain[0])
+        where = f"{title_of(row)} ({signed(row.difference)})"
+        if several:
+            sentence += f"; the largest gain is that of {name} on {where}"
+        else:
+            sentence += f", {'most on' if verdict == more else 'but more on'} {where}"
+    if not several:
+        return f"{sentence}; {describe_losses(runs, comparisons[0])}."
+    losses = []
+    for found in comparisons:
+        if worse := list(significant_losses(runs, found).values()):
+            where = worse[0] if len(worse) == 1 else f"{len(worse)} rows, such as {worse[0]}"
+            losses.append(f"{runs.run_names[found.run]} on {where}")
+    said = f"significantly worse: {join_words(losses)}" if losses else NO_LOSS
+    return f"{sentence}; {said}."
 
 
 def describe_losses(runs: RunSet, found: Comparison) -> str:
     """Whether any row of the table is significantly worse than the first run's."""
+    worse = list(significant_losses(runs, found).values())
+    return f"significantly worse: {join_words(worse, most=MOST_NAMED)}" if worse else NO_LOSS
+
+
+def significant_losses(runs: RunSet, found: Comparison) -> dict[str, str]:
+    """`tail labels (−2.00)` of each row of the table that is significantly worse, by its title.
+
+    A row that is worse at another cut-off alone is told with that cut-off.
+    """
     worse: dict[str, str] = {}
     for row in sorted(found.rows, key=lambda row: row.metric != runs.metric):
         if row.metric in runs.shown_metrics and row.high < 0:
             at = "" if row.metric == runs.metric else f" in {row.metric}"
             worse.setdefault(title_of(row), f"{title_of(row)} ({signed(row.difference)}{at})")
-    if not worse:
-        return "no row of the table is significantly worse"
-    return f"significantly worse: {join_words(list(worse.values()), most=MOST_NAMED)}"
+    return worse
 
 
 def baseline_warning(runs: RunSet) -> str:
-    """Says of every run that is not above popularity, or the nearest queries; else nothing."""
-    sentences = []
-    for run, name in enumerate(runs.run_names):
-        for baseline, row in baseline_rows(runs, run).items():
+    """Which runs are not above popularity, or the nearest queries; nothing if all are."""
+    beaten: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
+    for name, above in zip(runs.run_names, runs.above_baselines, strict=True):
+        for baseline, row in above.items():
             if row.low <= 0:
-                is_below = "is below" if row.high < 0 else "is not clearly above"
-                sentences.append(
-                    f"{name} {is_below} the {baseline} baseline, which needs no training "
-                    f"({signed(row.difference)} points of {runs.metric}, {span(row)})"
-                )
-    return f"{'; '.join(sentences)}. " if sentences else ""
+                verdict = "below" if row.high < 0 else "not clearly above"
+                beaten.setdefault((verdict, baseline), []).append((name, row))
+    clauses = []
+    for (verdict, baseline), found in beaten.items():
+        names, rows = zip(*found, strict=True)
+        points = join_words([signed(row.difference) for row in rows])
+        around = f", {span(rows[0])}" if len(rows) == 1 else ""
+        clauses.append(
+            f"{join_words(names)} {'are' if len(rows) > 1 else 'is'} {verdict} the {baseline} "
+            f"baseline, which needs no training ({points} points of {runs.metric}{around})"
+        )
+    return f"{'; '.join(clauses)}. " if clauses else ""
 
 
 def describe_baselines(runs: RunSet) -> list[str]:
     """A line a baseline: what it finds, and how far above it every run is."""
-    found = [baseline_rows(runs, run) for run in range(len(runs.results))]
     lines = []
-    for baseline, first in found[0].items():
+    for baseline, first in runs.above_baselines[0].items():
+        rows = [above[baseline] for above in runs.above_baselines]
         ahead = [
-            f"{name} {signed(rows[baseline].difference)} points ({span(rows[baseline])})"
-            for name, rows in zip(runs.run_names, found, strict=True)
+            f"{name} {signed(row.difference)} points ({span(row)})"
+            for name, row in zip(runs.run_names, rows, strict=True)
         ]
         lines.append(
             f"{baseline}: {runs.metric} {percent(first.baseline)} % without training; "
@@ -153,17 +193,6 @@ def describe_baselines(runs: RunSet) -> list[str]:
     if lines and num_sampled < len(runs.part):
         lines[-1] += f" (both on a sample of {number(num_sampled)} queries)"
     return lines
-
-
-def baseline_rows(runs: RunSet, run: int) -> dict[str, Difference]:
-    """A run minus each baseline, over all pairs, at the metric."""
-    compared = compare_with_baselines(
-        runs.results[run].outcome, runs.results[0].baselines, runs.dataset, runs.part_name
-    )
-    return {
-        name: next(row for row in rows if (row.group, row.metric) == ("all", runs.metric))
-        for name, rows in compared.items()
-    }
 
 
 def _describe_one(runs: RunSet) -> str:

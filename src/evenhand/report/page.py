@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evenhand.data import Dataset
+from evenhand.errors import UserError
 from evenhand.files import write_text
 from evenhand.report.examples import changed_pairs, hardest_misses
 from evenhand.report.groups import (
@@ -37,7 +38,7 @@ def write_report(
         title: if not given, the names of the runs and of the data set.
         metric: that the page is about; recall@10 if not given (of few labels, recall@1).
     """
-    runs = make_run_set(results, dataset, metric)
+    runs = _page_of(make_run_set(results, dataset, metric))
     comparisons = compare_runs(runs)
     page = render(
         "report.html",
@@ -65,7 +66,7 @@ def write_report(
 
 def render_charts(runs: RunSet) -> str:
     """The first picture of the report, as a page of its own."""
-    comparisons = compare_runs(runs)
+    comparisons = compare_runs(_page_of(runs))
     return render(
         "charts.html",
         title=join_words(runs.run_names),
@@ -75,3 +76,11 @@ def render_charts(runs: RunSet) -> str:
         main=main_chart(runs, comparisons),
         columns=column_charts(runs, comparisons),
     )
+
+
+def _page_of(runs: RunSet) -> RunSet:
+    """The runs, if the metric divides pairs, as all charts do."""
+    if not runs.is_of_pairs:
+        known = ", ".join(f"recall@{cutoff}" for cutoff in runs.cutoffs)
+        raise UserError(f"--metric of a page must be one of {known}, got {runs.metric!r}")
+    return runs

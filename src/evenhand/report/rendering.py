@@ -14,11 +14,19 @@ from collections.abc import Sequence
 import jinja2
 
 from evenhand.evaluation import Difference
-from evenhand.report.charts import DASHES, MARKS
 from evenhand.version import __version__
 
 NOTHING = "–"  # what a missing number is shown as
 LONGEST_TEXT = 160
+MARKS = (  # drawn around 0, 0
+    "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
+    "M0-5.5L5.5 0L0 5.5L-5.5 0z",
+    "M-4-4H4V4H-4z",
+    "M0-5L5 4H-5z",
+    "M0 5L5-4H-5z",
+    "M-5-1.7H-1.7V-5H1.7V-1.7H5V1.7H1.7V5H-1.7V1.7H-5z",
+)
+DASHES = ("none", "7 3", "2 3", "9 3 2 3", "4 2", "1 2")
 
 
 def render(template: str, **values: object) -> str:

@@ -16,7 +16,9 @@ from rich.console import Console
 
 from evenhand.data import Dataset, IntArray, Part
 from evenhand.errors import UserError
-from evenhand.evaluation import GroupColumn, Score, group_columns
+from evenhand.evaluation import Difference, GroupColumn, Score, group_columns
+from evenhand.evaluation.baselines import compare_with_baselines
+from evenhand.evaluation.comparison import is_of_pairs
 from evenhand.evaluation.groups import check_belongs
 from evenhand.evaluation.scores import main_cutoff
 from evenhand.result_tables import main_rows
@@ -49,7 +51,7 @@ class RunSet:
     results: tuple[RunResult, ...]
     dataset: Dataset
     cutoffs: tuple[int, ...]  # those that every run has
-    cutoff: int  # the one most of the report is about
+    metric: str  # that the page, or the comparison, is about
 
     @property
     def part_name(self) -> str:
@@ -88,12 +90,36 @@ class RunSet:
 
     @property
     def shown_metrics(self) -> tuple[str, ...]:
-        return tuple(f"recall@{cutoff}" for cutoff in self.shown_cutoffs)
+        """What tables show: recall at those cut-offs, or a metric of queries alone."""
+        recalls = tuple(f"recall@{cutoff}" for cutoff in self.shown_cutoffs)
+        return recalls if self.is_of_pairs else (self.metric,)
 
     @property
-    def metric(self) -> str:
-        """The metric the page is about, such as recall@10."""
-        return f"recall@{self.cutoff}"
+    def is_of_pairs(self) -> bool:
+        """Whether the metric is a recall over pairs, as it is on every page."""
+        return is_of_pairs(self.metric)
+
+    @property
+    def cutoff(self) -> int:
+        """That of the metric, or the main one beside a metric of queries."""
+        if self.is_of_pairs:
+            return int(self.metric.partition("@")[2])
+        return main_cutoff(self.cutoffs, num_labels=self.dataset.num_labels)
+
+    @cached_property
+    def above_baselines(self) -> list[dict[str, Difference]]:
+        """Every run minus each baseline of the first one, over all, at the metric."""
+        metric = None if self.is_of_pairs else self.metric
+        where = self.results[0].baselines, self.dataset, self.part_name
+        compared = [compare_with_baselines(r.outcome, *where, metric=metric) for r in self.results]
+        key = "all", self.metric
+        return [
+            {
+                name: next(r for r in rows if (r.group, r.metric) == key)
+                for name, rows in run.items()
+            }
+            for run in compared
+        ]
 
     @cached_property
     def columns(self) -> dict[str, GroupColumn]:
@@ -150,7 +176,7 @@ def make_run_set(
     """Runs evaluated on the same part of one data set, made ready to be read side by side.
 
     Args:
-        metric: that of `main_cutoff`, if not given.
+        metric: recall at a cut-off, or a metric of queries; if not given, by `main_cutoff`.
     """
     if not results:
         raise ValueError("results must hold at least one run, got none")
@@ -168,13 +194,17 @@ def make_run_set(
     cutoffs = sorted(set.intersection(*(set(result.outcome.cutoffs) for result in results)))
     if not cutoffs:
         raise UserError("the runs have no cutoff in common; evaluate them again with the same ones")
-    cutoff = main_cutoff(cutoffs, num_labels=dataset.num_labels)
-    if metric is not None:
-        known = {f"recall@{cutoff}": cutoff for cutoff in cutoffs}
-        if metric not in known:
-            raise UserError(f"--metric must be one of {', '.join(known)}, got {metric!r}")
-        cutoff = known[metric]
-    return RunSet(tuple(results), dataset, tuple(cutoffs), cutoff)
+    recalls = [f"recall@{cutoff}" for cutoff in cutoffs]
+    of_queries = results[0].outcome.query_metrics
+    known = [
+        *recalls,
+        *(n for n in of_queries if all(n in r.outcome.query_metrics for r in results)),
+    ]
+    if metric is None:
+        metric = f"recall@{main_cutoff(cutoffs, num_labels=dataset.num_labels)}"
+    if metric not in known:
+        raise UserError(f"--metric must be one of {', '.join(known)}, got {metric!r}")
+    return RunSet(tuple(results), dataset, tuple(cutoffs), metric)
 
 
 def open_results(

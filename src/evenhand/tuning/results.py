@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from evenhand.files import write_text
-from evenhand.report.charts import LARGE, MARKS, Line, Mark, Plot, linear_axis
-from evenhand.report.rendering import percent, render
+from evenhand.report.charts import LARGE, Line, Mark, Plot, linear_axis
+from evenhand.report.rendering import MARKS, percent, render
 from evenhand.tuning.space import NAN, Trial, format_settings
 
 RINGS = ((9, "none"), (12, "2 3"), (15, "6 3"))  # radius and dashes: chosen, SNM, as given

@@ -18,8 +18,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +25,22 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from evenhand.build import build_training
 from evenhand.config import Config, build_config
 from evenhand.data import Dataset, Rows, open_dataset, save_dataset
 from evenhand.files import write_json
-from evenhand.runs import open_data
-from evenhand.training.checkpoint import CheckpointManager
-from evenhand.training.loop import train
-from places import SIZES, about, compared, figures_of, pool, threads, trained_outcomes
+from places import (
+    CRITERION,
+    RESULTS,
+    SIZES,
+    about,
+    compared,
+    device_name,
+    figures_of,
+    prepared,
+    train_all,
+    train_once,
+)  # fmt: skip
 
-RESULTS = Path(__file__).parent / "results"
-CRITERION = "recall@10"
 NUM_STEPS = 3000
 LEARNING_RATES = (0.012, 0.024, 0.048, 0.096)
 BASE: dict[str, dict[str, Any]] = {key: SIZES["demo"][key] for key in ("data", "model", "mining")}
@@ -108,12 +111,7 @@ def with_noise(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
 
 def data_folder(options: argparse.Namespace, console: Console) -> str:
     """The prepared data set, with noise where it is asked for: made once, for all workers."""
-    if options.data:
-        clean = Path(options.data)
-    else:
-        config = build_config(BASE)
-        open_data(config.data, console)
-        clean = Path(f"datasets/places-{config.data.min_population}-{config.data.num_buckets}")
+    clean = Path(prepared(options, build_config(BASE), console))
     if not options.noise:
         return str(clean)
     noisy = clean.with_name(f"{clean.name}-noise-{options.noise}")
@@ -132,10 +130,6 @@ def results_path(options: argparse.Namespace, what: str) -> Path:
 
 def saved(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-def device_name() -> str:
-    return str(about(argparse.Namespace(what="", size="demo"))["device"])
 
 
 def said(options: argparse.Namespace) -> dict[str, Any]:
@@ -163,29 +157,16 @@ def tune(options: argparse.Namespace, console: Console) -> None:
         for own in grid[method]
         if (method, json.dumps(own), rate) not in done
     ]
-    with pool(options.workers) as executor:
-        running = [
-            executor.submit(
-                trained_outcomes,
-                config_of(*job, seed=0, steps=options.steps),
-                data,
-                ("validation",),
-                threads(options),
-            )
-            for job in jobs
-        ]
-        for (method, own, rate), future in zip(jobs, running, strict=True):
-            outcomes, seconds = future.result()
-            figures = figures_of(outcomes["validation"], data, build_config(BASE), "validation")
-            trials.append(
-                {
-                    "method": method, "options": own, "learning_rate": rate,
-                    "validation": figures, "training_seconds": round(seconds, 1),
-                    "device": device_name(),
-                }
-            )  # fmt: skip
-            console.print(f"{method:15s} {rate} {own}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
-            write_json(path, said(options) | {"criterion": CRITERION, "trials": trials})
+    configs = [config_of(*job, seed=0, steps=options.steps) for job in jobs]
+    found = train_all(configs, data, ["validation"], options.workers)
+    for (method, own, rate), (outcomes, seconds) in zip(jobs, found, strict=True):
+        figures = figures_of(outcomes["validation"], data, build_config(BASE), "validation")
+        trials.append({
+            "method": method, "options": own, "learning_rate": rate, "validation": figures,
+            "training_seconds": round(seconds, 1), "device": device_name(),
+        })  # fmt: skip
+        console.print(f"{method:15s} {rate} {own}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
+        write_json(path, said(options) | {"criterion": CRITERION, "trials": trials})
     chosen = {
         method: max(group, key=lambda t: t["validation"][CRITERION])
         for method in grid
@@ -206,28 +187,20 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
     methods = list(dict.fromkeys(["snm", *options.methods]))  # all are compared with SNM
     jobs = [(method, seed) for seed in options.seeds for method in methods]
     runs: dict[str, list[Any]] = {method: [] for method in methods}
-    rows = []
-    with pool(options.workers) as executor:
-        running = [
-            executor.submit(
-                trained_outcomes,
-                config_of(method, *setting_of(chosen[method]), seed=seed, steps=options.steps),
-                data,
-                ("validation", "test"),
-                threads(options),
-            )
-            for method, seed in jobs
-        ]
-        for (method, seed), future in zip(jobs, running, strict=True):
-            outcomes, seconds = future.result()
-            runs[method].append(outcomes)
-            figures = figures_of(outcomes["test"], data, build_config(BASE), "test")
-            rows.append({"method": method, "seed": seed, "test": figures, "device": device_name()})
-            console.print(f"{method:15s} seed {seed}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
+    configs = [
+        config_of(method, *setting_of(chosen[method]), seed=seed, steps=options.steps)
+        for method, seed in jobs
+    ]
+    rows, found = [], train_all(configs, data, ["validation", "test"], options.workers)
+    for (method, seed), (outcomes, seconds) in zip(jobs, found, strict=True):
+        runs[method].append(outcomes)
+        figures = figures_of(outcomes["test"], data, build_config(BASE), "test")
+        rows.append({"method": method, "seed": seed, "test": figures, "device": device_name()})
+        console.print(f"{method:15s} seed {seed}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
     differences = {}
     for method in methods:
-        found = compared(runs["snm"], runs[method], data, build_config(BASE))
-        differences[method] = [vars(row) for row in found if row.metric == CRITERION]
+        compared_rows = compared(runs["snm"], runs[method], data, build_config(BASE))
+        differences[method] = [vars(row) for row in compared_rows if row.metric == CRITERION]
     path = results_path(options, "seeds")
     before = saved(path)  # methods that were not asked for now stay as they were
     kept = [row for row in before.get("runs", []) if row["method"] not in options.methods]
@@ -256,28 +229,16 @@ def sweep(options: argparse.Namespace, console: Console) -> None:
     data = data_folder(options, console)
     counts = (32, 64, 128, 256, 512, 1024)
     jobs = list(itertools.product(counts, options.seeds))
-    rows = []
-    with pool(options.workers) as executor:
-        running = [
-            executor.submit(
-                trained_outcomes,
-                config_of(
-                    "s2m-annealed",
-                    {"mining.num_hard_examples": count},
-                    trial["learning_rate"],
-                    seed=seed,
-                    steps=options.steps,
-                ),
-                data,
-                ("test",),
-                threads(options),
-            )
-            for count, seed in jobs
-        ]
-        for (count, seed), future in zip(jobs, running, strict=True):
-            figures = figures_of(future.result()[0]["test"], data, build_config(BASE), "test")
-            rows.append({"num_hard_examples": count, "seed": seed, "test": figures})
-            console.print(f"k' {count}, seed {seed}: {figures[CRITERION]:.4f}")
+    configs = [
+        config_of("s2m-annealed", {"mining.num_hard_examples": count}, trial["learning_rate"],
+                  seed=seed, steps=options.steps)
+        for count, seed in jobs
+    ]  # fmt: skip
+    rows, found = [], train_all(configs, data, ["test"], options.workers)
+    for (count, seed), (outcomes, _) in zip(jobs, found, strict=True):
+        figures = figures_of(outcomes["test"], data, build_config(BASE), "test")
+        rows.append({"num_hard_examples": count, "seed": seed, "test": figures})
+        console.print(f"k' {count}, seed {seed}: {figures[CRITERION]:.4f}")
     write_json(results_path(options, "sweep"), said(options) | {"runs": rows})
 
 
@@ -285,19 +246,10 @@ def time_steps(options: argparse.Namespace, console: Console) -> None:
     """Milliseconds a step at the chosen settings, each method alone: the median of 3 rounds."""
     chosen = saved(results_path(options, "tuning"))["chosen"]
     data = open_dataset(Path(data_folder(options, console)))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     times: dict[str, list[float]] = {method: [] for method in options.methods}
     for _, method in itertools.product(range(3), options.methods):
         config = config_of(method, *setting_of(chosen[method]), seed=0, steps=options.steps)
-        built = build_training(config, data, device)
-        with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
-            train(
-                built.training, built.plan, built.choose_step().step,
-                metrics_path=Path(folder) / "metrics.jsonl",
-                keeper=CheckpointManager(Path(folder) / "checkpoints"),
-            )  # fmt: skip
-            times[method].append(1000 * (time.monotonic() - began) / options.steps)
+        times[method].append(1000 * train_once(config, data)[1] / options.steps)
     median = {method: round(float(np.median(values)), 3) for method, values in times.items()}
     for method, value in median.items():
         console.print(f"{method:15s} {value:8.2f} ms, {value / median['snm']:.2f} of snm's")

@@ -18,6 +18,7 @@ import multiprocessing
 import platform
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from rich.console import Console
 
 from evenhand.build import build_training
 from evenhand.config import Config, build_config
-from evenhand.data import open_dataset
+from evenhand.data import Dataset, open_dataset
 from evenhand.evaluation import (
     Outcome,
     compare_outcomes,
@@ -36,6 +37,7 @@ from evenhand.evaluation import (
     worst_groups,
 )
 from evenhand.files import write_json
+from evenhand.models import Retriever
 from evenhand.result_tables import differences_table
 from evenhand.runs import evaluate_model, open_data
 from evenhand.training.checkpoint import CheckpointManager
@@ -67,28 +69,20 @@ SIZES: dict[str, dict[str, Any]] = {
     "demo": {
         "data": {"num_buckets": 2**14},
         "model": {"embedding_dim": 128},
-        "mining": {
-            "batch_size": 1024,
-            "num_sampled_labels": 2048,
-            "num_hard_labels": 32,
-            "num_hard_examples": 256,
-        },
+        "mining": {"batch_size": 1024, "num_sampled_labels": 2048, "num_hard_labels": 32,
+                   "num_hard_examples": 256},
         "steps": (1500, 2000, 3000),
         "learning_rates": (0.012, 0.024, 0.048),
     },
     "full": {
         "data": {"num_buckets": 2**20},
         "model": {"embedding_dim": 512},
-        "mining": {
-            "batch_size": 2048,
-            "num_sampled_labels": 4096,
-            "num_hard_labels": 64,
-            "num_hard_examples": 512,
-        },
+        "mining": {"batch_size": 2048, "num_sampled_labels": 4096, "num_hard_labels": 64,
+                   "num_hard_examples": 512},
         "steps": (1500, 3000, 4500),
         "learning_rates": (0.006, 0.012, 0.024),
     },
-}
+}  # fmt: skip
 SIZES["wide"] = SIZES["full"] | {
     "model": {"embedding_dim": 1024},
     "steps": (1000, 1500, 2000),
@@ -99,31 +93,23 @@ SIZES["wide"] = SIZES["full"] | {
 def settings_of(
     size: str, method: str, steps: int, learning_rate: float, seed: int, loss: str | None = None
 ) -> Config:
-    chosen = SIZES[size]
-    changes = LOSSES[loss] if loss else {}
-    return build_config(
-        {
-            "data": chosen["data"],
-            "model": chosen["model"] | changes.get("model", {}),
-            "loss": changes.get("loss", {}),
-            "mining": {"method": method, **chosen["mining"]},
-            "training": {
-                "num_steps": steps,
-                "learning_rate": learning_rate,
-                "seed": seed,
-                "checkpoint_every": 0,
-            },
-        }
-    )
+    chosen, changes = SIZES[size], LOSSES[loss] if loss else {}
+    return build_config({
+        "data": chosen["data"],
+        "model": chosen["model"] | changes.get("model", {}),
+        "loss": changes.get("loss", {}),
+        "mining": {"method": method, **chosen["mining"]},
+        "training": {"num_steps": steps, "learning_rate": learning_rate, "seed": seed,
+                     "checkpoint_every": 0},
+    })  # fmt: skip
 
 
-def trained_outcomes(
-    config: Config, data: str | None, part_names: tuple[str, ...], num_threads: int
-) -> tuple[dict[str, Outcome], float]:
-    """Trains once and searches for every query of the parts; also the seconds of training."""
-    torch.set_num_threads(num_threads)
+# --- training -------------------------------------------------------------------------------------
+
+
+def train_once(config: Config, dataset: Dataset) -> tuple[Retriever, float]:
+    """The trained model, and the seconds it took."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset = open_dataset(Path(data)) if data else open_data(config.data, Console(quiet=True))
     built = build_training(config, dataset, device)
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
@@ -134,9 +120,35 @@ def trained_outcomes(
             metrics_path=Path(folder) / "metrics.jsonl",
             keeper=CheckpointManager(Path(folder) / "checkpoints"),
         )
-        seconds = time.monotonic() - began
-    model = built.training.model
+        return built.training.model, time.monotonic() - began
+
+
+def trained_outcomes(
+    config: Config, data: str, part_names: Sequence[str], num_threads: int
+) -> tuple[dict[str, Outcome], float]:
+    """Trains once and searches for every query of the parts; also the seconds of training."""
+    torch.set_num_threads(num_threads)
+    dataset = open_dataset(Path(data))
+    model, seconds = train_once(config, dataset)
     return {name: evaluate_model(model, dataset, name, config) for name in part_names}, seconds
+
+
+def train_all(
+    configs: Sequence[Config], data: str, part_names: Sequence[str], workers: int
+) -> Iterator[tuple[dict[str, Outcome], float]]:
+    """`trained_outcomes` of every config, in order; so many are trained at a time."""
+    num_threads = max(1, multiprocessing.cpu_count() // workers)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as executor:
+        running = [
+            executor.submit(trained_outcomes, config, data, part_names, num_threads)
+            for config in configs
+        ]
+        for future in running:
+            yield future.result()
+
+
+# --- commands -------------------------------------------------------------------------------------
 
 
 def tune(options: argparse.Namespace, console: Console) -> None:
@@ -172,30 +184,18 @@ def best_of_trials(
         settings_of(options.size, variants[name][0], steps, rate, seed=0, loss=variants[name][1])
         for name, steps, rate in jobs
     ]
-    data = prepared(options, configs[0], console)
-    trials = []
-    with pool(options.workers) as executor:
-        running = [
-            executor.submit(trained_outcomes, c, data, ("validation",), threads(options))
-            for c in configs
-        ]
-        for (name, steps, rate), future in zip(jobs, running, strict=True):
-            outcomes, seconds = future.result()
-            figures = figures_of(outcomes["validation"], data, configs[0], "validation")
-            trials.append(
-                {
-                    "variant": name,
-                    "num_steps": steps,
-                    "learning_rate": rate,
-                    "validation": figures,
-                    "training_seconds": round(seconds, 1),
-                    "device": device_name(),
-                }
-            )
-            console.print(
-                f"{name:28s} steps {steps} rate {rate}: {CRITERION} {figures[CRITERION]:.4f}, "
-                f"worst 3 scripts {figures[SHOWN[-1]]:.4f} ({seconds:.0f} s)"
-            )
+    data, trials = prepared(options, configs[0], console), []
+    found = train_all(configs, data, ["validation"], options.workers)
+    for (name, steps, rate), (outcomes, seconds) in zip(jobs, found, strict=True):
+        figures = figures_of(outcomes["validation"], data, configs[0], "validation")
+        trials.append({
+            "variant": name, "num_steps": steps, "learning_rate": rate, "validation": figures,
+            "training_seconds": round(seconds, 1), "device": device_name(),
+        })  # fmt: skip
+        console.print(
+            f"{name:28s} steps {steps} rate {rate}: {CRITERION} {figures[CRITERION]:.4f}, "
+            f"worst 3 scripts {figures[SHOWN[-1]]:.4f} ({seconds:.0f} s)"
+        )
     chosen = {
         name: max(
             (trial for trial in trials if trial["variant"] == name),
@@ -214,29 +214,23 @@ def best_of_trials(
 def seeds(options: argparse.Namespace, console: Console) -> None:
     tuning = json.loads((RESULTS / f"places-{options.size}-tuning.json").read_text())
     jobs = [(method, seed) for seed in options.seeds for method in options.methods]
-    configs = []
-    for method, seed in jobs:
-        trial = tuning["chosen"][method]
-        configs.append(
-            settings_of(options.size, method, trial["num_steps"], trial["learning_rate"], seed=seed)
-        )
+    configs = [
+        settings_of(options.size, method, trial["num_steps"], trial["learning_rate"], seed=seed)
+        for method, seed in jobs
+        for trial in [tuning["chosen"][method]]
+    ]
     data = prepared(options, configs[0], console)
     runs: dict[str, list[dict[str, Outcome]]] = {method: [] for method in options.methods}
     rows = []
-    with pool(options.workers) as executor:
-        parts = ("validation", "test")
-        running = [
-            executor.submit(trained_outcomes, c, data, parts, threads(options)) for c in configs
-        ]
-        for (method, seed), future in zip(jobs, running, strict=True):
-            outcomes, seconds = future.result()
-            runs[method].append(outcomes)
-            figures = figures_of(outcomes["test"], data, configs[0], "test")
-            rows.append({"method": method, "seed": seed, "test": figures, "seconds": seconds})
-            console.print(
-                f"{method:13s} seed {seed}: test {CRITERION} {figures[CRITERION]:.4f}, "
-                f"worst 3 scripts {figures[SHOWN[-1]]:.4f} ({seconds:.0f} s)"
-            )
+    results = train_all(configs, data, ["validation", "test"], options.workers)
+    for (method, seed), (outcomes, seconds) in zip(jobs, results, strict=True):
+        runs[method].append(outcomes)
+        figures = figures_of(outcomes["test"], data, configs[0], "test")
+        rows.append({"method": method, "seed": seed, "test": figures, "seconds": seconds})
+        console.print(
+            f"{method:13s} seed {seed}: test {CRITERION} {figures[CRITERION]:.4f}, "
+            f"worst 3 scripts {figures[SHOWN[-1]]:.4f} ({seconds:.0f} s)"
+        )
     differences = {}
     for contender in options.methods[1:]:
         found = compared(runs["snm"], runs[contender], data, configs[0])
@@ -251,13 +245,8 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
 
 
 def figures_of(outcome: Outcome, data: str, config: Config, part_name: str) -> dict[str, float]:
-    scores = score_table(
-        outcome,
-        open_dataset(Path(data)),
-        part_name,
-        min_pairs=config.evaluation.min_pairs,
-        num_resamples=0,
-    )
+    dataset, min_pairs = open_dataset(Path(data)), config.evaluation.min_pairs
+    scores = score_table(outcome, dataset, part_name, min_pairs=min_pairs, num_resamples=0)
     return {name: selected_value(scores, name) for name in SHOWN}
 
 
@@ -278,13 +267,8 @@ def compared(
         min_pairs=config.evaluation.min_pairs,
     )
     groups = {title: groups[title] for title in ("worst 3 of script", "worst tenth of country")}
-    return compare_outcomes(
-        [run["test"] for run in baseline],
-        [run["test"] for run in contender],
-        dataset,
-        "test",
-        groups,
-    )
+    sides = ([run["test"] for run in runs] for runs in (baseline, contender))
+    return compare_outcomes(*sides, dataset, "test", groups)
 
 
 def prepared(options: argparse.Namespace, config: Config, console: Console) -> str:
@@ -293,14 +277,6 @@ def prepared(options: argparse.Namespace, config: Config, console: Console) -> s
         return str(options.data)
     open_data(config.data, console)
     return f"datasets/places-{config.data.min_population}-{config.data.num_buckets}"
-
-
-def pool(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-
-
-def threads(options: argparse.Namespace) -> int:
-    return max(1, multiprocessing.cpu_count() // options.workers)
 
 
 def device_name() -> str:

@@ -51,23 +51,20 @@ def top_mean(losses: DoubleArray, num_hard_examples: int) -> DoubleArray:
 def one_function(num_examples: int, trials: int, rng: np.random.Generator) -> dict[str, Any]:
     """CVaR - CVaR_hat = B (1 - min(1, X/(alpha N))) with X binomial(N, alpha)."""
     alpha, bound, delta = 0.5, 100.0, 0.001
-    settings = {
-        "loss_bound": bound,
-        "num_examples": num_examples,
-        "tail_fraction": alpha,
-        "failure_probability": delta,
-    }
+    sample = Sample(
+        loss_bound=bound, num_examples=num_examples, tail_fraction=alpha, failure_probability=delta
+    )
     hard = rng.binomial(num_examples, alpha, size=trials)
     gaps = bound * (1 - np.minimum(1, hard / (alpha * num_examples)))
     quantile = bound * (1 - binom.ppf(delta, num_examples, alpha) / (alpha * num_examples))
     bounds = {
-        "paper": paper_bound(0.0, **settings).total,
-        "corrected": corrected_bound(0.0, **settings).total,
-        "finite class": finite_class_bound(num_functions=1, **settings),
+        "paper": paper_bound(0.0, sample).total,
+        "corrected": corrected_bound(0.0, sample).total,
+        "finite class": finite_class_bound(sample, num_functions=1),
     }
     return {
         "case": "one function",
-        **settings,
+        **vars(sample),
         "gap quantile": float(quantile),
         "gap quantile is": "exact",
         "bounds": bounds,
@@ -95,24 +92,21 @@ def memory(
     |sigma_1 + sigma_2|, which is 1 on average, so Rad = alpha B/sqrt 8.
     """
     alpha, bound, delta = 0.25, 1.0, 0.05
-    settings = {
-        "loss_bound": bound,
-        "num_examples": num_examples,
-        "tail_fraction": alpha,
-        "failure_probability": delta,
-    }
+    sample = Sample(
+        loss_bound=bound, num_examples=num_examples, tail_fraction=alpha, failure_probability=delta
+    )
     rademacher = alpha * bound / (math.sqrt(8) if vectors else 2)
     contraction = math.sqrt(2) if vectors else 1.0
-    paper = paper_bound(rademacher, **settings)
+    paper = paper_bound(rademacher, sample)
     bounds = {
         "paper": paper.total,
         "paper, factor 2": paper.total + paper.complexity,
-        "corrected": corrected_bound(rademacher, contraction=contraction, **settings).total,
+        "corrected": corrected_bound(rademacher, sample, contraction=contraction).total,
     }
     gaps = np.array([memory_gap(rng.random(num_examples), alpha, bound) for _ in range(trials)])
     return {
         "case": "memory, vectors" if vectors else "memory",
-        **settings,
+        **vars(sample),
         "rademacher": rademacher,
         "gap quantile": float(np.quantile(gaps, 1 - delta)),
         "gap quantile is": "simulated",
@@ -133,12 +127,9 @@ def memory_gap(points: DoubleArray, alpha: float, bound: float) -> float:
 
 def distances(num_examples: int, trials: int, rng: np.random.Generator) -> dict[str, Any]:
     alpha, delta = 0.25, 0.05
-    settings = {
-        "loss_bound": 1.0,
-        "num_examples": num_examples,
-        "tail_fraction": alpha,
-        "failure_probability": delta,
-    }
+    sample = Sample(
+        loss_bound=1.0, num_examples=num_examples, tail_fraction=alpha, failure_probability=delta
+    )
     kept = round(alpha * num_examples)
     true_values = np.array([distance_cvar(centre, alpha) for centre in CENTRES])
     gaps = np.empty(trials)
@@ -148,13 +139,13 @@ def distances(num_examples: int, trials: int, rng: np.random.Generator) -> dict[
     table = np.abs(rng.random(num_examples) - CENTRES[:, None])
     rademacher = sampled_rademacher(table, num_draws=1000, generator=rng).mean
     bounds = {
-        "paper": paper_bound(rademacher, **settings).total,
-        "corrected": corrected_bound(rademacher, **settings).total,
-        "finite class": finite_class_bound(num_functions=len(CENTRES), **settings),
+        "paper": paper_bound(rademacher, sample).total,
+        "corrected": corrected_bound(rademacher, sample).total,
+        "finite class": finite_class_bound(sample, num_functions=len(CENTRES)),
     }
     return {
         "case": "distances",
-        **settings,
+        **vars(sample),
         "rademacher": rademacher,
         "gap quantile": float(np.quantile(gaps, 1 - delta)),
         "gap quantile is": "simulated",
@@ -183,8 +174,11 @@ def any_constant(extra: float) -> dict[str, Any]:
     num_examples, alpha, bound = 10_000, 0.5, 1000.0
     delta = 1e-3
     while True:
-        settings = {"num_examples": num_examples, "tail_fraction": alpha}
-        printed = paper_bound(0.0, loss_bound=bound, failure_probability=delta, **settings).total
+        sample = Sample(
+            loss_bound=bound, num_examples=num_examples, tail_fraction=alpha,
+            failure_probability=delta,
+        )  # fmt: skip
+        printed = paper_bound(0.0, sample).total
         total = printed + extra * bound / (alpha * math.sqrt(num_examples))
         violation = one_function_violation(total, num_examples, alpha, bound)
         if violation > delta:

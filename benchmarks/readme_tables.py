@@ -1,10 +1,9 @@
 """The tables of README.md and docs/results.md, from the committed results."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from markdown import read, share, table
+
 MODELS = {"demo": "small model (16,384 n-gram vectors of 128)", "full": "full (1,048,576 of 512)"}
 GROUPS = ("all", "worst 3 of script", "worst tenth of country", "head", "torso", "tail")
 SHOWN = [(f"recall@{cutoff}", group) for cutoff in (10, 1, 50) for group in GROUPS]
@@ -59,15 +58,15 @@ SPEED = [  # what it is called here, in the results of the GPU, and in those of 
 
 def speed_table() -> list[str]:
     """Milliseconds of a step, and their ratio to the product, at 13,330 labels."""
-    lines = ["| ms, over the product | H200, bfloat16 | 2 CPU cores, float32 |", "|---|---|---|"]
     gpu, cpu = (
-        {row["name"]: row for row in _read(file) if (row["labels"], row["dim"]) == (13_330, 512)}
+        {row["name"]: row for row in read(file) if (row["labels"], row["dim"]) == (13_330, 512)}
         for file in ("speed-gpu.json", "speed-cpu.json")
     )
-    for title, on_gpu, on_cpu in SPEED:
-        cells = [_time(gpu, on_gpu, digits=3), _time(cpu, on_cpu, digits=0)]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return lines
+    rows = [
+        (title, _time(gpu, on_gpu, digits=3), _time(cpu, on_cpu, digits=0))
+        for title, on_gpu, on_cpu in SPEED
+    ]
+    return table(("ms, over the product", "H200, bfloat16", "2 CPU cores, float32"), rows)
 
 
 def _time(rows: dict[str, Any], name: str | None, *, digits: int) -> str:
@@ -79,15 +78,15 @@ def _time(rows: dict[str, Any], name: str | None, *, digits: int) -> str:
 
 def places_table(methods: dict[str, str], shown: list[tuple[str, str]]) -> list[str]:
     """SNM beside other methods (name -> title): recall, and the difference to SNM in points."""
-    lines = [f"| | SNM | {' | '.join(methods.values())} |", f"|---|---|{'---|' * len(methods)}"]
+    lines = []
     for size, model in MODELS.items():
-        differences = _read(f"places-{size}-seeds.json")["differences"]
+        differences = read(f"places-{size}-seeds.json")["differences"]
         for metric, group in shown:
             rows = [_row(differences[method], metric, group) for method in methods]
             head = f"**{model}**, " if (metric, group) == shown[0] else ""
             title = f"{head}{metric}, {WORDS.get(group, group)}"
-            lines.append(f"| {title} | {_share(rows[-1]['baseline'])} | {_cell(*rows)} |")
-    return lines
+            lines.append([title, share(rows[-1]["baseline"]), *map(_cell, rows)])
+    return table(["", "SNM", *methods.values()], lines)
 
 
 def _row(rows: list[dict[str, Any]], metric: str, group: str) -> dict[str, Any]:
@@ -95,23 +94,12 @@ def _row(rows: list[dict[str, Any]], metric: str, group: str) -> dict[str, Any]:
     return found
 
 
-def _cell(*rows: dict[str, Any]) -> str:
+def _cell(row: dict[str, Any]) -> str:
     """Bold: the wider of the intervals over queries and over seeds does not hold 0."""
-    cells = []
-    for row in rows:
-        low, high = min(row["low"], row["seed_low"]), max(row["high"], row["seed_high"])
-        points = f"{100 * row['difference']:+.1f}; {100 * low:+.1f} to {100 * high:+.1f}"
-        is_certain = low > 0 or high < 0
-        cells.append(f"{_share(row['contender'])} ({f'**{points}**' if is_certain else points})")
-    return " | ".join(cells)
-
-
-def _share(value: float) -> str:
-    return f"{value:.4f}".removeprefix("0")
-
-
-def _read(file: str) -> Any:
-    return json.loads((RESULTS / file).read_text("utf-8"))
+    low, high = min(row["low"], row["seed_low"]), max(row["high"], row["seed_high"])
+    points = f"{100 * row['difference']:+.1f}; {100 * low:+.1f} to {100 * high:+.1f}"
+    is_certain = low > 0 or high < 0
+    return f"{share(row['contender'])} ({f'**{points}**' if is_certain else points})"
 
 
 def readme_tables() -> dict[str, list[str]]:

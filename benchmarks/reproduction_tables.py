@@ -1,13 +1,13 @@
 """The tables of docs/reproduction.md, from the committed results."""
 
 import itertools
-import json
 import statistics
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from markdown import RESULTS, read, table
+from markdown import share as _short
+
 PARTS = ("tail", "head", "full")
 CUTOFFS = ("5", "10", "25", "50")
 GROUPS = ("head", "torso", "tail", "all")
@@ -54,9 +54,9 @@ def tables() -> dict[str, list[str]]:
 
 def table2(file: str) -> list[str]:
     """A line for each row of the paper's table 2: ours, the paper's, the difference to SGD."""
-    heads = [f"{part} | paper | minus SGD" for part in PARTS]
-    lines = [f"| method | learning rate | {' | '.join(heads)} |", "|---" * 11 + "|"]
-    for row in json.loads((RESULTS / file).read_text("utf-8"))["rows"]:
+    heads = [head for part in PARTS for head in (part, "paper", "minus SGD")]
+    lines = []
+    for row in read(file)["rows"]:
         cells = [_name(row), f"{row['learning_rate']:g}"]
         for part in PARTS:
             figures, paper = row[part], row["paper"]
@@ -65,19 +65,19 @@ def table2(file: str) -> list[str]:
                 "" if paper is None else f"{paper[part]:.4f}",
                 _difference(figures.get("minus_sgd")),
             ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return table(["method", "learning rate", *heads], lines)
 
 
 def mnist_runs() -> list[str]:
     """Every run that saw MNIST's test part: what validation preferred, and the gains of all k'."""
     gains = [f"top-{count} minus SGD" for count in (1, 16, 32)]
     heads = ["rare digits", "steps", "validation prefers", "its tail", "its head", *gains]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for name, (ending, tuning_ending) in MNIST_RUNS.items():
-        report = json.loads((RESULTS / f"table2-mnist{ending}.json").read_text("utf-8"))
-        tuning = RESULTS / f"table2-mnist{tuning_ending}-tuning.json"
-        chosen = max(json.loads(tuning.read_text("utf-8"))["chosen"], key=_validation_of_rate)
+        report = read(f"table2-mnist{ending}.json")
+        tuning = read(f"table2-mnist{tuning_ending}-tuning.json")
+        chosen = max(tuning["chosen"], key=_validation_of_rate)
         rows = {row["name"]: row for row in report["rows"]}
         best = rows[chosen["name"]]
         assert best["learning_rate"] == chosen["learning_rate"], f"{name}: another rate was tuned"
@@ -87,14 +87,15 @@ def mnist_runs() -> list[str]:
         for count in (1, 16, 32):
             gain = rows[f"top-{count}"]["tail"]["minus_sgd"]
             cells.append(f"**{_difference(gain)}**" if gain["low"] > 0 else _difference(gain))
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return table(heads, lines)
 
 
 def choices() -> list[str]:
     """What validation chose for each method of table 3, and what it thought of it."""
-    heads = [f"{method} | rate, steps | validation | P@1" for method in ("SNM", "S²M")]
-    lines = [f"| data | power | {' | '.join(heads)} |", "|---" * 10 + "|"]
+    heads = ["SNM", "rate, steps", "validation", "P@1"]
+    heads += ["S²M", *heads[1:]]
+    lines = []
     for name in MULTILABEL:
         files = {str(power): ending for power, ending in POWERS.items()}
         if (RESULTS / f"table3-{name}{MASKED}.json").is_file():
@@ -110,8 +111,8 @@ def choices() -> list[str]:
                     _short(_validation(report, row)),
                     _short(sum(precisions) / len(precisions)),
                 ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
+            lines.append(cells)
+    return table(["data", "power", *heads], lines)
 
 
 def recalls(ending: str) -> list[str]:
@@ -120,7 +121,7 @@ def recalls(ending: str) -> list[str]:
     Args:
         ending: of the groups' names, which says by what they are thirds.
     """
-    lines = [f"| data | power | recall@ | {' | '.join(GROUPS)} |", "|---" * 7 + "|"]
+    lines = []
     for name, (power, file_ending) in itertools.product(MULTILABEL, POWERS.items()):
         report = _table3(name, file_ending)
         count = str(_best_s2m(report)["num_hard_examples"])
@@ -129,13 +130,13 @@ def recalls(ending: str) -> list[str]:
             for group in GROUPS:
                 cell = _cell(report, cutoff, group, ending)
                 cells.append(f"{_short(cell['snm'])} {_with_interval(cell['s2m'][count])}")
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
+            lines.append(cells)
+    return table(["data", "power", "recall@", *GROUPS], lines)
 
 
 def best_of_both_powers() -> list[str]:
     """SNM and S2M, each with the power (and k') that validation prefers: recall over pairs."""
-    lines = [f"| data | SNM | S²M | recall@ | {' | '.join(GROUPS)} |", "|---" * 8 + "|"]
+    lines = []
     for name in MULTILABEL:
         reports = {power: _table3(name, ending) for power, ending in POWERS.items()}
         snm = max(POWERS, key=lambda p: _validation(reports[p], _snm(reports[p])))
@@ -149,14 +150,14 @@ def best_of_both_powers() -> list[str]:
                 contender = contenders[str(count)]["contender"]
                 words = _short(baseline), _short(contender), _signed(contender - baseline)
                 cells.append("{} {} ({})".format(*words))
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
+            lines.append(cells)
+    return table(["data", "SNM", "S²M", "recall@", *GROUPS], lines)
 
 
 def quality() -> list[str]:
     """A line for each system and data set: recall of head / torso / tail (over labels) / all."""
     heads = ["P@1", "mean", *(f"recall@{cutoff}" for cutoff in CUTOFFS)]
-    lines = [f"| data | system | {' | '.join(heads)} |", "|---" * 8 + "|"]
+    lines = []
     for name, report in _quality_reports():
         for system, runs in _quality_rows(report).items():
             cells = _mean_recall(runs)
@@ -165,14 +166,14 @@ def quality() -> list[str]:
                 for cutoff in CUTOFFS
             ]
             means = [f"{_mean(run[kind] for run in runs):.3f}" for kind in ("precision@1", "mean")]
-            lines.append(f"| {' | '.join([name, system, *means, *recalls])} |")
-    return lines
+            lines.append([name, system, *means, *recalls])
+    return table(["data", "system", *heads], lines)
 
 
 def quality_cells() -> list[str]:
     """In how many cells one Evenhand model, mean of its seeds, is above the peers."""
     heads = ["data", "peers", *(f"above {peer}" for peer in PEERS), "above both"]
-    lines = [f"| {' | '.join(heads)} | short of the better one in (by) |", "|---" * 6 + "|"]
+    lines = []
     for name, report in _quality_reports():
         rows = _quality_rows(report)
         ours = _mean_recall(rows["Evenhand"])
@@ -186,14 +187,14 @@ def quality_cells() -> list[str]:
                 if value >= ours[cutoff, group]
             ]
             words = [name, kind, *map(str, counts), ", ".join(short) or "none"]
-            lines.append(f"| {' | '.join(words)} |")
-    return lines
+            lines.append(words)
+    return table([*heads, "short of the better one in (by)"], lines)
 
 
 def quality_parts() -> list[str]:
     """What each addition brings, for every system: means of 16 cells and P@1 over the seeds."""
     heads = ["data", "system", "with", "validation mean", "test mean", "test P@1", "seeds"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for name, report in _quality_reports():
         for system, found in report["systems"].items():
             for stage, row in found["stages"].items():
@@ -206,24 +207,23 @@ def quality_parts() -> list[str]:
                     )
                 ]
                 cells = [name, system, STAGES[stage], *figures, str(len(row["test"]))]
-                lines.append(f"| {' | '.join(cells)} |")
-    return lines
+                lines.append(cells)
+    return table(heads, lines)
 
 
 def quality_times() -> list[str]:
     """Seconds on an idle machine, from a run before the one of the other tables."""
-    lines = ["| data | system | train s | ask s |", "|---" * 4 + "|"]
+    lines = []
     for name in QUALITY:
-        report = json.loads((RESULTS / f"quality-idle-{name}.json").read_text("utf-8"))
+        report = read(f"quality-idle-{name}.json")
         for system, row in report["systems"].items():
             seconds = [f"{row[kind]:.1f}" for kind in ("train_seconds", "ask_seconds")]
-            lines.append(f"| {name} | {system} | {' | '.join(seconds)} |")
-    return lines
+            lines.append([name, system, *seconds])
+    return table(["data", "system", "train s", "ask s"], lines)
 
 
 def _quality_reports() -> list[tuple[str, dict[str, Any]]]:
-    paths = {name: RESULTS / f"quality-{name}.json" for name in QUALITY}
-    return [(name, json.loads(path.read_text("utf-8"))) for name, path in paths.items()]
+    return [(name, read(f"quality-{name}.json")) for name in QUALITY]
 
 
 def _quality_rows(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -278,8 +278,7 @@ def _validation_of_rate(chosen: dict[str, Any]) -> float:
 
 
 def _table3(name: str, ending: str) -> dict[str, Any]:
-    path = RESULTS / f"table3-{name}{ending}.json"
-    report: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    report: dict[str, Any] = read(f"table3-{name}{ending}.json")
     # Results without a power are older than the setting, when the loss was always squared.
     power = 2 if ending else 1
     assert report["protocol"].get("power", 2) == power, f"{name}{ending} is not of power {power}"
@@ -322,10 +321,6 @@ def _with_interval(row: dict[str, float]) -> str:
     difference, low, high = (_signed(row[name]) for name in ("difference", "low", "high"))
     words = f"{difference} ({low} to {high})"
     return f"**{words}**" if row["low"] > 0 else words
-
-
-def _short(value: float) -> str:
-    return f"{value:.4f}".removeprefix("0")
 
 
 def _signed(value: float) -> str:

@@ -1,59 +1,40 @@
 """The tables of docs/speed.md, from the committed results."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results"
+from markdown import read, table
 
 
 def step_table(file: str, *, dim: int, labels: list[int]) -> list[str]:
     """A line for each way: milliseconds and ratio to the product at each number of labels."""
-    rows = [row for row in _rows(file) if row["dim"] == dim and "ratio_to_product" in row]
-    names = list(dict.fromkeys(row["name"] for row in rows if row["labels"] in labels))
-    digits = 3 if "gpu" in file else 1
-    heads = [f"{count:,} labels | over the product" for count in labels]
-    lines = [f"| step | {' | '.join(heads)} | GiB |", "|---" * (2 * len(labels) + 2) + "|"]
-    for name in names:
-        cells, peak = [], ""
-        for count in labels:
-            found = [row for row in rows if (row["name"], row["labels"]) == (name, count)]
-            cells += [_cell(found, "milliseconds", digits), _cell(found, "ratio_to_product", 1)]
-            if found and not peak and found[0]["peak_bytes"] is not None:
-                peak = f"{found[0]['peak_bytes'] / 2**30:.2f}"
-        shown = f"**{name}**" if name.startswith("evenhand") else name
-        lines.append(f"| {shown} | {' | '.join(cells)} | {peak} |")
-    return lines
+    ways, digits = _ways(file, dim), 3 if "gpu" in file else 1
+    lines = []
+    for name, by_labels in ways.items():
+        found = [by_labels.get(count, {}) for count in labels]
+        if any(found):
+            cells = [_cell(row, *key) for row in found
+                     for key in (("milliseconds", digits), ("ratio_to_product", 1))]  # fmt: skip
+            peaks = [row["peak_bytes"] for row in found if row and row["peak_bytes"] is not None]
+            lines.append([name, *cells, f"{peaks[0] / 2**30:.2f}" if peaks else ""])
+    heads = [head for count in labels for head in (f"{count:,} labels", "over the product")]
+    return table(["step", *heads, "GiB"], lines)
 
 
 def sweep_table(file: str, *, dim: int) -> list[str]:
     """A line for each way: milliseconds over the number of labels."""
-    rows = [row for row in _rows(file) if row["dim"] == dim and "ratio_to_product" in row]
-    labels = sorted({row["labels"] for row in rows})
-    digits = 3 if "gpu" in file else 1
-    lines = [
-        f"| ms | {' | '.join(f'{count:,}' for count in labels)} |",
-        "|---" * (len(labels) + 1) + "|",
+    ways, digits = _ways(file, dim), 3 if "gpu" in file else 1
+    labels = sorted({count for by_labels in ways.values() for count in by_labels})
+    rows = [
+        [name, *(_cell(by_labels.get(count, {}), "milliseconds", digits) for count in labels)]
+        for name, by_labels in ways.items()
     ]
-    for name in dict.fromkeys(row["name"] for row in rows):
-        cells = [
-            _cell(
-                [r for r in rows if (r["name"], r["labels"]) == (name, count)],
-                "milliseconds",
-                digits,
-            )
-            for count in labels
-        ]
-        shown = f"**{name}**" if name.startswith("evenhand") else name
-        lines.append(f"| {shown} | {' | '.join(cells)} |")
-    return lines
+    return table(["ms", *(f"{count:,}" for count in labels)], rows)
 
 
 def precision_table() -> list[str]:
-    rows = _rows("precision.json")
-    lines = ["| method | precision | all | worst 3 scripts |", "|---|---|---|---|"]
+    rows, lines = read("precision.json"), []
     for method, precision in dict.fromkeys((row["method"], row["precision"]) for row in rows):
         chosen = [r for r in rows if (r["method"], r["precision"]) == (method, precision)]
         cells = []
@@ -61,8 +42,8 @@ def precision_table() -> list[str]:
             values = [row[group] for row in chosen]
             spread = f" ({np.ptp(values):.4f})" if len(values) > 1 else " (one seed)"
             cells.append(f"{np.mean(values):.4f}{spread}")
-        lines.append(f"| {method} | {precision} | {' | '.join(cells)} |")
-    return lines
+        lines.append([method, precision, *cells])
+    return table(["method", "precision", "all", "worst 3 scripts"], lines)
 
 
 def tables() -> dict[str, list[str]]:
@@ -76,10 +57,16 @@ def tables() -> dict[str, list[str]]:
     }
 
 
-def _cell(found: list[dict[str, Any]], key: str, digits: int) -> str:
-    return f"{found[0][key]:,.{digits}f}" if found else ""
+def _ways(file: str, dim: int) -> dict[str, dict[int, dict[str, Any]]]:
+    """Name of a way -> number of labels -> its row; our own names are bold."""
+    ways: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in read(file):
+        if row["dim"] == dim and "ratio_to_product" in row:
+            name = row["name"]
+            shown = f"**{name}**" if name.startswith("evenhand") else name
+            ways.setdefault(shown, {}).setdefault(row["labels"], row)
+    return ways
 
 
-def _rows(file: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((RESULTS / file).read_text("utf-8"))
-    return rows
+def _cell(row: dict[str, Any], key: str, digits: int) -> str:
+    return f"{row[key]:,.{digits}f}" if row else ""

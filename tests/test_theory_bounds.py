@@ -1,6 +1,5 @@
 """Proposition 5: the printed form, a valid one, and classes for which only the second holds."""
 
-import functools
 import itertools
 import math
 
@@ -10,6 +9,7 @@ from scipy.stats import binom
 
 import theory_oracles as oracles
 from evenhand.theory.bounds import (
+    Sample,
     corrected_bound,
     empirical_corrected_bound,
     finite_class_bound,
@@ -20,21 +20,24 @@ from evenhand.theory.bounds import (
 )
 
 
-def settings(num_examples, tail_fraction, failure_probability, loss_bound=1.0):
-    names = ("num_examples", "tail_fraction", "failure_probability", "loss_bound")
-    values = (num_examples, tail_fraction, failure_probability, loss_bound)
-    return dict(zip(names, values, strict=True))
+def sample_of(num_examples, tail_fraction, failure_probability, loss_bound=1.0):
+    return Sample(
+        num_examples=num_examples,
+        tail_fraction=tail_fraction,
+        failure_probability=failure_probability,
+        loss_bound=loss_bound,
+    )
 
 
 def test_the_printed_bound_term_by_term():
-    bound = paper_bound(0.3, **settings(400, 0.1, 0.05, loss_bound=2.0))
+    bound = paper_bound(0.3, sample_of(400, 0.1, 0.05, loss_bound=2.0))
     expected = (0.3 / 0.1, 2 / 20 / 0.1, math.sqrt(math.log(20) / 800))
     assert bound[:3] == pytest.approx(expected, rel=1e-12)
     assert bound.total == pytest.approx(sum(expected), rel=1e-12)
 
 
 def test_the_corrected_bound_term_by_term():
-    bound = corrected_bound(0.3, contraction=math.sqrt(2), **settings(2, 0.1, 0.05, loss_bound=3.0))
+    bound = corrected_bound(0.3, sample_of(2, 0.1, 0.05, loss_bound=3.0), contraction=math.sqrt(2))
     # Two signs: |mean| is 1 or 0, half of the time each.
     expected = (
         2 * math.sqrt(2) * 0.3 / 0.1,
@@ -46,29 +49,29 @@ def test_the_corrected_bound_term_by_term():
 
 
 def test_the_empirical_form_pays_three_deviations_at_half_of_delta():
-    of_mean = corrected_bound(0.3, **settings(50, 0.2, 0.05, loss_bound=3.0))
-    of_sample = empirical_corrected_bound(0.3, **settings(50, 0.2, 0.1, loss_bound=3.0))
+    of_mean = corrected_bound(0.3, sample_of(50, 0.2, 0.05, loss_bound=3.0))
+    of_sample = empirical_corrected_bound(0.3, sample_of(50, 0.2, 0.1, loss_bound=3.0))
     assert of_sample[:2] == pytest.approx(of_mean[:2], rel=1e-12)
     assert of_sample.deviation == pytest.approx(3 * of_mean.deviation, rel=1e-12)
 
 
 def test_a_finite_class_costs_a_logarithm():
-    bound = finite_class_bound(num_functions=8, **settings(50, 0.25, 0.1, loss_bound=3.0))
+    bound = finite_class_bound(sample_of(50, 0.25, 0.1, loss_bound=3.0), num_functions=8)
     assert bound == pytest.approx(3 / 0.25 * math.sqrt(math.log(80) / 100), rel=1e-12)
 
 
 def test_the_covering_form_as_printed_leaves_more_than_delta():
     alpha, delta, bound, diameter, n = 0.5, 0.05, 1.0, 2.0, 10_000
-    kwargs = settings(n, alpha, delta, loss_bound=bound)
-    epsilon = paper_covering_bound(diameter=diameter, **kwargs)
+    sample = sample_of(n, alpha, delta, loss_bound=bound)
+    epsilon = paper_covering_bound(sample, diameter=diameter)
     assert epsilon == pytest.approx(math.sqrt(math.log(2 / 0.025) / (0.5 * n)))
     left = diameter / (epsilon * alpha) * math.exp(-n * alpha * epsilon**2 / bound**2)
     assert left == pytest.approx(delta / epsilon)  # the proof needs at most delta
     assert left > 1.5
-    assert paper_covering_bound(diameter=diameter, constant=3.0, **kwargs) == pytest.approx(
+    assert paper_covering_bound(sample, diameter=diameter, constant=3.0) == pytest.approx(
         3 * epsilon
     )
-    few = paper_covering_bound(diameter=0.04, **settings(1, 0.5, 0.05, loss_bound=9.0))
+    few = paper_covering_bound(sample_of(1, 0.5, 0.05, loss_bound=9.0), diameter=0.04)
     assert few == pytest.approx(0.04 / 0.025)  # the first form is the smaller
 
 
@@ -100,13 +103,13 @@ def test_every_sample_of_five_keeps_to_the_corrected_bounds(alpha):
     rademacher = sum(m * c for m, c in zip(masses, own, strict=True))
     mean_gap = sum(m * g for m, g in zip(masses, gaps, strict=True))
     for delta in (0.5, 0.2, 0.05):
-        how = settings(n, alpha, delta)
-        bound = corrected_bound(rademacher, **how)
+        how = sample_of(n, alpha, delta)
+        bound = corrected_bound(rademacher, how)
         assert mean_gap <= bound.complexity + bound.threshold
         for values in (
             [bound.total] * len(gaps),
-            [empirical_corrected_bound(c, **how).total for c in own],
-            [finite_class_bound(num_functions=4, **how)] * len(gaps),
+            [empirical_corrected_bound(c, how).total for c in own],
+            [finite_class_bound(how, num_functions=4)] * len(gaps),
         ):
             failed = sum(m for m, g, b in zip(masses, gaps, values, strict=True) if g > b + 1e-12)
             assert failed <= delta
@@ -121,11 +124,11 @@ def one_function_failure(total, n, alpha, bound):
 
 @pytest.mark.parametrize(("alpha", "delta"), [(0.5, 1e-3), (0.25, 1e-3), (0.1, 1e-5)])
 def test_without_the_range_the_deviation_is_too_small(alpha, delta):
-    kwargs = settings(1000, alpha, delta, loss_bound=100.0)
-    printed, corrected = paper_bound(0.0, **kwargs).total, corrected_bound(0.0, **kwargs).total
+    sample = sample_of(1000, alpha, delta, loss_bound=100.0)
+    printed, corrected = paper_bound(0.0, sample).total, corrected_bound(0.0, sample).total
     assert one_function_failure(printed, 1000, alpha, 100.0) > 5 * delta
     assert one_function_failure(corrected, 1000, alpha, 100.0) < delta
-    single = finite_class_bound(num_functions=1, **kwargs)
+    single = finite_class_bound(sample, num_functions=1)
     assert one_function_failure(single, 1000, alpha, 100.0) < delta
 
 
@@ -174,25 +177,17 @@ def test_a_mixture_keeps_to_its_bound_in_simulation():
 
 def test_a_wrong_call_is_refused():
     plain = {"loss_bound": 1.0, "failure_probability": 0.05}
-    for changed, words in (
-        ({"num_examples": 0}, "num_examples must be at least 1"),
-        ({"tail_fraction": 0.0}, "tail_fraction must be above 0"),
-        ({"failure_probability": 1.0}, "failure_probability must be between 0 and 1"),
+    for wrong, words in (
+        ((0, 0.5, 0.05), "num_examples must be at least 1"),
+        ((10, 0.0, 0.05), "tail_fraction must be above 0"),
+        ((10, 0.5, 1.0), "failure_probability must be between 0 and 1"),
     ):
-        kwargs = settings(10, 0.5, 0.05) | changed
-        for call in (
-            functools.partial(paper_bound, 0.1),
-            functools.partial(corrected_bound, 0.1),
-            functools.partial(empirical_corrected_bound, 0.1),
-            functools.partial(finite_class_bound, num_functions=1),
-            functools.partial(paper_covering_bound, diameter=1.0),
-        ):
-            with pytest.raises(ValueError, match=words):
-                call(**kwargs)
+        with pytest.raises(ValueError, match=words):
+            sample_of(*wrong)
     with pytest.raises(ValueError, match=r"diameter must be at least 0\.25"):
-        paper_covering_bound(diameter=0.01, **settings(10, 0.5, 0.5))
+        paper_covering_bound(sample_of(10, 0.5, 0.5), diameter=0.01)
     with pytest.raises(ValueError, match="num_functions must be at least 2"):
-        finite_class_bound(num_functions=1, **settings(10, 0.5, 0.8))
+        finite_class_bound(sample_of(10, 0.5, 0.8), num_functions=1)
     with pytest.raises(ValueError, match="group_rademachers must have shape"):
         known_membership_bound([0.1], [5, 5], **plain)
     with pytest.raises(ValueError, match="group_sizes must be numbers of at least 1"):

@@ -28,6 +28,7 @@ for which the bound without it is false.
 Known memberships (Mohri, Sivek and Suresh, 2019) are bounded group by group, or for a mixture.
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -43,6 +44,25 @@ from evenhand.theory.arguments import (
 from evenhand.theory.rademacher import threshold_rademacher
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a bound is about."""
+
+    num_examples: int  # N
+    loss_bound: float  # B: losses lie in [0, B]
+    tail_fraction: float  # alpha
+    failure_probability: float  # delta
+
+    def __post_init__(self) -> None:
+        check_at_least("num_examples", self.num_examples, 1)
+        check_tail_fraction(self.tail_fraction)
+        check_chance("failure_probability", self.failure_probability)
+
+    def deviation(self, share: float = 1.0) -> float:
+        """sqrt(log(1 / (share delta)) / (2N))."""
+        return math.sqrt(-math.log(share * self.failure_probability) / (2 * self.num_examples))
+
+
 class Bound(NamedTuple):
     """What is added to the empirical CVaR, term by term."""
 
@@ -52,39 +72,25 @@ class Bound(NamedTuple):
     total: float
 
 
-def paper_bound(
-    rademacher: float,
-    *,
-    loss_bound: float,
-    num_examples: int,
-    tail_fraction: float,
-    failure_probability: float,
-) -> Bound:
+def paper_bound(rademacher: float, sample: Sample) -> Bound:
     """M_2 of proposition 5 as printed, without its O(N^(-1/2)): not a valid bound.
 
     (1/alpha) (Rad_N(F) + B/sqrt N) + sqrt(log(1/delta) / (2N)).
 
     Example:
-        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
-        >>> round(paper_bound(0.1, loss_bound=1.0, **settings).total, 3)
+        >>> sample = Sample(
+        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
+        ... )
+        >>> round(paper_bound(0.1, sample).total, 3)
         0.522
     """
-    _check(num_examples, tail_fraction, failure_probability)
-    complexity = rademacher / tail_fraction
-    threshold = loss_bound / (tail_fraction * math.sqrt(num_examples))
-    deviation = _deviation(num_examples, 1 / failure_probability)
-    return Bound(complexity, threshold, deviation, complexity + threshold + deviation)
+    complexity = rademacher / sample.tail_fraction
+    threshold = sample.loss_bound / (sample.tail_fraction * math.sqrt(sample.num_examples))
+    terms = complexity, threshold, sample.deviation()
+    return Bound(*terms, sum(terms))
 
 
-def paper_covering_bound(
-    *,
-    diameter: float,
-    loss_bound: float,
-    num_examples: int,
-    tail_fraction: float,
-    failure_probability: float,
-    constant: float = 1.0,
-) -> float:
+def paper_covering_bound(sample: Sample, *, diameter: float, constant: float = 1.0) -> float:
     """M_1 of proposition 5 as printed, times `constant`: a form, not a number to use.
 
     constant * min(diam/(alpha delta), B sqrt(log(diam/(alpha delta)) / (alpha N))). The constant is
@@ -93,30 +99,23 @@ def paper_covering_bound(
     delta, and epsilon falls with N. A factor of sqrt(log N) is missing.
 
     Example:
-        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
-        >>> round(paper_covering_bound(diameter=1.0, loss_bound=1.0, **settings), 3)
+        >>> sample = Sample(
+        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
+        ... )
+        >>> round(paper_covering_bound(sample, diameter=1.0), 3)
         0.272
     """
-    _check(num_examples, tail_fraction, failure_probability)
-    ratio = diameter / (tail_fraction * failure_probability)
-    if not ratio >= 1:
+    least = sample.tail_fraction * sample.failure_probability
+    if not diameter >= least:
         raise ValueError(
-            f"diameter must be at least {tail_fraction * failure_probability} (tail_fraction times "
-            f"failure_probability, where the logarithm is 0), got {diameter}"
+            f"diameter must be at least {least} (tail_fraction times failure_probability, where "
+            f"the logarithm is 0), got {diameter}"
         )
-    second = loss_bound * math.sqrt(math.log(ratio) / (tail_fraction * num_examples))
-    return constant * min(ratio, second)
+    second = math.sqrt(math.log(diameter / least) / (sample.tail_fraction * sample.num_examples))
+    return constant * min(diameter / least, sample.loss_bound * second)
 
 
-def corrected_bound(
-    rademacher: float,
-    *,
-    loss_bound: float,
-    num_examples: int,
-    tail_fraction: float,
-    failure_probability: float,
-    contraction: float = 1.0,
-) -> Bound:
+def corrected_bound(rademacher: float, sample: Sample, *, contraction: float = 1.0) -> Bound:
     """A valid form of proposition 5, for the *expected* Rademacher complexity.
 
     (2/alpha) (contraction Rad_N + (B/2) E|mean sigma|) + (B/alpha) sqrt(log(1/delta) / (2N)), which
@@ -128,24 +127,17 @@ def corrected_bound(
             vectors of scores, with a sign for each coordinate.
 
     Example:
-        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
-        >>> round(corrected_bound(0.1, loss_bound=1.0, **settings).total, 3)
+        >>> sample = Sample(
+        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
+        ... )
+        >>> round(corrected_bound(0.1, sample).total, 3)
         0.804
     """
-    _check(num_examples, tail_fraction, failure_probability)
-    deviation = loss_bound * _deviation(num_examples, 1 / failure_probability)
-    complexity = contraction * rademacher
-    return _corrected(complexity, deviation, loss_bound, num_examples, tail_fraction)
+    return _corrected(contraction * rademacher, sample, sample.deviation())
 
 
 def empirical_corrected_bound(
-    rademacher: float,
-    *,
-    loss_bound: float,
-    num_examples: int,
-    tail_fraction: float,
-    failure_probability: float,
-    contraction: float = 1.0,
+    rademacher: float, sample: Sample, *, contraction: float = 1.0
 ) -> Bound:
     """The same for the *empirical* Rademacher complexity of the sample at hand.
 
@@ -153,24 +145,23 @@ def empirical_corrected_bound(
     deviation is (3B/alpha) sqrt(log(2/delta) / (2N)).
 
     Example:
-        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
-        >>> round(empirical_corrected_bound(0.1, loss_bound=1.0, **settings).total, 3)
+        >>> sample = Sample(
+        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
+        ... )
+        >>> round(empirical_corrected_bound(0.1, sample).total, 3)
         1.374
     """
-    _check(num_examples, tail_fraction, failure_probability)
-    deviation = 3 * loss_bound * _deviation(num_examples, 2 / failure_probability)
-    complexity = contraction * rademacher
-    return _corrected(complexity, deviation, loss_bound, num_examples, tail_fraction)
+    return _corrected(contraction * rademacher, sample, 3 * sample.deviation(0.5))
 
 
-def finite_class_bound(
-    *,
-    num_functions: int,
-    loss_bound: float,
-    num_examples: int,
-    tail_fraction: float,
-    failure_probability: float,
-) -> float:
+def _corrected(complexity: float, sample: Sample, deviation: float) -> Bound:
+    bound, num_examples = sample.loss_bound, sample.num_examples
+    threshold = threshold_rademacher(loss_bound=bound, num_examples=num_examples)
+    terms = [x / sample.tail_fraction for x in (2 * complexity, 2 * threshold, bound * deviation)]
+    return Bound(*terms, sum(terms))
+
+
+def finite_class_bound(sample: Sample, *, num_functions: int) -> float:
     """(B/alpha) sqrt(log(M/delta) / (2N)): for M fixed scorers no other term is needed.
 
     CVaR is (1/alpha) times the integral over [0, B] of min(alpha, P[loss > x]), so it moves by at
@@ -178,18 +169,19 @@ def finite_class_bound(
     of Dvoretzky, Kiefer and Wolfowitz bounds (one-sided, Massart, 1990: delta/M at most 1/2).
 
     Example:
-        >>> settings = dict(num_examples=100, tail_fraction=0.5, failure_probability=0.05)
-        >>> round(finite_class_bound(num_functions=1, loss_bound=1.0, **settings), 3)
+        >>> sample = Sample(
+        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
+        ... )
+        >>> round(finite_class_bound(sample, num_functions=1), 3)
         0.245
     """
-    _check(num_examples, tail_fraction, failure_probability)
-    if num_functions < 1 or failure_probability / num_functions > 0.5:
+    least = max(1, math.ceil(2 * sample.failure_probability))
+    if num_functions < least:
         raise ValueError(
-            f"num_functions must be at least {max(1, math.ceil(2 * failure_probability))} (so that "
-            f"failure_probability / num_functions is at most 1/2), got {num_functions}"
+            f"num_functions must be at least {least} (so that failure_probability / num_functions "
+            f"is at most 1/2), got {num_functions}"
         )
-    deviation = _deviation(num_examples, num_functions / failure_probability)
-    return loss_bound / tail_fraction * deviation
+    return sample.loss_bound / sample.tail_fraction * sample.deviation(1 / num_functions)
 
 
 def known_membership_bound(
@@ -224,7 +216,7 @@ def known_membership_bound(
             f"group_rademachers must have shape {sizes.shape} (one for each of group_sizes), "
             f"got {complexity.shape}"
         )
-    _check(int(sizes.min()), 1.0, failure_probability)
+    check_chance("failure_probability", failure_probability)
     logarithm = math.log(len(sizes) / failure_probability)
     return np.asarray(complexity + loss_bound * np.sqrt(logarithm / (2 * sizes)))
 
@@ -264,22 +256,10 @@ def mixture_bound(
             f"mixture must be {len(sizes)} numbers of at least 0 that sum to 1 (one for each "
             f"group), got {weights}"
         )
-    _check(int(sizes.min()), 1.0, failure_probability)
+    check_chance("failure_probability", failure_probability)
     variance = float((weights**2 / sizes).sum())
     deviation = loss_bound * math.sqrt(variance * math.log(num_mixtures / failure_probability) / 2)
     return 2 * contraction * rademacher + loss_bound * cover_radius + deviation
-
-
-def _corrected(
-    complexity: float, deviation: float, loss_bound: float, num_examples: int, alpha: float
-) -> Bound:
-    threshold = threshold_rademacher(loss_bound=loss_bound, num_examples=num_examples)
-    terms = 2 * complexity / alpha, 2 * threshold / alpha, deviation / alpha
-    return Bound(*terms, sum(terms))
-
-
-def _deviation(num_examples: int, odds: float) -> float:
-    return math.sqrt(math.log(odds) / (2 * num_examples))
 
 
 def _sizes(group_sizes: ArrayLike) -> DoubleArray:
@@ -287,9 +267,3 @@ def _sizes(group_sizes: ArrayLike) -> DoubleArray:
     if sizes.ndim != 1 or sizes.size == 0 or not (sizes >= 1).all():
         raise ValueError(f"group_sizes must be numbers of at least 1, got {sizes}")
     return sizes
-
-
-def _check(num_examples: int, tail_fraction: float, failure_probability: float) -> None:
-    check_at_least("num_examples", num_examples, 1)
-    check_tail_fraction(tail_fraction)
-    check_chance("failure_probability", failure_probability)

@@ -350,7 +350,7 @@ def _run_trial(
     title = f"trial {trial.number} of {len(search.planned)}, k' {trial.num_hard_examples:,}"
     began = time.monotonic()
     if not (run / "evaluation" / PART / "scores.json").is_file():
-        how = {"device": device, "console": console, "title": title}
+        how: dict[str, Any] = {"device": device, "console": console, "title": title}
         failure = train_trial(run, config, dataset, should_stop_fn=should_stop_fn, **how)
         if failure:
             seconds = round(time.monotonic() - began, 1)

@@ -27,7 +27,7 @@ from rich.table import Table
 from scipy.stats import binom, binomtest
 
 from evenhand.files import write_json
-from evenhand.theory.bounds import corrected_bound, finite_class_bound, paper_bound
+from evenhand.theory.bounds import Sample, corrected_bound, finite_class_bound, paper_bound
 from evenhand.theory.rademacher import sampled_rademacher
 
 DoubleArray = NDArray[np.float64]

@@ -104,8 +104,7 @@ def describe_comparisons(runs: RunSet, comparisons: list[Comparison]) -> str:
     if not runs.is_of_pairs:
         verb, more, less = "ranks", "better", "worse"
     alike = "as much" if runs.is_of_pairs else "as well"
-    verdicts: list[str] = []
-    gains: list[tuple[float, str, Difference]] = []
+    verdicts, gains = [], []
     for found in comparisons:
         everyone, *others = (row for row in found.rows if row.metric == runs.metric)
         name, points = runs.run_names[found.run], signed(everyone.difference)
@@ -166,14 +165,13 @@ def baseline_warning(runs: RunSet) -> str:
                 verdict = "below" if row.high < 0 else "not clearly above"
                 beaten.setdefault((verdict, baseline), []).append((name, row))
     clauses = []
-    for (verdict, baseline), found in beaten.items():
+    for (verdict, baseline), found in sorted(beaten.items(), key=lambda item: item[0][0]):
         names, rows = zip(*found, strict=True)
-        points = join_words([signed(row.difference) for row in rows])
-        around = f", {span(rows[0])}" if len(rows) == 1 else ""
-        clauses.append(
-            f"{join_words(names)} {'are' if len(rows) > 1 else 'is'} {verdict} the {baseline} "
-            f"baseline, which needs no training ({points} points of {runs.metric}{around})"
-        )
+        clause = f"{join_words(names)} {'are' if len(rows) > 1 else 'is'} {verdict} the {baseline} "
+        clause += "baseline, which needs no training"
+        if len(rows) == 1:  # more figures are in the list below the picture
+            clause += f" ({signed(rows[0].difference)} points of {runs.metric}, {span(rows[0])})"
+        clauses.append(clause)
     return f"{'; '.join(clauses)}. " if clauses else ""
 
 

@@ -73,6 +73,7 @@ REFUSED = [  # words, what the sentence must hold
     ((*TRAIN, "--set", "mining.sampler=in-batch", "--set", "mining.num_sampled_labels=31"),
      ["mining.batch_size", "31", "'in-batch'", "32"]),
     ((*TRAIN, "--set", "mining.sampler=mixed"), ["mining.batch_size", "20", "'mixed'", "32"]),
+    ((*TRAIN, "--device", "gpu"), ["--device gpu cannot be used here", "it is called cuda"]),
     (("train", "none.toml"), ["none.toml", "does not exist"]),
     (("train", "debian"), ["'debian' is no preset and no file; the presets are ", "debian-deps"]),
     (("train", "none.parquet"), ["none.parquet", "does not exist"]),
@@ -324,3 +325,10 @@ def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, c
     again = small.run(here, *((*train, "--resume", "--run", run) if run.exists() else words))
     assert again.code == 0, again.err
     assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
+
+
+def test_a_wrong_setting_is_refused_before_a_table_is_converted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.csv").write_text("query,label\na,b\nc,d\n")
+    assert_says(refused(capsys, "train", "pairs.csv", "--steps", "-3"), "training.num_steps")
+    assert not (tmp_path / "datasets").exists()

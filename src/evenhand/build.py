@@ -56,7 +56,8 @@ def choose_device(name: str | None) -> torch.device:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # where Triton's kernels and new streams go
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name} cannot be used here: {error}") from error
+        why = "it is called cuda" if name.lower() == "gpu" else str(error)
+        raise UserError(f"--device {name} cannot be used here: {why}") from error
     return device
 
 

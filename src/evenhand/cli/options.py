@@ -233,6 +233,7 @@ def read_flags(
         if data is not None:
             raise UserError(f"{source} and --data {data} are both data to train on; give one")
         data = str(source)
+    config.check_settings(config.with_assignments(settings, flags.words()))  # tables may take long
     flags = dataclasses.replace(flags, data=_data_folder(data, table or TableFlags()))
     words = flags.words()
     given = config.check_settings(config.with_assignments(settings, words))

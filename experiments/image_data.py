@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.cli import guard
 from evenhand.data.download import RemoteFile, fetch
-from evenhand.error_handling import guard
 from evenhand.errors import UserError
 from evenhand.files import check_is_file
 from evenhand.progress import PipedConsole, download_bar

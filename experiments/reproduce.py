@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from evenhand.cli import guard
 from evenhand.config import check_choice
-from evenhand.error_handling import guard
 from evenhand.errors import UserError
 from evenhand.files import locked, read_json, write_json
 from evenhand.progress import PipedConsole, stop_requested

@@ -18,9 +18,15 @@ import torch
 from rich.text import Text
 
 import small
+from evenhand.cli import guard
 from evenhand.data import save_dataset
-from evenhand.error_handling import format_out_of_memory, gibibytes, guard, is_out_of_memory
-from evenhand.errors import StoppedError, UserError
+from evenhand.errors import (
+    StoppedError,
+    UserError,
+    format_out_of_memory,
+    gibibytes,
+    is_out_of_memory,
+)
 from evenhand.progress import PipedConsole, stop_requested
 
 

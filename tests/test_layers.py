@@ -21,7 +21,7 @@ LAYERS = {
     "runs": [
         "build", "export_vectors", "run_folder", "run_index", "runs",
     ],
-    "settings": ["config", "defaults", "error_handling", "progress"],
+    "settings": ["config", "defaults", "progress"],
     "system": ["distributed", "evaluation", "search", "tensor_store", "training"],
     "parts": ["data", "models", "theory"],
     "plain": ["errors", "files", "version"],  # for anything above the core

@@ -28,7 +28,7 @@ from rich.text import Text
 from torch.torch_version import TorchVersion
 from torch.utils import collect_env
 
-from evenhand.error_handling import gibibytes
+from evenhand.errors import gibibytes
 from evenhand.progress import count_bar
 from evenhand.version import __version__
 

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from evenhand.error_handling import CONTROLS, insist, silence
+from evenhand.errors import CONTROLS, insist, silence
 
 LINES = 10  # of progress, where the output is a file
 

@@ -179,6 +179,8 @@ def begin_run(
 
 def resumable_config(folder: Path, config: Config | None, dataset: Dataset | None = None) -> Config:
     """The config of a run that is to go on; another config or data set is refused."""
+    if not (folder / "config.toml").exists():
+        raise UserError(f"{folder} cannot be resumed: it holds no config.toml")
     saved = run_config(folder)
     if is_of_predictions(folder):
         raise UserError(f"{folder} holds the predictions of another model: nothing to train")

@@ -4,10 +4,13 @@ A verb is a function with typed parameters, which typer turns into arguments and
 needs is imported inside of it: torch takes seconds to load, and `--help` does without.
 """
 
+import contextlib
+import errno
+import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -15,8 +18,18 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from evenhand.cli import data, demo, doctor, evaluate, export, search, serve, train, tune
-from evenhand.error_handling import guard
-from evenhand.errors import UserError
+from evenhand.errors import (
+    FIXABLE,
+    NO_READER,
+    STOPPED,
+    StoppedError,
+    UserError,
+    format_out_of_memory,
+    insist,
+    is_out_of_memory,
+    silence,
+    without_controls,
+)
 from evenhand.methods import METHODS
 from evenhand.version import __version__
 
@@ -130,7 +143,7 @@ def _evenhand(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code (see `error_handling`)."""
+    """Runs a command and returns its exit code; see `guard`."""
     return guard(lambda: _run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -165,3 +178,67 @@ def _format_usage_error(error: Any) -> str:
         words = f"{error.message}; did you mean {error.possibilities[0]}?"
     command = error.ctx.command_path if error.ctx else "evenhand"
     return f"{words[0].lower()}{words[1:]} (see {command} --help)"
+
+
+# --- exit codes -----------------------------------------------------------------------------------
+
+DISK_ERRORS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+)  # fmt: skip
+
+
+def guard(command_fn: Callable[[], int]) -> int:
+    """Runs a command; failures of the world around it become one sentence and an exit code.
+
+    A failed disk, too little memory, a signal or a closed pipe is none of ours; a bug is raised.
+    """
+    for stream in (sys.stdout, sys.stderr):  # print what a terminal cannot show as '?'
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+    try:
+        code, sentence = _outcome(command_fn)
+        if sentence:
+            say(sentence)
+        with contextlib.suppress(ValueError, AttributeError):  # one closed on purpose
+            sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
+        return code
+    except BrokenPipeError:
+        silence(sys.stdout)
+        return NO_READER
+    except OSError as error:
+        silence(sys.stdout)
+        say(f"the output could not be written ({error.strerror})")
+        return FIXABLE
+
+
+def _outcome(command_fn: Callable[[], int]) -> tuple[int, str]:
+    """The exit code of a command, and a sentence where it failed; a bug is raised."""
+    try:
+        return command_fn(), ""
+    except UserError as error:
+        return FIXABLE, str(error)
+    except StoppedError as error:
+        return STOPPED, str(error)
+    except KeyboardInterrupt:
+        insist()
+        return STOPPED, "interrupted"
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            return FIXABLE, format_out_of_memory(error)
+        if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
+            place = error.filename or "a file, or the output,"
+            return FIXABLE, (
+                f"{place} could not be opened or written ({error.strerror}); what was complete "
+                f"before is untouched"
+            )
+        raise
+
+
+def say(sentence: str) -> None:
+    """Prints one line to stderr, if that is still open."""
+    lines = map(str.strip, without_controls(sentence).splitlines())
+    with contextlib.suppress(OSError):
+        print("evenhand:", *lines, file=sys.stderr, flush=True)

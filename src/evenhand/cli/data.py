@@ -257,7 +257,7 @@ def _stored_files(data: "PublicData", folder: Path) -> list[Path]:
 
 
 def _name_of_folder(path: Path) -> str:
-    from evenhand.error_handling import without_controls
+    from evenhand.errors import without_controls
 
     return without_controls(path.resolve().parent.name)
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 
 import small
 from evenhand.cli import search as search_module
-from evenhand.data import open_dataset, pairs_of, save_dataset
+from evenhand.data import load_table, open_dataset, pairs_of, save_dataset
 from evenhand.run_folder import load_result
 from small import run_main
 
@@ -112,6 +113,23 @@ def test_what_a_run_answers_can_be_evaluated_as_predictions(ask, home, capsys, t
 
     ours = ranks(home / "runs/a", open_dataset(home / "data"))
     assert ranks(tmp_path / "run", open_dataset(tmp_path / "run/truth")) == ours
+
+
+def test_the_columns_that_a_run_was_trained_on_are_taken_and_named(home, tmp_path, capsys):
+    table = {"first": ["bado", "lu"], "second": ["ki7", None], "label": ["a", "b"]}
+    dataset = load_table(table, query=["first", "second"], test_fraction=0, validation_fraction=0)
+    saved = save_dataset(dataset, tmp_path / "data")
+    run = shutil.copytree(home / "runs/a", tmp_path / "run")
+    about = json.loads((run / "run.json").read_text("utf-8"))
+    about["dataset"]["query_columns"] = list(saved.query_columns)
+    (run / "run.json").write_text(json.dumps(about), "utf-8")
+    pa.csv.write_csv(pa.table(table), tmp_path / "t.csv")
+    words = ("search", run, "--input", tmp_path / "t.csv", "--results", 1, "--json")
+    answer = run_main(capsys, *words)
+    assert [row["query"] for row in rows_of(answer.output)] == ["bado ki7", "lu"]
+    assert answer.err == f"evenhand: queries: first, second of {tmp_path}/t.csv, as in training\n"
+    other = run_main(capsys, *words, "--query", "label")
+    assert [row["query"] for row in rows_of(other.output)] == ["a", "b"]
 
 
 BAD = [  # words, standard input, what the sentence must hold

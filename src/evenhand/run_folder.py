@@ -209,6 +209,7 @@ def about_run(
             "num_features": dataset.num_features,
             "num_queries": {name: len(part) for name, part in dataset.parts.items()},
             "attribution": dataset.attribution,
+            "query_columns": list(dataset.query_columns),
         },
     }
 

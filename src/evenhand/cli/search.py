@@ -37,7 +37,10 @@ def search(
     ] = None,
     query: Annotated[
         str | None,
-        flag("Column of the queries in --input.", show_default="query, or the only one"),
+        flag(
+            "Column of the queries in --input.",
+            show_default="the only one, or those of the table that the run was trained on",
+        ),
     ] = None,
     output: Annotated[
         Path | None, flag(f"File to write, a line a result: {', '.join(WRITTEN)}.")
@@ -50,6 +53,7 @@ def search(
     from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.progress import stage_bar
+    from evenhand.run_folder import read_about
     from evenhand.runs import load_searcher, open_run_data, query_data_path
 
     if queries and input:
@@ -76,7 +80,8 @@ def search(
             write_fn = stack.enter_context(_open_output(output, as_json=json))
         else:
             write_fn = _print_tables
-        asked = _read_queries(queries or [], input, query, advance)
+        trained_on = read_about(run)["dataset"].get("query_columns")
+        asked = _read_queries(queries or [], input, query, trained_on, advance)
         for batch in asked:
             kept, blank = _without_blank(batch)
             if blank and queries and "-" not in queries:
@@ -98,9 +103,20 @@ def search(
 
 
 def _read_queries(
-    words: Sequence[str], path: Path | None, column: str | None, advance: "ProgressFn"
+    words: Sequence[str],
+    path: Path | None,
+    column: str | None,
+    trained_on: Any,
+    advance: "ProgressFn",
 ) -> Iterator[Asked]:
-    """Queries, a batch at a time: of the command line, of lines or of a table."""
+    """Queries, a batch at a time: of the command line, of lines or of a table.
+
+    Args:
+        column: of a table; None: its only one, or else those that the run was trained on.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     from evenhand.data.table_cells import as_texts
     from evenhand.data.table_reader import is_table_path, read_batches
     from evenhand.data.text_io import read_lines
@@ -112,24 +128,29 @@ def _read_queries(
     elif not is_table_path(path):
         yield from _in_batches(read_lines(path), advance)
     else:
+        columns = None if column is None else [column]
         for rows in read_batches(path, None, progress_fn=advance):
             names = rows.schema.names
-            column = column or (names[0] if len(names) == 1 else "query")
-            if column not in names:
-                raise UserError(
-                    f"{path}: there is no column {column!r}; name one of "
-                    f"{', '.join(map(repr, names[:20]))} with --query"
-                )
-            columns = {
-                name: as_texts(rows[name], name, str(path)) for name in (column, "query_id")
-                if name in names
-            }  # fmt: skip
+            if columns is None:
+                columns = names if len(names) == 1 else list(trained_on or ["query"])
+                if columns not in (names, ["query"]):
+                    shown = ", ".join(columns)
+                    print(f"evenhand: queries: {shown} of {path}, as in training", file=sys.stderr)
+            for name in columns:
+                if name not in names:
+                    raise UserError(
+                        f"{path}: there is no column {name!r}; name one of "
+                        f"{', '.join(map(repr, names[:20]))} with --query"
+                    )
+            cells = [as_texts(rows[name], name, str(path)) for name in columns]
+            space = pa.scalar(" ", cells[0].type)
+            texts = pc.binary_join_element_wise(*cells, space, null_handling="skip")
+            ids = None
+            if "query_id" in names:
+                ids = as_texts(rows["query_id"], "query_id", str(path)).fill_null("")
             for start in range(0, len(rows), AT_ONCE):
-                texts, *ids = (
-                    cells.slice(start, AT_ONCE).fill_null("").to_pylist()
-                    for cells in columns.values()
-                )
-                yield Asked(texts, ids[0] if ids else None)
+                batch = texts.slice(start, AT_ONCE).to_pylist()
+                yield Asked(batch, None if ids is None else ids.slice(start, AT_ONCE).to_pylist())
 
 
 def _in_batches(lines: Iterator[str], advance: "ProgressFn") -> Iterator[Asked]:

@@ -77,6 +77,7 @@ class Dataset:
     label_coordinates: FloatArray | None = None  # (L, 2) latitude, longitude
     featurizer: dict[str, Any] | None = None  # how a text becomes features; None: it cannot
     attribution: str = ""
+    query_columns: tuple[str, ...] = ()  # of the table it was made of
     fingerprint: str = ""  # of the content; set by `save_dataset`
     train_counts: IntArray | None = None  # (L,) `label_counts`, where they were counted before
     is_finite: bool = False  # known: every feature value is a finite number
@@ -142,6 +143,7 @@ def write_dataset(dataset: Dataset, folder: Path) -> None:
         "name": dataset.name,
         **_meaning(dataset),
         "attribution": dataset.attribution,
+        "query_columns": list(dataset.query_columns),
         "fingerprint": make_fingerprint(dataset),
         "arrays": {name: list(array.shape) for name, array in arrays.items()},
     }
@@ -296,10 +298,14 @@ def _read_dataset(folder: Path, about: dict[str, Any]) -> Dataset:
             strings(f"{name}.texts"),
             block_pairs,
         )
+    query_columns = about.get("query_columns", [])  # missing in what was made before 0.2
+    if not isinstance(query_columns, list) or not all(isinstance(c, str) for c in query_columns):
+        raise ValueError(f"query_columns must be a list of texts, got {query_columns!r:.40}")
     names = ("name", "num_features", "num_labels", "featurizer", "attribution", "fingerprint")
     return Dataset(
         **{name: about[name] for name in names},
         parts=parts,
+        query_columns=tuple(query_columns),
         label_names=strings("labels.names"),
         label_texts=strings("labels.texts"),
         label_groups=groups("labels"),

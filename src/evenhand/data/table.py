@@ -319,6 +319,7 @@ def _make_dataset(
             features_fn=features_fn,
         ),
         **_describe_labels(labels.names, options.labels, note_fn),
+        query_columns=tuple(options.query),
         featurizer=featurizer.settings() if vectors is None else None,
     )
 

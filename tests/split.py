@@ -10,9 +10,9 @@ from evenhand.distributed.ranks import Shards
 TABLES = ("label_table", "label_bias", "encoder.weight")  # the encoder's, of sparse features
 
 
-def whole_training(config, dataset, *, dtype=torch.float32, ranks=None):
+def whole_training(config, dataset, *, dtype=torch.float32, ranks=None, encoder=None):
     """What one process would train, or one of ranks."""
-    built = build_training(config, dataset, torch.device("cpu"), ranks=ranks)
+    built = build_training(config, dataset, torch.device("cpu"), ranks=ranks, encoder=encoder)
     if dtype != torch.float32:
         built.training.model.to(dtype)
         for optimizer in built.training.optimizers.rows.values():

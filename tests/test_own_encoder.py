@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 import small
+from checkpoint_ranks import exit_codes
 from evenhand.build import build_training
 from examples import own_encoder
 from experiments.simulated_ranks import run_ranks
-from split import joined, tables_of, take_steps
+from split import joined, tables_of, take_steps, whole_training
 
 CPU = torch.device("cpu")
 torch.manual_seed(0)
@@ -44,3 +46,45 @@ def test_two_ranks_sum_its_gradients(dataset):
     torch.testing.assert_close(results[0][0], figures, rtol=1e-4, atol=1e-5)
     for name, tensor in joined([tables for _, tables in results], expected).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+class Attention(nn.Module):
+    """A transformer with dropout over features that are cut into tokens."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)  # the same weights on all ranks
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, own_encoder.DIM)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.3, batch_first=True)
+
+    def forward(self, features):
+        return self.last(self.layer(self.first(features.view(len(features), 4, 3))).mean(1))
+
+
+def attention_training(chunk_size, ranks=None):
+    settings = {"model__embedding_dim": own_encoder.DIM, "loss__name": "softmax"}
+    config = small.config("none", **settings, training__chunk_size=chunk_size)
+    return whole_training(
+        config, small.dense_dataset(), dtype=torch.float64, ranks=ranks, encoder=Attention()
+    )
+
+
+def train_and_save(ranks, folder):
+    built = attention_training(4, ranks)
+    figures = take_steps(built, 6)
+    torch.save((figures, dict(built.training.model.encoder.state_dict())), folder / f"{ranks.rank}")
+
+
+def test_chunks_and_processes_change_nothing_with_dropout(tmp_path):
+    alone, chunked = attention_training(0), attention_training(5)
+    figures = take_steps(alone, 6)
+    expected = alone.training.model.encoder.state_dict()
+    torch.testing.assert_close(take_steps(chunked, 6), figures, rtol=1e-9, atol=1e-10)
+    assert exit_codes(2, tmp_path, train_and_save, tmp_path) == [0, 0]
+    for rank in range(2):
+        own_figures, weights = torch.load(tmp_path / str(rank), weights_only=True)
+        torch.testing.assert_close(own_figures, figures, rtol=1e-9, atol=1e-10)
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-7, atol=1e-9, msg=name)
+            other = chunked.training.model.encoder.state_dict()[name]
+            torch.testing.assert_close(other, expected[name], rtol=1e-7, atol=1e-9, msg=name)

@@ -5,6 +5,7 @@ knows nothing of how they are drawn.
 """
 
 import copy
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -19,8 +20,14 @@ from evenhand.encoding import (
     take_examples,
     two_pass,
 )
+from evenhand.losses import softmax_loss
 from evenhand.mining import mask_positives
+from evenhand.models import Passes, Retriever, encode
 from evenhand.objective import s2m_loss
+from evenhand.risk import top_weights
+from evenhand.sampling import LabelSample
+from evenhand.training.feed import Batch
+from evenhand.training.step import gradients_of, mine
 
 WIDTH, LENGTH, B = 8, 5, 11
 
@@ -306,3 +313,32 @@ def test_the_second_pass_can_be_taken_by_hand():
         own.backward(gradient)
     torch.testing.assert_close(vectors, encoder(features).detach())
     torch.testing.assert_close(encoder.bias.grad, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("chunk_size", [2, 4, B])
+def test_a_training_step_has_the_gradient_of_the_obvious_formula(problem, chunk_size):
+    encoder, features = Perceptron(), torch.randn(B, 6, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    model = Retriever(encoder, 30, WIDTH, scale=3.0, generator=generator).double()
+    batch = Batch(features, problem.label_ids, problem.label_ids.unsqueeze(1))
+    encoder.train()
+    passes = Passes(draw_seeds(B), chunk_size)
+    raw_vectors = encode(encoder, features, passes)
+    for dropout in (encoder.inputs, encoder.hidden):
+        dropout.masks = torch.cat(dropout.drawn)  # of the first pass
+    queries = model.as_queries(raw_vectors)
+    mined = mine(
+        queries, batch, model, LabelSample(problem.sampled, torch.zeros(9)), num_hard_labels=4,
+        loss_fn=softmax_loss, risk_fn=partial(top_weights, num_hard_examples=3),
+    )  # fmt: skip
+    found = gradients_of(mined, queries, batch, model, raw_vectors=raw_vectors, passes=passes)
+    actual = copy.deepcopy(gradients(encoder))
+    encoder.zero_grad()
+    for dropout in (encoder.inputs, encoder.hidden):
+        dropout.given = dropout.masks
+    table = model.label_table.detach().clone().requires_grad_()
+    labels = nn.functional.normalize(table)
+    problem._replace(labels=labels).loss(3 * nn.functional.normalize(encoder(features))).backward()
+    assert_same_gradients(actual, gradients(encoder))
+    ids, rows = found["labels"]
+    torch.testing.assert_close(torch.zeros_like(table).index_copy(0, ids, rows), table.grad)

@@ -19,12 +19,14 @@ from evenhand.evaluation import check_selector, group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.methods import METHODS
 from evenhand.models import BagEncoder, MlpEncoder, Retriever, RowRange, row_encoder
+from evenhand.objective import collapsed_loss
 from evenhand.risk import (
     DualCvar,
     EvenMining,
     GroupRisk,
     StochasticMaximum,
     chi_square_weights,
+    count_below,
     kl_weights,
     nonzero_weights,
     ranked_range_weights,
@@ -123,16 +125,21 @@ def build_training(
         has_whole_queries=mining.whole_queries,
     )
     settings = to_toml(config) + dataset.fingerprint
+    plan = _build_plan(config, dataset, _build_sampler(config, dataset, device))
+    risk = _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups, gap_bins=gap_bins)
+    if mining.loss_ceiling:
+        score = model.scale if model.is_cosine else 0.0
+        collapsed = collapsed_loss(plan.loss_fn, plan.num_hard_labels, score=score)
+        risk = _below(risk, ceiling=mining.loss_ceiling * collapsed)
     training = Training(
         model,
         _build_optimizers(config, model),
         feed,
         torch.Generator().manual_seed(seed + 2_000_003),
-        _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups, gap_bins=gap_bins),
+        risk,
         belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
         row_ranges={name: (own_rows[name].first, shards[name].num_rows) for name in shards},
     )
-    plan = _build_plan(config, dataset, _build_sampler(config, dataset, device))
     return Built(training, plan, config.training.precision, ranks)
 
 
@@ -427,6 +434,15 @@ def _build_risk(
         has_kernel = not drops_hardest and len(shape) <= MOST_KERNEL_BINS
         return Risk(weigh_evenly, kernel_kind="even" if has_kernel else None, memory=even)
     return HARDEST  # with k' = 1 it is the maximum
+
+
+def _below(risk: Risk, *, ceiling: float) -> Risk:
+    """The same risk, with k' grown until the mean of the hardest losses is below a ceiling."""
+
+    def weights(losses: Tensor, batch: Batch, count: int) -> Tensor:
+        return risk.weights(losses, batch, count_below(losses, count, ceiling=ceiling))
+
+    return Risk(weights, memory=risk.memory)
 
 
 def _build_group_risk(config: Config, pair_groups: Groups) -> Risk:

@@ -76,3 +76,14 @@ def score_gradients(
     with torch.enable_grad():
         losses = loss_fn(*scores)  # (k',)
     return ScoreGradients(*found, *torch.autograd.grad(losses, scores, weights[survivors]))
+
+
+def collapsed_loss(loss_fn: LossFn, num_negatives: int, *, score: float) -> float:
+    """The loss of an example where all scores are equal: a model that tells no labels apart.
+
+    Example:
+        >>> round(collapsed_loss(softmax_loss, 16, score=20.0), 3)  # log 17
+        2.833
+    """
+    scores = torch.full((1, 1 + num_negatives), score, dtype=torch.float64)
+    return float(loss_fn(scores[:, 0], scores[:, 1:]))

@@ -74,6 +74,23 @@ def top_weights(losses: Tensor, *, num_hard_examples: int) -> Tensor:
 
 
 @torch.no_grad()
+def count_below(losses: Tensor, num_hard_examples: int, *, ceiling: float) -> int:
+    """k', or the least above it for which the k' largest losses have a mean of at most `ceiling`.
+
+    All B where none has. Examples whose loss is above that of a collapsed model teach an encoder
+    to collapse (docs/deep.md); with easier ones among them they do not.
+
+    Example:
+        >>> count_below(torch.tensor([9.0, 3.0, 0.0, 0.0]), 1, ceiling=4.0)
+        3
+    """
+    sorted_losses = losses.sort(descending=True).values
+    means = sorted_losses.cumsum(0) / torch.arange(1, len(losses) + 1, device=losses.device)
+    num_above = int((means > ceiling).sum())  # means fall, so they are the first
+    return max(num_hard_examples, min(num_above + 1, len(losses)))
+
+
+@torch.no_grad()
 def tail_weights(losses: Tensor, *, tail_fraction: float) -> Tensor:
     """Weights whose risk is the CVaR of the batch at level alpha, also where alpha B is not whole.
 

@@ -315,6 +315,7 @@ def _train_model(
             keeper=keeper,
             validate_fn=validate if has_validation else None,
             progress_fn=advance,
+            warn_fn=lambda warning: console.print(f"evenhand: {warning}", markup=False),
             should_stop_fn=chosen.should_stop_fn,
             ranks=ranks,
         )

@@ -115,6 +115,13 @@ class PairFeed:
         self.place = place
         return map_tensors(ready, lambda tensor: tensor.to(self.device, non_blocking=True))
 
+    def queries(self, num_queries: int) -> Features:
+        """The features of some queries, spread over the training part: always the same."""
+        count = min(num_queries, len(self.part))
+        return features_of(
+            self.part, np.arange(count) * len(self.part) // count, device=self.device
+        )
+
     def state(self) -> dict[str, Tensor]:
         """Where the batches that were handed out end."""
         position = torch.tensor(self.place.position)

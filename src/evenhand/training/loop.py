@@ -1,6 +1,7 @@
 """The training loop: a step, then what is due after it: a log line, a validation, a checkpoint."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from evenhand.errors import UserError
 from evenhand.files import parse_json, read_text, sync, write_text
 from evenhand.tensor_store import all_finite
 from evenhand.training.checkpoint import CheckpointManager
+from evenhand.training.collapse import CollapseWatch
 from evenhand.training.state import Plan, Training
 from evenhand.training.step import Step
 
@@ -30,6 +32,7 @@ def train(
     keeper: CheckpointManager | None = None,
     validate_fn: Callable[[], tuple[float, dict[str, float]]] | None = None,
     progress_fn: Callable[[int, dict[str, float]], None] = lambda step, figures: None,
+    warn_fn: Callable[[str], None] = warnings.warn,
     should_stop_fn: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
 ) -> bool:
@@ -42,12 +45,14 @@ def train(
         validate_fn: the value to select by, and every validation figure to be logged. It is
             called before `training.best_value` changes, so it can keep a model that is better.
         progress_fn: called after each step with its number and the figures logged last.
+        warn_fn: told when the encoder has collapsed; see `collapse`.
         ranks: those that train together, all in this loop at the same step.
 
     Returns:
         Whether training is complete (False: it was asked to stop, and can be resumed).
     """
     figures: dict[str, float] = {}
+    watch = CollapseWatch(training, plan)
     if plan.checkpoint_every == 0:
         keeper = None
     if keeper is not None and training.step:
@@ -64,6 +69,9 @@ def train(
             loss, zero_loss_share = torch.stack(training.recent).mean(dim=0).tolist()
             training.recent.clear()
             figures = {"loss": loss, "zero_loss_share": zero_loss_share, **scheduled._asdict()}
+            figures |= watch.figures()
+            if warning := watch.warning(figures):
+                warn_fn(warning)
             if metrics_path is not None:
                 append_line(metrics_path, {"step": training.step, **figures})
         progress_fn(training.step, figures)

@@ -1,0 +1,128 @@
+"""What two passes save: a step with a deep encoder, its survivors differentiated or all of it.
+
+    python benchmarks/deep.py --out benchmarks/results/deep-cpu.json
+    python benchmarks/deep.py --layers 6 --width 384 --length 64 --batch 4096 --chunk 512 \
+        --device cuda --out benchmarks/results/deep-gpu.json        # autocast to bfloat16 there
+
+Three ways to the same gradient, in turns, the time of each the median over the rounds: the whole
+batch in one pass; gradient caching, which is two passes over all of it in chunks, as the cached
+losses of sentence-transformers do; and two passes with k' survivors. By arithmetic a backward pass
+costs two forward passes, so the bounds are 3 / (1 + 3 k' / B).
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenhand import UniformSampler, mask_positives, s2m_loss, two_pass
+
+
+class Encoder(nn.Module):
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        width = options.width
+        self.tokens = nn.Embedding(1000, width)
+        layer = nn.TransformerEncoderLayer(
+            width,
+            width // 64,
+            4 * width,
+            dropout=options.dropout,
+            batch_first=True,
+            norm_first=True,
+        )
+        self.layers = nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layers(self.tokens(tokens)).mean(1)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    device, batch = torch.device(options.device), options.batch
+    encoder, table = Encoder(options).to(device), torch.randn(options.labels, options.width)
+    table = nn.Parameter(table.to(device))
+    tokens = torch.randint(1000, (batch, options.length), device=device)
+    labels = torch.randint(options.labels, (batch,), device=device)
+    ids = UniformSampler(options.labels).sample(
+        labels.unsqueeze(1).cpu(), options.sampled, generator=torch.Generator()
+    ).ids.to(device)  # fmt: skip
+
+    def step(num_hard_examples: int, chunk_size: int) -> None:
+        encoder.zero_grad()
+        table.grad = None
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            if chunk_size:
+                queries = two_pass(encoder, tokens, chunk_size=chunk_size)
+            else:
+                queries = encoder(tokens)
+        queries = nn.functional.normalize(queries.float())
+        rows = nn.functional.normalize(table)
+        scores = mask_positives(20 * queries @ rows[ids].T, ids, labels.unsqueeze(1))
+        positive = 20 * (queries * rows[labels]).sum(1)
+        s2m_loss(
+            positive, scores, num_hard_labels=16, num_hard_examples=num_hard_examples
+        ).backward()
+
+    ways = {"one pass": (batch // 8, 0), "gradient caching": (batch, options.chunk)}
+    ways |= {f"two passes, k' = B/{part}": (batch // part, options.chunk) for part in (8, 16)}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    peaks: dict[str, int] = {}
+    for _ in range(options.rounds + 1):  # the first is a warm-up
+        for name, way in ways.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            step(*way)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                peaks[name] = torch.cuda.max_memory_allocated()
+            seconds[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(own[1:]) for name, own in seconds.items()}
+    return {
+        "command": "python benchmarks/deep.py " + " ".join(sys.argv[1:]),
+        "machine": {
+            "device": torch.cuda.get_device_name() if peaks else platform.processor(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        },
+        "settings": {key: value for key, value in vars(options).items() if key != "out"},
+        "seconds": seconds,
+        "median_seconds": medians,
+        "times_as_fast_as_one_pass": {
+            name: round(medians["one pass"] / own, 2) for name, own in medians.items()
+        },
+        "bounds": {f"B/{part}": round(3 / (1 + 3 / part), 2) for part in (8, 16)},
+        "peak_bytes": peaks,  # on a GPU
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, value in {
+        "layers": 4, "width": 256, "length": 32, "batch": 256, "chunk": 32, "labels": 20_000,
+        "sampled": 1024, "rounds": 5,
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    results = measure(options)
+    print(json.dumps(results["times_as_fast_as_one_pass"], indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

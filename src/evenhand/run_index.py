@@ -1,15 +1,18 @@
-"""The index of a run beside exact search: opened, built and checked.
+"""The index of a run beside exact search: opened, built, checked, or loaded into a database.
 
 index/labels.faiss   what FAISS wrote
 index/index.json     its kind and effort, whose vectors it holds, and its recall by group
+
+A database's table or collection is named after the run's folder.
 """
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +34,11 @@ from evenhand.search.index_quality import (
     recall_by_group,
     recall_of_queries,
 )
+from evenhand.search.stored import stored_dim, stored_labels
+
+if TYPE_CHECKING:  # of extras that may not be installed
+    from evenhand.search.milvus import MilvusIndex
+    from evenhand.search.pgvector import PgvectorIndex
 
 LARGE_TABLE = 100_000  # labels, from which on a run's own index is used unasked
 QUERIES_OF_GROUP = 500  # of each group, that recall is measured on
@@ -39,6 +47,21 @@ EXACT, OWN = "exact", "faiss"  # instead of a database's address
 FORMAT_VERSION = 1
 
 ProgressFn = Callable[[str, int, int | None], None]
+AnyStored: TypeAlias = "FaissIndex | PgvectorIndex | MilvusIndex"
+
+
+class StoredAs(NamedTuple):
+    """What every index outside of the model is asked to be."""
+
+    num_labels: int
+    dim: int  # of the stored vectors, a bias included
+    has_bias: bool
+    model: str  # see `model_digest`
+
+
+def stored_as(folder: Path, exact: ExactIndex) -> StoredAs:
+    has_bias = exact.label_bias is not None
+    return StoredAs(len(exact), stored_dim(exact), has_bias, model_digest(folder))
 
 
 def index_file(folder: Path) -> Path:
@@ -58,7 +81,7 @@ def model_digest(folder: Path) -> str:
 # --- opening --------------------------------------------------------------------------------------
 
 
-def open_index(folder: Path, where: str | None, *, num_labels: int) -> VectorIndex | None:
+def open_index(folder: Path, where: str | None, wanted: StoredAs) -> AnyStored | None:
     """The index of a run that is asked for; None: exact search.
 
     Args:
@@ -66,16 +89,48 @@ def open_index(folder: Path, where: str | None, *, num_labels: int) -> VectorInd
             run's own if there is one and exact search would take long, and else exact.
     """
     if where is None:
-        is_large = num_labels >= LARGE_TABLE
+        is_large = wanted.num_labels >= LARGE_TABLE
         where = OWN if is_large and index_file(folder).exists() else EXACT
     if where == EXACT:
         return None
     if where == OWN:
-        return _open_own(folder, num_labels)
-    raise UserError(f"--index must be {EXACT} or {OWN}, got {where!r}")
+        return _open_own(folder, wanted)
+    kept: Any = {"dim": wanted.dim, "has_bias": wanted.has_bias, "model": wanted.model}
+    index: AnyStored
+    if is_postgres(where):
+        from evenhand.search.pgvector import PgvectorIndex
+
+        index = PgvectorIndex(where, database_name(folder), **kept)
+    else:
+        from evenhand.search.milvus import MilvusIndex
+
+        index = MilvusIndex(where, database_name(folder), **kept)
+    if len(index) < wanted.num_labels:
+        raise UserError(
+            f"{index} holds {len(index):,} labels, and the model has {wanted.num_labels:,}; load "
+            f"it anew: evenhand index push {folder} --to ADDRESS"
+        )
+    return index
 
 
-def _open_own(folder: Path, num_labels: int) -> FaissIndex:
+def is_postgres(address: str) -> bool:
+    """Whether an address is one of PostgreSQL; else it is one of Milvus, or refused."""
+    if address.startswith(("postgresql://", "postgres://")):
+        return True
+    if address.startswith(("http://", "https://")) or address.endswith(".db"):
+        return False
+    raise UserError(
+        "an index is 'exact', 'faiss', postgresql://USER@HOST/DATABASE, a file of milvus-lite that "
+        "ends in .db, or http://HOST:PORT of Milvus"
+    )
+
+
+def database_name(folder: Path) -> str:
+    """The table or collection of a run: letters, digits and underscores alone."""
+    return "evenhand_" + re.sub(r"\W", "_", folder.resolve().name, flags=re.ASCII)[:40]
+
+
+def _open_own(folder: Path, wanted: StoredAs) -> FaissIndex:
     path, rebuild = index_file(folder), f"evenhand index build {folder}"
     if not path.exists():
         raise UserError(f"{folder} has no index; build it: {rebuild}")
@@ -87,12 +142,12 @@ def _open_own(folder: Path, num_labels: int) -> FaissIndex:
         raise UserError(f"{path.with_name('index.json')} is damaged; build it again: {rebuild}")
     if about["kind"] not in KINDS or about["num_bytes"] != path.stat().st_size:
         raise UserError(f"{path} is damaged; build it again: {rebuild}")
-    if about["model"] != model_digest(folder):
+    if about["model"] != wanted.model:
         raise UserError(f"the index of {folder} is of another model; build it again: {rebuild}")
     index = load_faiss(
         path, about["kind"], has_bias=about["has_bias"], effort=max(1, about["effort"])
     )
-    if len(index) != num_labels:
+    if (len(index), index.index.d) != (wanted.num_labels, wanted.dim):
         raise UserError(f"{path} is damaged; build it again: {rebuild}")
     return index
 
@@ -153,7 +208,7 @@ class Judge:
 def members_of_groups(dataset: Dataset, part_name: str) -> list[QueryGroup]:
     """The groups of a part with enough queries; a query is in the groups of its right labels."""
     query_ids = pairs_of(dataset.parts[part_name].positives).query_ids
-    groups = []
+    groups: list[QueryGroup] = []
     for column in group_columns(dataset, part_name):
         pair_ids, group_ids = memberships(column.groups)
         for group_id, name in enumerate(column.group_names):
@@ -226,3 +281,42 @@ def build_run_index(
     }
     write_json(index_file(folder).with_name("index.json"), about)
     return index, rows
+
+
+# --- databases ------------------------------------------------------------------------------------
+
+
+def push_run(
+    folder: Path,
+    searcher: Searcher,
+    address: str,
+    *,
+    dataset: Dataset | None = None,
+    progress_fn: ProgressFn = lambda name, done, total: None,
+) -> AnyStored:
+    """Loads a run's labels into a database, and opens them there.
+
+    Args:
+        searcher: the run with exact search.
+        dataset: whose groups of labels can then be filtered by.
+    """
+    exact = exact_of(searcher)
+    wanted, table = stored_as(folder, exact), database_name(folder)
+    if is_postgres(address):
+        from evenhand.search.pgvector import load_pgvector as load
+    else:
+        from evenhand.search.milvus import load_milvus as load
+    blocks = stored_labels(
+        exact, searcher.data.label_names, None if dataset is None else dataset.label_groups
+    )
+    load(
+        address,
+        table,
+        blocks,
+        dim=wanted.dim,
+        model=wanted.model,
+        progress_fn=lambda name, done: progress_fn(name, done, wanted.num_labels if done else None),
+    )
+    index = open_index(folder, address, wanted)
+    assert index is not None
+    return index

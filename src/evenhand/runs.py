@@ -57,7 +57,7 @@ from evenhand.run_folder import (
     save_model,
     save_result,
 )
-from evenhand.run_index import open_index
+from evenhand.run_index import StoredAs, model_digest, open_index
 from evenhand.search import (
     ExactIndex,
     HybridIndex,
@@ -564,7 +564,10 @@ def load_searcher(
     check_trained_on(folder, data)
     model = load_model(folder, data, device=device, config=config)
     ranker = load_run_ranker(folder, config, data)
-    found = open_index(folder, index, num_labels=data.num_labels)
+    has_bias = model.label_bias is not None or bool(config.search.frequency_discount)
+    dim = model.label_table.shape[1] + has_bias
+    wanted = StoredAs(data.num_labels, dim, has_bias, model_digest(folder))
+    found = open_index(folder, index, wanted)
     return build_searcher(model, data, config, ranker, found)
 
 

@@ -8,14 +8,15 @@ So any store that knows the inner product gives the model's scores. Under the co
 have length 1 and there is no bias: the inner product is the cosine, times the model's scale.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data import FloatArray, IntArray
+from evenhand.data import FloatArray, Groups, IntArray, Strings, memberships
 from evenhand.errors import UserError
 from evenhand.search.exact import ExactIndex, SearchResult, check_queries
 
@@ -58,3 +59,65 @@ def ranked(label_ids: IntArray, scores: NDArray[np.float32], device: torch.devic
     ids, best = (torch.from_numpy(part).to(device) for part in (label_ids, scores))
     places = torch.from_numpy(order).to(device)
     return SearchResult(ids.gather(1, places), best.gather(1, places))
+
+
+# --- for databases --------------------------------------------------------------------------------
+
+
+class StoredLabels(NamedTuple):
+    """Rows of a database: what it finds labels by, and what they can be filtered by."""
+
+    label_ids: IntArray  # (n,)
+    vectors: FloatArray  # (n, stored_dim)
+    names: list[str]
+    metadata: list[dict[str, list[str]]]  # of each label: its groups in every column
+
+
+def stored_labels(
+    exact: ExactIndex,
+    names: Strings | None = None,
+    groups: Mapping[str, Groups] | None = None,
+    block_rows: int = 2**12,
+) -> Iterator[StoredLabels]:
+    """All labels of a model in order, a block at a time."""
+    start = 0
+    for vectors in stored_blocks(exact, block_rows):
+        label_ids = np.arange(start, start + len(vectors))
+        metadata: list[dict[str, list[str]]] = [{} for _ in label_ids]
+        for column, of_labels in (groups or {}).items():
+            own = of_labels._replace(ids=of_labels.ids[label_ids])
+            for place, group_id in zip(*memberships(own), strict=True):
+                metadata[place].setdefault(column, []).append(own.names[group_id])
+        shown = [f"label {row}" if names is None else names[row] for row in label_ids.tolist()]
+        yield StoredLabels(label_ids, vectors, shown, metadata)
+        start += len(vectors)
+
+
+Where = Mapping[str, Sequence[str]]  # column -> the groups of which a label must be in one
+
+
+def filled(
+    rows: Sequence[Sequence[tuple[int, float]]], num_results: int, device: torch.device
+) -> SearchResult:
+    """Labels and scores found for each query, as (Q, num_results), with -1 where there are less."""
+    label_ids = np.full((len(rows), num_results), -1, dtype=np.int64)
+    scores = np.full((len(rows), num_results), -np.inf, dtype=np.float32)
+    for query, found in enumerate(rows):
+        for place, (label_id, score) in enumerate(found):
+            label_ids[query, place], scores[query, place] = label_id, score
+    return ranked(label_ids, scores, device)
+
+
+def stopped_half_way(what: str, reason: str) -> UserError:
+    """For a load that did not end: what searchers see is what they saw before."""
+    return UserError(
+        f"the load into {what} stopped half-way ({reason}); searchers see what was there before, "
+        f"and the same command begins anew"
+    )
+
+
+def of_another_model(what: str) -> UserError:
+    return UserError(
+        f"{what} holds the vectors of another model; load this one: evenhand index push RUN --to "
+        f"ADDRESS"
+    )

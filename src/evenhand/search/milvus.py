@@ -1,0 +1,260 @@
+"""Label vectors in Milvus: in a milvus-lite file of this machine, or in a cluster, by one code.
+
+A load fills a collection of its own, and when all is there an alias is turned to it, in one step.
+Searchers ask the alias: they see the old labels until then, and never a part of the new ones. A
+collection that a load left behind when it stopped is removed by the next load.
+
+A milvus-lite file belongs to one process at a time; a cluster has no such limit.
+"""
+
+import contextlib
+import json
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from torch import Tensor
+
+from evenhand.errors import UserError
+from evenhand.search.exact import SearchResult
+from evenhand.search.stored import (
+    StoredLabels,
+    Where,
+    filled,
+    of_another_model,
+    stopped_half_way,
+    stored_queries,
+)
+
+EFFORT = 200  # labels kept in view (ef)
+MOST_EFFORT = 16_384  # that Milvus allows, as many as results of a query
+INDEX = {"index_type": "HNSW", "metric_type": "IP", "params": {"M": 16, "efConstruction": 200}}
+NAME_BYTES = 1024  # of a label, that are kept
+TIMEOUT = 10.0  # seconds to find the server
+
+try:
+    from pymilvus import DataType, MilvusClient
+    from pymilvus.exceptions import MilvusException
+except ImportError as error:
+    raise UserError("Milvus needs its extra: pip install 'evenhand[milvus]'") from error
+
+logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # errors are raised as well
+
+
+class MilvusIndex:
+    """Answers as an `ExactIndex` over the same labels does, but for the labels it misses."""
+
+    def __init__(self, address: str, alias: str, *, dim: int, has_bias: bool, model: str) -> None:
+        """
+        Args:
+            address: http://user:password@host:port, or the path of a file that ends in .db.
+            dim: of the stored vectors, a bias included.
+            model: whose vectors these must be.
+        """
+        self.address, self.alias = address, alias
+        self.dim, self.has_bias = dim, has_bias
+        self.effort, self.most_effort = EFFORT, MOST_EFFORT
+        self.client = connect(address)
+        with _errors(str(self)):
+            collection = _collection_of(self.client, alias)
+            if collection is None:
+                raise UserError(
+                    f"{self} does not exist; load it: evenhand index push RUN --to ADDRESS"
+                )
+            if not collection.startswith(_prefix(alias, model)):
+                raise of_another_model(str(self))
+            fields = self.client.describe_collection(collection)["fields"]
+            (width,) = (f["params"]["dim"] for f in fields if f["name"] == "embedding")
+            if int(width) != dim:
+                raise UserError(
+                    f"{self} holds vectors of {width} dimensions, and the model has {dim}; load "
+                    f"it anew: evenhand index push RUN --to ADDRESS"
+                )
+            self.client.load_collection(collection)
+            self.num_labels = _count(self.client, alias)
+
+    def __str__(self) -> str:
+        return f"the collection {self.alias} of Milvus at {shown_address(self.address)}"
+
+    def __len__(self) -> int:
+        return self.num_labels
+
+    @property
+    def name(self) -> str:
+        return f"{self}, ef {self.effort}"
+
+    def set_effort(self, effort: int) -> None:
+        """More finds more and takes longer."""
+        if not 1 <= effort <= MOST_EFFORT:
+            raise UserError(f"effort must be between 1 and {MOST_EFFORT}, got {effort}")
+        self.effort = effort
+
+    def search(self, queries: Tensor, num_results: int, where: Where | None = None) -> SearchResult:
+        """The labels of the highest score that it finds: (Q, D) -> (Q, R), R = min(that, L).
+
+        Args:
+            where: of each column that is named, a label must be in one of these groups.
+        """
+        vectors = stored_queries(queries, num_results, dim=self.dim, has_bias=self.has_bias)
+        num_results = min(num_results, len(self))
+        limit = min(num_results, MOST_EFFORT)
+        # JSON's texts are Milvus's: quotes and backslashes are escaped alike.
+        conditions = [
+            f"json_contains_any(metadata[{json.dumps(column)}], {json.dumps(list(groups))})"
+            for column, groups in (where or {}).items()
+        ]
+        rows: list[list[tuple[int, float]]] = []
+        if len(vectors):
+            with _errors(str(self)):
+                found = self.client.search(
+                    self.alias,
+                    data=list(vectors),
+                    limit=limit,
+                    filter=" and ".join(conditions),
+                    search_params={"params": {"ef": max(self.effort, limit)}},
+                )
+            rows = [[(hit.id, hit.distance) for hit in hits] for hits in found]
+        return filled(rows, num_results, queries.device)
+
+    def upsert(self, labels: StoredLabels) -> None:
+        """Writes some labels, new ones or in place of those with the same id."""
+        if labels.vectors.shape[1:] != (self.dim,) or not np.isfinite(labels.vectors).all():
+            raise ValueError(
+                f"vectors must be (n, {self.dim}) finite numbers, got {labels.vectors.shape}"
+            )
+        with _errors(str(self)):
+            self.client.upsert(self.alias, _rows(labels))
+            self.num_labels = _count(self.client, self.alias)
+
+
+def load_milvus(
+    address: str,
+    alias: str,
+    blocks: Iterable[StoredLabels],
+    *,
+    dim: int,
+    model: str,
+    progress_fn: Callable[[str, int], None] = lambda name, done: None,
+) -> None:
+    """Writes all labels as a collection and turns the alias to it: all of them or none.
+
+    Args:
+        blocks: the labels, in any order.
+        model: is part of the collection's name, so that no other model is asked with these.
+        progress_fn: called with what is done, and for how many labels.
+    """
+    client = connect(address)
+    collection = f"{_prefix(alias, model)}{uuid.uuid4().hex[:12]}"
+    what = f"the collection {alias} of Milvus at {shown_address(address)}"
+    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field("label_id", DataType.INT64, is_primary=True)
+    schema.add_field("name", DataType.VARCHAR, max_length=NAME_BYTES)
+    schema.add_field("metadata", DataType.JSON)
+    schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=dim)
+    try:
+        before, num_labels = _collection_of(client, alias), 0
+        try:
+            client.create_collection(collection, schema=schema, consistency_level="Strong")
+            for block in blocks:
+                client.insert(collection, _rows(block))
+                num_labels += len(block.label_ids)
+                progress_fn("loading (labels)", num_labels)
+            progress_fn("building the HNSW index", 0)
+            client.flush(collection)
+            params = client.prepare_index_params()
+            params.add_index("embedding", **INDEX)
+            client.create_index(collection, params)
+            client.load_collection(collection)
+            if _count(client, collection) != num_labels:
+                raise UserError(f"{what} did not keep all labels that were sent; push again")
+        except BaseException:
+            with contextlib.suppress(MilvusException):
+                client.drop_collection(collection)
+            raise
+        if before is None:
+            client.create_alias(collection, alias)
+        else:
+            client.alter_alias(collection, alias)
+        for other in client.list_collections():  # the one before, and what loads left that stopped
+            if other.startswith(f"{alias}__") and other != collection:
+                client.drop_collection(other)
+    except MilvusException as error:
+        raise stopped_half_way(what, _line(error)) from error
+    finally:
+        client.close()
+
+
+def shown_address(address: str) -> str:
+    """The address without user and password."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else address
+
+
+def connect(address: str) -> Any:
+    """A client of a cluster, or of a file."""
+    parts, shown = urlsplit(address), shown_address(address)
+    if not parts.netloc and not address.endswith(".db"):
+        raise UserError(f"a file of Milvus must end in .db, got {address}")
+    try:
+        return MilvusClient(
+            shown,
+            user=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+            timeout=TIMEOUT,
+        )
+    except (MilvusException, OSError, RuntimeError) as error:
+        reason = _line(error)
+        if "auth" in reason.lower():
+            raise UserError(
+                f"Milvus at {shown} refuses this user or password; correct the address"
+            ) from None
+        raise UserError(
+            f"Milvus at {shown} cannot be reached ({reason}); start it or correct the address, "
+            f"and of a file see that no other process has it open"
+        ) from None
+
+
+def _prefix(alias: str, model: str) -> str:
+    return f"{alias}__{model[:16]}__"
+
+
+def _collection_of(client: Any, alias: str) -> str | None:
+    """The collection that an alias stands for, if there is one."""
+    for collection in client.list_collections():
+        if alias in client.list_aliases(collection)["aliases"]:
+            return str(collection)
+    return None
+
+
+def _count(client: Any, collection: str) -> int:
+    (row,) = client.query(collection, filter="", output_fields=["count(*)"])
+    return int(row["count(*)"])
+
+
+def _rows(labels: StoredLabels) -> list[dict[str, Any]]:
+    return [
+        {
+            "label_id": label_id,
+            "name": name.encode()[:NAME_BYTES].decode(errors="ignore"),
+            "metadata": metadata,
+            "embedding": vector,
+        }
+        for label_id, name, metadata, vector in zip(
+            labels.label_ids.tolist(), labels.names, labels.metadata, labels.vectors, strict=True
+        )
+    ]
+
+
+@contextlib.contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MilvusException as error:
+        raise UserError(f"{what} did not answer ({_line(error)}); ask again") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

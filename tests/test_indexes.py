@@ -1,9 +1,12 @@
-"""One contract for every index: the same questions to exact search, FAISS, PostgreSQL and Milvus."""
+"""One contract for every index: exact search, FAISS, PostgreSQL and Milvus."""
 
 import pytest
 import torch
 
-from evenhand.search import ExactIndex
+from evenhand.errors import UserError
+from evenhand.search import ExactIndex, HybridIndex
+from evenhand.search import faiss_index as fi
+from evenhand.search.stored import stored_dim, stored_labels
 
 NUM_LABELS, DIM, NUM_QUERIES = 600, 12, 40
 MODEL = "0123456789abcdef" * 4
@@ -47,3 +50,168 @@ def milvus(tmp_path_factory):
     """The path of a milvus-lite file."""
     pytest.importorskip("milvus_lite")
     return str(tmp_path_factory.mktemp("milvus") / "labels.db")
+
+
+class Case:
+    """An index of each kind over the same labels, and how it is made anew."""
+
+    def __init__(self, kind, place, postgres=None, milvus=None):
+        self.kind, self.place = kind, place
+        self.address = {"pgvector": postgres, "milvus": milvus}.get(kind)
+        self.exact = make_exact(fi.PQ_TRAINING if kind == "ivf-pq" else NUM_LABELS)
+        self.index = self.make(self.exact)
+
+    def make(self, exact, groups=None):
+        if self.kind == "exact":
+            return exact
+        if self.kind == "hybrid":  # nothing is added to what the graph finds: candidates alone
+            index = HybridIndex(exact, candidates=fi.build_faiss(exact, "flat"))
+            index.prepared = lambda queries: index.prepare(queries, None)
+            return index
+        if self.address is None:
+            return fi.build_faiss(exact, self.kind)
+        self.load(stored_labels(exact, groups=groups), stored_dim(exact))
+        return self.open(stored_dim(exact))
+
+    def load(self, blocks, dim, model=MODEL):
+        from evenhand.search import milvus, pgvector
+
+        load = pgvector.load_pgvector if self.kind == "pgvector" else milvus.load_milvus
+        load(self.address, "evenhand_test", blocks, dim=dim, model=model)
+
+    def open(self, dim=DIM + 1, model=MODEL):
+        from evenhand.search import milvus, pgvector
+
+        kind = pgvector.PgvectorIndex if self.kind == "pgvector" else milvus.MilvusIndex
+        has_bias = dim == DIM + 1
+        return kind(self.address, "evenhand_test", dim=dim, has_bias=has_bias, model=model)
+
+    def search(self, queries, num_results, index=None):
+        index = index or self.index
+        asked = index.prepared(queries) if self.kind == "hybrid" else queries
+        return index.search(asked, num_results)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request, tmp_path_factory):
+    kind = request.param
+    if kind in fi.KINDS or kind == "hybrid":
+        pytest.importorskip("faiss")
+    servers = {kind: request.getfixturevalue(kind)} if kind == "milvus" else {}
+    if kind == "pgvector":
+        servers["postgres"] = request.getfixturevalue("postgres")
+    case = Case(kind, tmp_path_factory.mktemp(kind), **servers)
+    if getattr(case.index, "effort", 0):
+        case.index.set_effort(min(100, case.index.most_effort))
+    return case
+
+
+def recall(found, expected):
+    """The share of expected labels found; a label of the same score counts as well."""
+    found, expected = found.scores.sort(1).values, expected.scores.sort(1).values
+    return (found >= expected - 1e-4 * expected.abs().clamp(min=1)).double().mean().item()
+
+
+def check_found(found, exact, queries):
+    """Best first, each label once, and the model's own score, bias included."""
+    ids, scores = found
+    assert ids.dtype == torch.int64
+    assert ((ids < 0) == scores.isneginf()).all()
+    assert (scores[:, 1:] <= scores[:, :-1]).all()
+    for row in ids:
+        kept = row[row >= 0]
+        assert len(kept.unique()) == len(kept)
+    torch.testing.assert_close(scores, exact.scores_of(queries, ids), rtol=1e-4, atol=1e-4)
+
+
+def test_the_first_labels_are_those_of_exact_search(case):
+    queries = some_queries()
+    found, expected = case.search(queries, 10), case.exact.search(queries, 10)
+    check_found(found, case.exact, queries)
+    assert found.label_ids.shape == (NUM_QUERIES, 10)
+    if case.kind in IS_EXACT:
+        assert found.label_ids.equal(expected.label_ids)
+    else:
+        assert recall(found, expected) >= LEAST_RECALL
+    one = case.search(queries[3:4], 10)
+    assert one.label_ids[0].tolist() == found.label_ids[3].tolist()
+    assert case.index.name
+    assert len(case.index) == len(case.exact)
+
+
+def test_more_results_than_labels_are_as_many_as_there_are(case):
+    queries, count = some_queries(3), len(case.exact)
+    found = case.search(queries, count + 50)
+    check_found(found, case.exact, queries)
+    assert found.label_ids.shape == (3, count)
+    least = count if case.kind in IS_EXACT | {"pgvector"} else LEAST_RECALL * 300
+    assert ((found.label_ids >= 0).sum(1) >= least).all()
+
+
+def test_labels_that_are_the_same_are_both_found(case):
+    found = case.search(case.exact.label_vectors[:1], 50)
+    ids = found.label_ids[0].tolist()
+    assert (ids.index(0) + 1, found.scores[0, ids.index(0)]) == (
+        ids.index(1), found.scores[0, ids.index(1)],
+    )  # fmt: skip
+
+
+def test_no_queries_find_nothing(case):
+    found = case.search(some_queries(0), 5)
+    assert found.label_ids.shape == found.scores.shape == (0, 5)
+    assert found.label_ids.dtype == torch.int64
+
+
+def test_what_is_no_query_is_refused(case):
+    with pytest.raises(ValueError, match=rf"queries must be \(Q, {DIM}\), got \(2, {DIM + 1}\)"):
+        case.search(torch.ones(2, DIM + 1), 5)
+    for number in (torch.nan, torch.inf):
+        queries = some_queries(3)
+        queries[1, 2] = number
+        with pytest.raises(UserError, match="a query vector is infinite or no number"):
+            case.search(queries, 5)
+    with pytest.raises(ValueError, match="num_results must be at least 1, got 0"):
+        case.search(some_queries(1), 0)
+
+
+def test_without_a_bias_nothing_is_added_to_the_vectors(case):
+    exact, queries = make_exact(len(case.exact), has_bias=False), some_queries()
+    index = case.make(exact)
+    if getattr(index, "effort", 0):
+        index.set_effort(min(100, index.most_effort))
+    found = case.search(queries, 10, index)
+    check_found(found, exact, queries)
+    assert recall(found, exact.search(queries, 10)) >= LEAST_RECALL
+    if case.address:  # what the other tests ask
+        case.index = case.make(case.exact)
+
+
+def test_saved_and_opened_again_it_answers_the_same(case):
+    queries, before = some_queries(), case.search(some_queries(), 10)
+    if case.kind in IS_EXACT - {"flat"}:
+        pytest.skip("it is made of the model")
+    if case.address is None:
+        path = case.place / "labels.faiss"
+        case.index.save(path)
+        again = fi.load_faiss(path, case.kind, has_bias=True, effort=case.index.effort or 1)
+        half = case.place / "half.faiss"
+        half.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(UserError, match="is damaged; build it again"):
+            fi.load_faiss(half, case.kind, has_bias=True, effort=1)
+    else:
+        again = case.open()
+        again.set_effort(case.index.effort)
+    after = case.search(queries, 10, again)
+    assert after.label_ids.equal(before.label_ids)
+    assert after.scores.equal(before.scores)
+
+
+def test_a_label_vector_that_is_no_number_is_not_stored(case):
+    if case.kind in ("exact", "hybrid"):
+        pytest.skip("nothing is stored")
+    exact = make_exact(len(case.exact))
+    exact.label_vectors[5, 1] = torch.inf
+    with pytest.raises(UserError, match="is infinite or no number; train anew"):
+        case.make(exact)
+    if case.address:  # what was there before is
+        assert recall(case.search(some_queries(), 5), case.exact.search(some_queries(), 5)) > 0.9

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from evenhand.data import Dataset, IntArray, memberships, pairs_of
+from evenhand.data import Dataset, memberships, pairs_of
 from evenhand.errors import UserError
 from evenhand.evaluation.groups import group_columns
 from evenhand.files import file_digest, read_json, write_json
@@ -41,7 +41,8 @@ if TYPE_CHECKING:  # of extras that may not be installed
     from evenhand.search.pgvector import PgvectorIndex
 
 LARGE_TABLE = 100_000  # labels, from which on a run's own index is used unasked
-QUERIES_OF_GROUP = 500  # of each group, that recall is measured on
+QUERIES_OF_ALL = 2000  # at random from a part: recall over all is measured on them
+QUERIES_OF_GROUP = 200  # at random from each group
 AT_ONCE = 1024  # queries
 EXACT, OWN = "exact", "faiss"  # instead of a database's address
 FORMAT_VERSION = 1
@@ -163,9 +164,9 @@ def exact_of(searcher: Searcher) -> ExactIndex:
 
 
 class Judge:
-    """Exact answers to queries of a run's own data, and the groups that these belong to.
+    """Exact answers to some queries of a run's own data, by which an index is judged.
 
-    Of every group with FEWEST_QUERIES or more, up to QUERIES_OF_GROUP drawn at random are asked.
+    Of all queries, and of every group with FEWEST_QUERIES or more, a random sample is asked.
     """
 
     def __init__(
@@ -174,18 +175,22 @@ class Judge:
         dataset: Dataset,
         part_name: str,
         *,
+        by_group: bool = True,
         progress_fn: ProgressFn = lambda name, done, total: None,
     ) -> None:
+        if part_name not in dataset.parts:
+            raise UserError(f"{dataset.name} has no {part_name} part; name another with --part")
         part, self.progress_fn = dataset.parts[part_name], progress_fn
         self.part_name = part_name
-        members = members_of_groups(dataset, part_name)
-        chosen = sample_of_groups([group.query_ids for group in members], len(part))  # (Q,)
-        place = np.full(len(part), -1)
-        place[chosen] = np.arange(len(chosen))
-        self.groups = []
-        for group in members:
-            places = place[group.query_ids]
-            self.groups.append(group._replace(query_ids=places[places >= 0]))
+        groups = sampled_groups(dataset, part_name, by_group=by_group)
+        chosen = np.unique(np.concatenate([group.query_ids for group in groups]))  # (Q,)
+        self.groups = [
+            group._replace(
+                query_ids=np.searchsorted(chosen, group.query_ids),
+                rest_ids=np.searchsorted(chosen, group.rest_ids),
+            )
+            for group in groups
+        ]
         vectors, found = [], []
         for start in range(0, len(chosen), AT_ONCE):
             features = chosen_features(part, chosen[start : start + AT_ONCE])
@@ -205,29 +210,25 @@ class Judge:
         return recall_of_queries(torch.cat(found), self.exact_ids)
 
 
-def members_of_groups(dataset: Dataset, part_name: str) -> list[QueryGroup]:
-    """The groups of a part with enough queries; a query is in the groups of its right labels."""
-    query_ids = pairs_of(dataset.parts[part_name].positives).query_ids
-    groups: list[QueryGroup] = []
-    for column in group_columns(dataset, part_name):
+def sampled_groups(dataset: Dataset, part_name: str, *, by_group: bool) -> list[QueryGroup]:
+    """All queries first, then the groups with enough of them: a random sample of each, by row.
+
+    A query is in the groups of its right labels as well as in its own.
+    """
+    part = dataset.parts[part_name]
+    query_ids, lots = pairs_of(part.positives).query_ids, np.random.default_rng(0)
+    order = lots.permutation(len(part))  # the first of a group in this order are its sample
+    everyone = np.sort(order[:QUERIES_OF_ALL])
+    groups = [QueryGroup("all", "all", everyone, everyone[:0])]
+    for column in group_columns(dataset, part_name)[1:] if by_group else []:
         pair_ids, group_ids = memberships(column.groups)
         for group_id, name in enumerate(column.group_names):
-            members = np.unique(query_ids[pair_ids[group_ids == group_id]])
-            if len(members) >= FEWEST_QUERIES:
-                groups.append(QueryGroup(column.name, name, members))
-    if not groups:
-        raise UserError(
-            f"the {part_name} part has fewer than {FEWEST_QUERIES} queries, too few to measure "
-            f"recall on; name another with --part"
-        )
+            is_member = np.zeros(len(part), dtype=bool)
+            is_member[query_ids[pair_ids[group_ids == group_id]]] = True
+            if is_member.sum() >= FEWEST_QUERIES:
+                own = np.sort(order[is_member[order]][:QUERIES_OF_GROUP])
+                groups.append(QueryGroup(column.name, name, own, everyone[~is_member[everyone]]))
     return groups
-
-
-def sample_of_groups(members: list[IntArray], num_queries: int) -> IntArray:
-    """QUERIES_OF_GROUP of each group, or all of it, in order: those with the lowest lot."""
-    lots = np.random.default_rng(0).random(num_queries)
-    parts = [ids[np.argsort(lots[ids], kind="stable")[:QUERIES_OF_GROUP]] for ids in members]
-    return np.unique(np.concatenate(parts))
 
 
 def build_run_index(
@@ -302,10 +303,15 @@ def push_run(
     """
     exact = exact_of(searcher)
     wanted, table = stored_as(folder, exact), database_name(folder)
+    load: Callable[..., None]
     if is_postgres(address):
-        from evenhand.search.pgvector import load_pgvector as load
+        from evenhand.search.pgvector import load_pgvector
+
+        load = load_pgvector
     else:
-        from evenhand.search.milvus import load_milvus as load
+        from evenhand.search.milvus import load_milvus
+
+        load = load_milvus
     blocks = stored_labels(
         exact, searcher.data.label_names, None if dataset is None else dataset.label_groups
     )

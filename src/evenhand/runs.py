@@ -57,7 +57,7 @@ from evenhand.run_folder import (
     save_model,
     save_result,
 )
-from evenhand.run_index import StoredAs, model_digest, open_index
+from evenhand.run_index import EXACT, StoredAs, model_digest, open_index
 from evenhand.search import (
     ExactIndex,
     HybridIndex,
@@ -543,7 +543,7 @@ def load_searcher(
     *,
     device: torch.device,
     dataset: Dataset | None = None,
-    index: str | None = "exact",
+    index: str | None = EXACT,
 ) -> Searcher:
     """A trained run, ready to be asked, from its folder alone.
 
@@ -564,10 +564,12 @@ def load_searcher(
     check_trained_on(folder, data)
     model = load_model(folder, data, device=device, config=config)
     ranker = load_run_ranker(folder, config, data)
-    has_bias = model.label_bias is not None or bool(config.search.frequency_discount)
-    dim = model.label_table.shape[1] + has_bias
-    wanted = StoredAs(data.num_labels, dim, has_bias, model_digest(folder))
-    found = open_index(folder, index, wanted)
+    found = None
+    if index != EXACT:
+        has_bias = model.label_bias is not None or bool(config.search.frequency_discount)
+        dim = model.label_table.shape[1] + has_bias
+        wanted = StoredAs(data.num_labels, dim, has_bias, model_digest(folder))
+        found = open_index(folder, index, wanted)
     return build_searcher(model, data, config, ranker, found)
 
 

@@ -37,6 +37,17 @@ Device = Annotated[
     str | None, flag("cpu, cuda, cuda:1, ...", show_default="the GPU if there is one")
 ]
 
+INDEX_VARIABLE = "EVENHAND_INDEX"  # may hold a database's address, so that no command shows it
+Index = Annotated[
+    str | None,
+    flag(
+        "exact, faiss (that of `evenhand index build`), or the address of a database.",
+        envvar=INDEX_VARIABLE,
+        show_envvar=False,
+        show_default="faiss if it is built and the labels are many, else exact",
+    ),
+]
+
 
 def _check_timeout(seconds: float) -> float:
     if not seconds > 0:  # nor is what is no number

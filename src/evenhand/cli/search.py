@@ -46,6 +46,7 @@ def search(
         Path | None, flag(f"File to write, a line a result: {', '.join(WRITTEN)}.")
     ] = None,
     json: Annotated[bool, flag("Write JSON, a line a result.", "--json")] = False,
+    index: options.Index = None,
     data: options.MovedData = None,
     device: options.Device = None,
 ) -> None:
@@ -70,7 +71,9 @@ def search(
         input = Path("-")
     needs_data = data is not None or not query_data_path(run).exists()
     dataset = open_run_data(run, console, data=data) if needs_data else None
-    searcher = load_searcher(run, device=choose_device(device), dataset=dataset)
+    searcher = load_searcher(run, device=choose_device(device), dataset=dataset, index=index)
+    if not searcher.index.name.startswith("exact"):
+        print(f"evenhand: answers of {searcher.index.name}", file=sys.stderr)
     num_found, num_blank = 0, 0
     with contextlib.ExitStack() as stack:
         advance: ProgressFn = lambda name, done, total: None  # noqa: E731
@@ -195,7 +198,8 @@ def _print_tables(asked: Asked, searcher: "Searcher", num_results: int) -> None:
         asked.queries, found.label_ids.tolist(), found.scores.tolist(), strict=True
     ):
         table = Table("score", "label", title=Text(f"“{query}”"), title_justify="left", box=None)
-        for name, score in zip(searcher.label_names(ids), scores, strict=True):
+        ids = [label_id for label_id in ids if label_id >= 0]  # an index may find fewer
+        for name, score in zip(searcher.label_names(ids), scores, strict=False):
             table.add_row(f"{score:.3f}", Text(name))
         console.print(table)
 

@@ -26,13 +26,12 @@ Floats = NDArray[np.float64]
 
 
 class QueryGroup(NamedTuple):
+    """Positions in a list of queries: a random sample of a group's, and of those not in it."""
+
     column: str
     name: str
-    query_ids: IntArray  # (n,) positions in a list of queries
-
-    @property
-    def title(self) -> str:
-        return "all queries" if self.column == "all" else f"{self.column} {self.name}"
+    query_ids: IntArray  # (n,)
+    rest_ids: IntArray  # (m,)
 
 
 class GroupRecall(NamedTuple):
@@ -55,7 +54,7 @@ def recall_of_queries(found_ids: Tensor, exact_ids: Tensor) -> Floats:
 
 
 def recall_by_group(recalls: Floats, groups: Sequence[QueryGroup]) -> list[GroupRecall]:
-    """Recall (Q,) in every group, and whether it is below that of all other queries.
+    """Recall (Q,) in every group, and whether it is below that of the queries not in it.
 
     It is if the difference is LEAST_GAP or more and a one-sided z-test of the two means rejects
     that they are equal, at ERROR_RATE divided by the number of groups (Bonferroni).
@@ -63,9 +62,7 @@ def recall_by_group(recalls: Floats, groups: Sequence[QueryGroup]) -> list[Group
     critical = norm.isf(ERROR_RATE / max(1, len(groups)))
     rows = []
     for group in groups:
-        is_member = np.zeros(len(recalls), dtype=bool)
-        is_member[group.query_ids] = True
-        own, others = recalls[is_member], recalls[~is_member]
+        own, others = recalls[group.query_ids], recalls[group.rest_ids]
         rest, is_failed = np.nan, False
         if len(others) >= FEWEST_QUERIES:
             rest = float(others.mean())

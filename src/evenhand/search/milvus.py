@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -58,6 +59,7 @@ class MilvusIndex:
         self.dim, self.has_bias = dim, has_bias
         self.effort, self.most_effort = EFFORT, MOST_EFFORT
         self.client = connect(address)
+        weakref.finalize(self, self.client.close)
         with _errors(str(self)):
             collection = _collection_of(self.client, alias)
             if collection is None:

@@ -11,6 +11,7 @@ The address is never written anywhere, nor is its password shown.
 import contextlib
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -60,7 +61,10 @@ class PgvectorIndex:
         self.address, self.table = address, table
         self.dim, self.has_bias = dim, has_bias
         self.effort, self.most_effort = EFFORT, MOST_EFFORT
+        self.num_labels = 0
         self._local = threading.local()
+        self._opened: list[Any] = []
+        weakref.finalize(self, _close, self._opened)
         with self._connection() as connection:
             found = connection.execute(
                 "SELECT obj_description(c.oid, 'pg_class'), a.atttypmod FROM pg_class c "
@@ -105,14 +109,12 @@ class PgvectorIndex:
         """
         vectors = stored_queries(queries, num_results, dim=self.dim, has_bias=self.has_bias)
         num_results = min(num_results, len(self))
-        conditions, values = sql.SQL(""), []
-        if where:
-            each = sql.SQL(" AND ").join([sql.SQL("metadata -> %s ?| %s")] * len(where))
-            conditions = sql.SQL("WHERE {}").format(each)
-            values = [cell for column, groups in where.items() for cell in (column, list(groups))]
+        conditions = [sql.SQL("true"), *[sql.SQL("metadata -> %s ?| %s")] * len(where or {})]
+        values = [cell for column, own in (where or {}).items() for cell in (column, list(own))]
         statement = sql.SQL(
-            "SELECT label_id, embedding <#> %s AS distance FROM {} {} ORDER BY distance LIMIT %s"
-        ).format(sql.Identifier(self.table), conditions)
+            "SELECT label_id, embedding <#> %s AS distance FROM {} WHERE {} ORDER BY distance "
+            "LIMIT %s"
+        ).format(sql.Identifier(self.table), sql.SQL(" AND ").join(conditions))
         settings = {
             "hnsw.ef_search": str(min(MOST_EFFORT, max(self.effort, num_results))),
             "hnsw.iterative_scan": "strict_order",  # else a filter leaves fewer than asked for
@@ -161,6 +163,7 @@ class PgvectorIndex:
             connection = connect(self.address)
             _register(connection, self.address)
             self._local.connection = connection
+            self._opened.append(connection)
         try:
             with connection.transaction():
                 yield connection
@@ -277,6 +280,11 @@ def _register(connection: Any, address: str) -> None:
             f"PostgreSQL at {shown_address(address)} has no pgvector; install it on the server, "
             f"and let a superuser say CREATE EXTENSION vector"
         ) from error
+
+
+def _close(connections: list[Any]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 def _cells(labels: StoredLabels) -> Iterator[tuple[Any, ...]]:

@@ -82,7 +82,7 @@ def model_digest(folder: Path) -> str:
 # --- opening --------------------------------------------------------------------------------------
 
 
-def open_index(folder: Path, where: str | None, wanted: StoredAs) -> AnyStored | None:
+def open_index(folder: Path, where: str | None, wanted: StoredAs) -> "AnyStored | None":
     """The index of a run that is asked for; None: exact search.
 
     Args:

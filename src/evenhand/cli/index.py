@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from evenhand.cli import options
-from evenhand.cli.options import choose_device, flag
+from evenhand.cli.options import flag
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def push(
 
 def _open(run: Path, data: Path | None, device: str | None) -> "tuple[Searcher, Dataset]":
     """The run with exact search, and its data set."""
+    from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.runs import load_searcher, open_run_data
 

@@ -51,6 +51,7 @@ DECLARED = {
     "fastapi", "prometheus_client", "uvicorn",  # the extra `serve`
     "h11", "pydantic", "starlette",  # come with these
     "llvmlite",  # comes with numba
+    "mlflow", "sklearn",  # extras, of integrations/
     "triton",  # comes with a torch for CUDA, and is imported for CUDA alone
 }  # fmt: skip
 

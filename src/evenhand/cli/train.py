@@ -47,6 +47,9 @@ def train(
         int, flag("How often ranks are started again after one fails.", min=0)
     ] = 10,
     rank_timeout: options.RankTimeout = 600.0,
+    log_to: Annotated[
+        str | None, flag("Send the figures to tensorboard (in the run folder) or mlflow, too.")
+    ] = None,
     device: options.Device = None,
 ) -> int:
     """Train a model into a run folder.
@@ -70,10 +73,12 @@ def train(
     from evenhand.cli.console import console
     from evenhand.distributed.ranks import joined_ranks, wait_for_all
     from evenhand.files import locked
+    from evenhand.integrations.loggers import check_logger, log_metrics
     from evenhand.progress import stop_requested
     from evenhand.result_tables import unseen_notes
     from evenhand.runs import is_trained, train_run
 
+    check_logger(log_to)
     with joined_ranks(choose_device(device), timeout=rank_timeout) as (own_ranks, own_device):
         is_first = own_ranks is None or own_ranks.rank == 0
         console.quiet |= not is_first  # only the first rank speaks
@@ -87,7 +92,8 @@ def train(
         for note in unseen_notes(dataset):
             console.print(note)
         lock = locked(folder) if is_first else contextlib.nullcontext()
-        with lock, stop_requested() as should_stop_fn:
+        logged = log_metrics(folder, log_to if is_first else None)
+        with lock, logged, stop_requested() as should_stop_fn:
             is_complete = train_run(
                 folder,
                 config,

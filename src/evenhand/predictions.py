@@ -10,6 +10,7 @@ Ids are compared as texts, so that 7 is "7". Of equal scores the lower id comes 
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,15 +69,13 @@ def read_columns(
         known: the columns it may have beside ids; None: any.
     """
     where = str(source) if is_path(source) else where
-    batches = []
-    for batch in read_batches(source, None, progress_fn=progress_fn):
-        names = batch.schema.names
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(f"{where}: two columns are called {twice!r}; rename one")
-        batches.append(batch)
+    batches = list(read_batches(source, None, progress_fn=progress_fn))
     if not sum(map(len, batches)):
         raise UserError(f"{where} has no rows; it must have a row for each (query, label) pair")
     table = pa.Table.from_batches(batches).combine_chunks()
+    names = Counter(table.column_names)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise UserError(f"{where}: two columns are called {twice!r}; rename one")
     keys = {}
     for name, text in TEXT_OF.items():
         keys[name] = next((key for key in (name, text) if key in table.column_names), "")
@@ -259,7 +258,7 @@ def _texts_of(kind: str, tables: Sequence[Columns], codes: IntArray) -> pa.Large
 
 
 def _no_features(num_rows: int) -> Rows:
-    return Rows(np.zeros(num_rows + 1, dtype=np.int64), np.zeros(0, dtype=np.int32))
+    return Rows(np.zeros(num_rows + 1, np.int64), np.zeros(0, np.int32))
 
 
 # --- predictions ----------------------------------------------------------------------------------
@@ -333,16 +332,12 @@ def evaluate_columns(
     ties = np.arange(len(names))
     if truth.is_given:  # its numbers need not be in the order of the names
         ties = np.where(label_ids >= 0, label_ids, truth.dataset.num_labels)
-    if (query_ids < 0).all():
-        raise UserError(
-            f"no query of {where} is in the truth: it has {queries[0].as_py()!r}, the truth "
-            f"{found['query_id'][0].as_py()!r}; give both the same ids"
-        )
-    if (label_ids < 0).all():
-        raise UserError(
-            f"no label of {where} is in the truth: it has {labels[0].as_py()!r}, the truth "
-            f"{found['label_id'][0].as_py()!r}; give both the same ids"
-        )
+    for kind, ids, texts in (("query_id", query_ids, queries), ("label_id", label_ids, labels)):
+        if (ids < 0).all():
+            raise UserError(
+                f"no {TEXT_OF[kind]} of {where} is in the truth: it has {texts[0].as_py()!r}, the "
+                f"truth {found[kind][0].as_py()!r}; give both the same ids"
+            )
     is_kept = query_ids >= 0
     query_ids, name_ids, scores = query_ids[is_kept], name_ids[is_kept], scores[is_kept]
     pairs = query_ids * len(names) + name_ids
@@ -409,45 +404,29 @@ class Evaluation:
         dataset, part_name = self.truth.dataset, self.truth.part_name
         baselines = evaluate_baselines(dataset, part_name, self.outcome.cutoffs)
         about: dict[str, Any] = {"predictions": self.counts, "dataset": {"name": dataset.name}}
-        result = RunResult(
-            name,
-            about,
-            "",
-            [],
-            part_name,
-            self.scores,
-            self.outcome,
-            baselines=baselines,
-        )
-        write_report([result], dataset, Path(path))
+        own = (part_name, self.scores, self.outcome)
+        write_report([RunResult(name, about, "", [], *own, None, baselines)], dataset, Path(path))
 
     def notes(self) -> list[str]:
         """What there is to know before the figures are read."""
-        counts = self.counts
-        notes = [
-            f"queries without predictions: {counts['queries without predictions']:,} of "
-            f"{counts['queries']:,}; they count as failures"
-        ]
-        if others := counts["predictions for other queries"]:
-            notes.append(
-                f"predictions for queries that the truth does not have: {others:,}; they are left "
-                f"out"
-            )
-        if unknown := counts["predictions of unknown labels"]:
-            notes.append(
-                f"predictions of labels that the truth does not have: {unknown:,} of "
-                f"{counts['predictions']:,}; they count as wrong"
-            )
-        longest = counts["longest list"]
-        if higher := [f"@{cutoff}" for cutoff in self.outcome.cutoffs if cutoff > longest]:
-            notes.append(
-                f"the longest list has {longest}: metrics {', '.join(higher)} see no more than that"
-            )
-        if not self.truth.dataset.label_counts().any():
-            notes.append(
-                "head, torso and tail are left out: they need the training pairs (--train)"
-            )
-        return notes
+        counts, cutoffs = self.counts, self.outcome.cutoffs
+        without, longest = counts["queries without predictions"], counts["longest list"]
+        others, unknown = (
+            counts[f"predictions {which}"] for which in ("for other queries", "of unknown labels")
+        )
+        higher = ", ".join(f"@{cutoff}" for cutoff in cutoffs if cutoff > longest)
+        notes = {
+            f"queries without predictions: {without:,} of {counts['queries']:,}; they count as "
+            f"failures": True,
+            f"predictions for queries that the truth does not have: {others:,}; they are left "
+            f"out": others,
+            f"predictions of labels that the truth does not have: {unknown:,} of "
+            f"{counts['predictions']:,}; they count as wrong": unknown,
+            f"the longest list has {longest}: metrics {higher} see no more than that": higher,
+            "head, torso and tail are left out: they need the training pairs (--train)":
+                not self.truth.dataset.label_counts().any(),
+        }  # fmt: skip
+        return [note for note, is_so in notes.items() if is_so]
 
     def save(self, folder: str | Path, *, source: str = "") -> None:
         """Writes a folder that `evenhand compare`, `report` and `slices` read like a run's.

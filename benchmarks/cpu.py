@@ -38,6 +38,7 @@ import torch._dynamo  # every optimiser does; here once, before the processes ar
 from rich.console import Console
 from rich.table import Table
 
+from machine import proc_bytes, processor
 from peers.ways import PEERS
 from ways import GATHERED, PRODUCT, WAYS, Problem, Shape, Way
 
@@ -177,19 +178,12 @@ def _send_peak(sender: Connection, case: Case) -> None:
     case.way.build(Problem(TINY))()
     problem = Problem(case.shape)
     gc.collect()
-    start = _status_bytes("VmRSS")
+    start = proc_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the highest from now on
     step = case.way.build(problem)
     step()
     step()
-    sender.send(max(0, _status_bytes("VmHWM") - start))
-
-
-def _status_bytes(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit(f"/proc/self/status has no {key}")
+    sender.send(max(0, proc_bytes("VmHWM") - start))
 
 
 # --- reporting ------------------------------------------------------------------------------------
@@ -213,7 +207,7 @@ def _rows(
             "repeats": len(own),
             "ratio_to_product": round(median / floors[case.shape], 3),
             "peak_bytes": peak,
-            "device": f"{_processor()}, {torch.get_num_threads()} threads",
+            "device": f"{processor()}, {torch.get_num_threads()} threads",
             "versions": _versions(case.way.packages),
             "note": case.note,
         }
@@ -254,13 +248,6 @@ def _version(package: str) -> str | None:
 
 def _has_compiler() -> bool:
     return any(shutil.which(name) for name in ("g++", "clang++"))
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

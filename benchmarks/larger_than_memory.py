@@ -14,7 +14,6 @@ are not what is measured. All files are removed at the end.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import platform
@@ -22,9 +21,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +34,11 @@ from rich.table import Table
 
 from evenhand.kernels.jit import jit
 from evenhand.kernels.random import jit_mix64
+from machine import peak_anonymous_memory
 
 NUM_LABELS, NUM_FEATURES = 100_000, 200_000
 ROWS_AT_ONCE = 20_000
 MOST_ROW_BYTES = 160 * 16 + 64
-SECONDS_BETWEEN_LOOKS = 0.02
 GIGABYTE = 10**9
 
 
@@ -203,43 +201,6 @@ def _watched(name: str, command: list[str], folder: Path, console: Console) -> d
         "peak_anonymous": max(peaks.values()),
         "peak_anonymous_of_each": sorted(peaks.values(), reverse=True),
     }
-
-
-@contextlib.contextmanager
-def peak_anonymous_memory(pid: int) -> Iterator[dict[int, int]]:
-    """The largest RssAnon of a process and of each of its children, while the block runs."""
-    peaks: dict[int, int] = {pid: 0}
-    is_over = threading.Event()
-
-    def look() -> None:
-        while not is_over.wait(SECONDS_BETWEEN_LOOKS):
-            for each in _family(pid):
-                peaks[each] = max(peaks.get(each, 0), _anonymous(each))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield peaks
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def _family(pid: int) -> list[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return [pid]
-    return [pid, *(each for child in children for each in _family(int(child)))]
-
-
-def _anonymous(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:  # it has ended
-        return 0
-    found = [line.split()[1] for line in lines if line.startswith("RssAnon:")]
-    return 1024 * int(found[0]) if found else 0
 
 
 def drop_from_cache(folder: Path) -> None:

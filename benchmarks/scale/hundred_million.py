@@ -48,6 +48,9 @@ from rich.table import Table
 
 from evenhand.config import TrainingConfig, build_config, to_toml
 
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmarks.machine import peak_anonymous_memory
+
 WORKER = Path(__file__).with_name("million_worker.py")
 PHASES = ("data", "train", "resume", "undisturbed", "evaluate")
 SPARE_BYTES = 2**30  # of the disk, beside what is written
@@ -148,18 +151,18 @@ def _run(phase: str, home: Path) -> None:
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     process = subprocess.Popen([sys.executable, str(WORKER), phase, str(home)], env=environment)
-    with _device_memory() as device_used:
-        peaks = {"host_anonymous_bytes": 0, "disk_bytes": 0}
+    disk_bytes = 0
+    with _device_memory() as device_used, peak_anonymous_memory(process.pid) as host_used:
         while process.poll() is None:
-            peaks["host_anonymous_bytes"] = max(
-                peaks["host_anonymous_bytes"], _anonymous_bytes(process.pid)
-            )
-            peaks["disk_bytes"] = max(peaks["disk_bytes"], _disk_bytes(home))
+            disk_bytes = max(disk_bytes, _disk_bytes(home))
             time.sleep(0.1)
     expected = -signal.SIGKILL if phase == "train" else 0
     if process.returncode != expected:
         raise SystemExit(f"{phase} ended with {process.returncode}, not {expected}")
-    record = _read(home, phase) | {f"{name}_peak": value for name, value in peaks.items()}
+    record = _read(home, phase) | {
+        "host_anonymous_bytes_peak": host_used[process.pid],
+        "disk_bytes_peak": disk_bytes,
+    }
     if device_used:
         record["nvidia_smi_peak_bytes"] = max(device_used)
     (home / f"{phase}.json").write_text(json.dumps(record))
@@ -199,15 +202,6 @@ def _disk_bytes(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_blocks * 512
     return total
-
-
-def _anonymous_bytes(process_id: int) -> int:
-    """Memory of its own, without what is mapped from files."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process_id}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return 1024 * int(line.split()[1])
-    return 0
 
 
 # --- report ---------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,18 +24,17 @@ from torch import Tensor
 from evenhand import runs
 from evenhand.config import build_config, read_settings
 from evenhand.data import open_dataset
+from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import Training
 
 BLOCK = 2**26  # bytes of a tensor that are digested at once
-LONGEST_WAIT = 300  # seconds for a checkpoint that is written in the background
 
 
 class Watch:
     """Seconds of each part of a run, and of every logged stretch of steps."""
 
-    def __init__(self, folder: Path, *, kill_at: int = 0, checkpoint_every: int = 0) -> None:
+    def __init__(self, folder: Path, *, kill_at: int = 0) -> None:
         self.folder, self.kill_at = folder, kill_at
-        self.checkpoint_every = checkpoint_every
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
         self.steps: list[tuple[int, float]] = []  # (step, seconds since the beginning)
@@ -68,28 +66,10 @@ class Watch:
         step, now = self.training.step, time.perf_counter() - self.began
         if not self.training.recent:  # it was logged, so the device was waited for
             self.steps.append((step, now))
-        if step == self.checkpoint_every:
-            threading.Thread(target=self._time_checkpoint, args=[now], daemon=True).start()
         if step == self.kill_at:
-            self._wait_for_checkpoint()
             self.write("train")
             os.kill(os.getpid(), signal.SIGKILL)  # nothing is flushed, closed or told
         return False
-
-    def _time_checkpoint(self, asked_at: float) -> None:
-        target = self.folder / "checkpoints" / f"step-{self.checkpoint_every:08d}"
-        while not target.exists():
-            time.sleep(0.02)
-        seconds = time.perf_counter() - self.began - asked_at
-        self.seconds["until the checkpoint is complete"] = round(seconds, 2)
-
-    def _wait_for_checkpoint(self) -> None:
-        """A checkpoint may still be on its way to the disk: killed then, there is none."""
-        start = time.perf_counter()
-        while "until the checkpoint is complete" not in self.seconds:
-            if time.perf_counter() - start > LONGEST_WAIT:
-                raise SystemExit(f"no checkpoint was complete after {LONGEST_WAIT} seconds")
-            time.sleep(0.02)
 
     def write(self, phase: str) -> None:
         record = {
@@ -132,12 +112,7 @@ def digests_of(training: Training) -> dict[str, str]:
 def train(phase: str, home: Path, about: dict[str, Any]) -> None:
     """`phase`: "train" is killed at a step, "resume" ends, "undisturbed" ends and saves nothing."""
     folder = home / ("undisturbed" if phase == "undisturbed" else "run")
-    is_killed = phase == "train"
-    watch = Watch(
-        folder,
-        kill_at=about["kill_at"] if is_killed else 0,
-        checkpoint_every=about["checkpoint_every"] if is_killed else 0,
-    )
+    watch = Watch(folder, kill_at=about["kill_at"] if phase == "train" else 0)
     save_model = runs.save_model
 
     def save(folder: Path, model: Any, **options: Any) -> None:
@@ -151,6 +126,8 @@ def train(phase: str, home: Path, about: dict[str, Any]) -> None:
         setattr(runs, name, watch.timed(words, getattr(runs, name)))
     runs.build_training = watch.built(runs.build_training)
     runs.save_model = save  # type: ignore[assignment]
+    write_checkpoint = watch.timed("write a checkpoint", CheckpointManager.save)
+    CheckpointManager.save = write_checkpoint  # type: ignore[method-assign]
     Training.load = watch.timed("load the checkpoint", Training.load)  # type: ignore[method-assign]
 
     device = torch.device(about["device"])

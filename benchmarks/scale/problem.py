@@ -30,7 +30,8 @@ from evenhand.training.rank_step import RankStep
 from evenhand.training.state import Plan, Scheduled, Training
 from evenhand.training.step import HARDEST, train_step
 
-sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
+sys.path.append(str(Path(__file__).parents[2]))  # for `benchmarks` and `experiments`
+from benchmarks.machine import processor
 from experiments.scaling_laws import Law, in_bags, uniform_law, zipf_law
 from experiments.step_costs import StepShape
 
@@ -202,11 +203,9 @@ def plan_of(problem: Problem) -> Plan:
 
 def about_run() -> dict[str, Any]:
     """Machine, versions and command: what figures need to be read."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "machine": f"{names[0]}, {os.cpu_count()} cores, {memory / 2**30:.0f} GiB",
+        "machine": f"{processor()}, {os.cpu_count()} cores, {memory / 2**30:.0f} GiB",
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "numpy")},

@@ -48,6 +48,7 @@ from evenhand.training.rank_step import RankStep
 from evenhand.training.step import Step
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `experiments`
+from benchmarks.machine import proc_bytes
 from experiments.scaling_laws import law_of_counts
 from experiments.simulated_ranks import run_ranks
 from experiments.step_costs import StepShape, bytes_sent, kept_label_bounds, memory_held
@@ -218,7 +219,7 @@ def _loopback_bytes() -> int:
 
 def measure_memory(console: Console) -> list[dict[str, Any]]:
     problem = Problem(labels=10**7)
-    free = _meminfo("MemAvailable")
+    free = proc_bytes("MemAvailable", "meminfo")
     if free < 8 * 2**30:
         raise SystemExit(f"10^7 labels need 8 GiB to be free, and {free / 2**30:.1f} are")
     rows = []
@@ -233,7 +234,7 @@ def measure_memory(console: Console) -> list[dict[str, Any]]:
 
 def _memory_of_rank(ranks: ProcessRanks, problem: Problem) -> dict[str, int]:
     """Peak bytes of this process, with what python and torch take before anything is made."""
-    empty = {"empty_rss": _status_bytes("VmRSS"), "empty_anonymous": _status_bytes("RssAnon")}
+    empty = {"empty_rss": proc_bytes("VmRSS"), "empty_anonymous": proc_bytes("RssAnon")}
     part = part_of(problem)
     step: Step
     step = whole_step(problem, part) if ranks.num_ranks == 1 else rank_step(problem, part, ranks)
@@ -242,22 +243,8 @@ def _memory_of_rank(ranks: ProcessRanks, problem: Problem) -> dict[str, int]:
     return {
         **empty,
         "peak_rss": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        "anonymous": _status_bytes("RssAnon"),
+        "anonymous": proc_bytes("RssAnon"),
     }
-
-
-def _status_bytes(key: str) -> int:
-    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
-        if line.startswith(f"{key}:"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit(f"/proc/self/status has no {key}")
-
-
-def _meminfo(key: str) -> int:
-    for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
-        if line.startswith(f"{key}:"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit(f"/proc/meminfo has no {key}")
 
 
 # --- a real training ------------------------------------------------------------------------------

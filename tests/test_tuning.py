@@ -326,7 +326,7 @@ def marks_of(page):
         (TRIALS, "Trial 3 is chosen, with k' = 8: recall@10 on worst 3 of script is 35.0 %, "
          "recall@10 is 48.5 %. Beside SNM that is +15.00 points for the worst served and −1.50 "
          "points for all.", f"chosen: trial 3, the highest {RULE.criterion} of the trials near"),
-        (TRIALS, "3 of 5 trials come within 2 points of the best recall@10 (50.0 %); the rule takes",
+        (TRIALS, "3 of 5 trials come within 2 points of the best recall@10 (50.0 %); the rule",
          "(3 of 5: recall@10 at most 0.02 below 0.5000)"),
         ([*TRIALS[:2], trial_of(3, 0.485, 0.31)],
          "Within its interval (29.0–34.0 %), and so hardly to be told from it: trial 2.",

@@ -1,6 +1,6 @@
 """What `evenhand doctor` checks: what is installed, usable and slow here, with a remedy each.
 
-Whatever may crash or hang runs as a self-test in a child process: python -m evenhand.doctor NAME
+Compiled code may crash or hang, so its self-test runs in a child: python -m evenhand.doctor
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -29,18 +28,13 @@ from torch.torch_version import TorchVersion
 from torch.utils import collect_env
 
 from evenhand.errors import gibibytes
-from evenhand.progress import count_bar
 from evenhand.version import __version__
 
 OK, SLOW, MISSING, BROKEN = "ok", "slow", "missing", "broken"
 COLOURS = {OK: "green", SLOW: "yellow", MISSING: "dim", BROKEN: "bold red"}
 CGROUP = Path("/sys/fs/cgroup")
-TEST_SECONDS = 40.0  # importing torch alone may take several
+TEST_SECONDS = 60.0  # importing torch alone may take several
 LEAST_DISK, LITTLE_DISK = 100 * 2**20, 2 * 2**30  # bytes
-REMEDIES = {  # of self-tests
-    "loops": "remove numba's cache (__pycache__/*.nbi); if that does not help, install numba anew",
-    "kernels": "pip install the triton that fits torch, and a C compiler (gcc)",
-}
 
 
 class Finding(NamedTuple):
@@ -54,32 +48,27 @@ class Finding(NamedTuple):
 def print_findings(folder: Path, *, console: Console, as_json: bool) -> bool:
     """Runs every check and prints what it found; False if anything is broken.
 
-    A check that raises has found something broken. The self-tests start at once, beside each other
-    and the other checks.
+    A check that raises has found something broken.
     """
-    screen = Console(stderr=True, quiet=not console.is_terminal) if as_json else console
+    checks: dict[str, Callable[[], Finding]] = {
+        "evenhand": check_evenhand,
+        "python": lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}"),
+        **{word: partial(check_package, word) for word in requirements()},
+        "disk": partial(check_disk, folder),
+        "gpu": check_gpu,
+        "threads": check_threads,
+        "machine code": check_compile_cache,
+        "kernels": run_self_test,
+    }
     findings: dict[str, Finding] = {}
-    with ThreadPoolExecutor() as pool, count_bar(screen, "checking") as advance:
-        loops, kernels = pool.submit(run_self_test, "loops"), pool.submit(run_self_test, "kernels")
-        checks: dict[str, Callable[[], Finding]] = {
-            "evenhand": check_evenhand,
-            "python": lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}"),
-            **{word: partial(check_package, word) for word in requirements()},
-            "disk": partial(check_disk, folder),
-            "gpu": check_gpu,
-            "compiled code": check_compile_cache,
-            "compiled loops": loops.result,
-            "GPU kernels": lambda: check_kernels(kernels.result()),
-            "threads": check_threads,
-        }
+    screen = Console(stderr=True, quiet=not console.is_terminal) if as_json else console
+    with screen.status("checking"):
         for name, check_fn in checks.items():
-            advance(len(findings), len(checks))
             try:
                 findings[name] = check_fn()
             except Exception as error:
                 sentence = f"the check failed: {type(error).__name__}: {error}"
                 findings[name] = Finding(BROKEN, sentence, "report this")
-        advance(len(checks), len(checks))
     counts = Counter(finding.state for finding in findings.values())
     if as_json:
         rows = [{"check": name, **finding._asdict()} for name, finding in findings.items()]
@@ -93,7 +82,7 @@ def print_findings(folder: Path, *, console: Console, as_json: bool) -> bool:
     return not counts[BROKEN]
 
 
-# --- what is installed ----------------------------------------------------------------------------
+# --- what is installed and usable -----------------------------------------------------------------
 
 
 def version_of(name: str) -> str | None:
@@ -126,9 +115,6 @@ def check_package(requirement: str) -> Finding:
         return Finding(OK, found)
     state = "not installed" if found is None else f"{found} is too old"
     return Finding(BROKEN, state, f"pip install '{requirement}'")
-
-
-# --- what is usable -------------------------------------------------------------------------------
 
 
 def check_gpu() -> Finding:
@@ -168,6 +154,9 @@ def check_disk(folder: Path) -> Finding:
     return Finding(OK, found)
 
 
+# --- what is slow ---------------------------------------------------------------------------------
+
+
 def check_compile_cache() -> Finding:
     """Whether numba keeps its machine code for the next process."""
     from evenhand.kernels import rows
@@ -179,16 +168,6 @@ def check_compile_cache() -> Finding:
     found = "nowhere to keep it" if path is None else f"{path} cannot be written"
     remedy = "set NUMBA_CACHE_DIR to a folder that can be written: every start compiles anew"
     return Finding(SLOW, found, remedy)
-
-
-def check_kernels(trial: Finding) -> Finding:
-    if torch.cuda.is_available():
-        return trial
-    remedy = "nothing: on the CPU, training takes the eager step"
-    return Finding(MISSING, "not tried without a GPU", remedy)
-
-
-# --- what is slow ---------------------------------------------------------------------------------
 
 
 def usable_cores() -> float:
@@ -212,49 +191,38 @@ def check_threads() -> Finding:
     return Finding(SLOW, f"{found} ({source})", remedy)
 
 
-# --- self-tests, each in a process of its own -----------------------------------------------------
+# --- what computes something else -----------------------------------------------------------------
 
 
-def try_loops() -> str:
-    """A numba loop against torch's own normalisation."""
+def self_test() -> str:
+    """Vectors of length 1 by a numba loop and, on a GPU, the means of rows by a Triton kernel."""
     from evenhand.kernels.rows import unit
 
     vectors = torch.randn(64, 33, generator=torch.Generator().manual_seed(0))
     error = float((unit(vectors) - torch.nn.functional.normalize(vectors)).abs().max())
     if not error < 1e-5:
-        raise SystemExit(f"off by {error:.3g}")
-    return f"agree with torch to {error:.0e}"
-
-
-def try_kernels() -> str:
-    """A Triton kernel against its oracle: the means of some rows of a table."""
+        raise SystemExit(f"numba's loops are off by {error:.3g}; remove __pycache__/*.nbi")
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        return "no GPU"
+        return "numba's loops agree with torch; without a GPU training takes the eager step"
     from evenhand.kernels.gpu.bags import bag_vectors
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     table = torch.arange(12, dtype=torch.float32, device=device).view(4, 3)  # (F, D)
-    offsets = torch.tensor([0, 2, 2, 5], device=device)
+    starts = torch.tensor([0, 2, 2, 5], device=device)
     ids = torch.tensor([3, 1, 0, 1, 2], dtype=torch.int32, device=device)
-    vectors = torch.empty(3, 3, device=device)
-    documents = torch.tensor([2, 1, 0], device=device)
-    bag_vectors(table, offsets, ids, None, documents, out=vectors)
-    expected = torch.stack([table[:3].mean(0), torch.zeros(3).to(device), table[[3, 1]].mean(0)])
-    if not torch.allclose(vectors, expected):
-        raise SystemExit(f"a kernel answers {vectors.tolist()}, not {expected.tolist()}")
-    return "they compile and agree with their oracle: training takes a CUDA graph"
+    found, bags = torch.empty(3, 3, device=device), torch.tensor([2, 1, 0], device=device)
+    bag_vectors(table, starts, ids, None, bags, out=found)
+    expected = torch.stack([table[:3].mean(0), torch.zeros_like(table[0]), table[[3, 1]].mean(0)])
+    if not torch.allclose(found, expected):
+        raise SystemExit(f"a Triton kernel answers {found.tolist()}, not {expected.tolist()}")
+    return "numba's loops and Triton's kernels agree with torch; training takes a CUDA graph"
 
 
-SELF_TESTS = {"loops": try_loops, "kernels": try_kernels}
-
-
-def run_self_test(name: str) -> Finding:
-    words = ["-m", "evenhand.doctor", name]
-    return run_python(words, timeout=TEST_SECONDS, remedy=REMEDIES[name])
-
-
-def run_python(words: Sequence[str], *, timeout: float, remedy: str) -> Finding:
-    """Runs Python with these arguments; survives and reports a crash or a hang there."""
+def run_self_test(
+    words: Sequence[str] = ("-m", "evenhand.doctor"), *, timeout: float = TEST_SECONDS
+) -> Finding:
+    """Runs the self-test in a child, or other words of Python; survives a crash or a hang there."""
+    remedy = "install numba anew; on a GPU also the triton that fits torch, and a C compiler (gcc)"
     paths = [str(Path(__file__).parents[1]), *sys.path]
     try:
         done = subprocess.run(
@@ -279,4 +247,4 @@ def run_python(words: Sequence[str], *, timeout: float, remedy: str) -> Finding:
 
 
 if __name__ == "__main__":
-    print(SELF_TESTS[sys.argv[1]]())
+    print(self_test())

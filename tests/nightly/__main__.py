@@ -4,8 +4,9 @@ mutants   small mistakes put into copies of the package; each must make a test f
 tests     the long tests in tests/nightly/test_*.py
 fuzz      minutes of damaged inputs for every parser (see tests/fuzz)
 kills     runs on two ranks, of which one is killed; each must end as if it had not been
+wheel     the wheel, installed into an empty environment: the docs' Python must run there
 
-All four by default. With words, only the mutants in whose line one of them occurs.
+All by default. With words, only the mutants in whose line one of them occurs.
 """
 
 import argparse
@@ -15,13 +16,18 @@ import sys
 
 from .mutation import ROOT, run_mutants
 
-STAGES = ("mutants", "tests", "fuzz", "kills")
+STAGES = ("mutants", "tests", "fuzz", "kills", "wheel")
 
 
 def run_stage(stage: str, options: argparse.Namespace) -> int:
     """The exit status of a stage; 0 if nothing was found."""
     if stage == "mutants":
         return run_mutants(options.words, options.processes)
+    if stage == "wheel":
+        sys.path.insert(0, str(ROOT / "tests"))
+        from .wheel import run_docs_on_wheel
+
+        return run_docs_on_wheel()
     command = {
         "tests": ["-m", "pytest", "--timeout=1800", "tests/nightly"],
         "fuzz": ["-m", "tests.fuzz", "--minutes", str(options.minutes)],

@@ -18,7 +18,8 @@ from evenhand.data import Strings
 from evenhand.errors import UserError
 from evenhand.export_vectors import export_run
 from evenhand.run_folder import load_model, run_config
-from evenhand.runs import evaluate_model, query_data_of, query_data_path
+from evenhand.run_search import query_data_of, query_data_path
+from evenhand.runs import evaluate_model
 from evenhand.search.searcher import save_query_data
 from small import config, dense_dataset, run_main, text_dataset
 from test_saved_models import begun_run, save_by

@@ -19,7 +19,7 @@ LAYERS = {
     ],
     "reports": ["predictions", "report", "result_tables", "serving", "tuning"],
     "runs": [
-        "build", "export_vectors", "run_folder", "run_index", "runs",
+        "build", "export_vectors", "run_folder", "run_search", "runs",
     ],
     "settings": ["config", "defaults", "progress"],
     "system": ["distributed", "evaluation", "search", "tensor_store", "training"],

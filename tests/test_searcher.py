@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 import small
-from evenhand import runs
+from evenhand import run_search, runs
 from evenhand.build import check_against_data, check_ranker
 from evenhand.data import Rows, Strings, open_dataset, save_dataset, take_rows
 from evenhand.data.text import NgramFeaturizer, WordFeaturizer
@@ -70,12 +70,12 @@ def test_a_copied_run_answers_texts_without_its_data(tmp_path, capsys, monkeypat
         patch.setattr(runs, "open_dataset", None)
         assert small.run_main(capsys, *words) == before
     shutil.copytree(tmp_path / "run", tmp_path / "elsewhere/run")
-    runs.query_data_path(tmp_path / "run").unlink()
+    run_search.query_data_path(tmp_path / "run").unlink()
     assert small.run_main(capsys, *words) == before  # a run of an earlier version
     shutil.rmtree(tmp_path / "data")
     assert "no dataset.json in" in small.run_main(capsys, *words).sentence
     with pytest.raises(UserError, match="train --resume --run"):
-        runs.load_searcher(words[1], device=CPU)
+        run_search.load_searcher(words[1], device=CPU)
     words[1] = tmp_path / "elsewhere/run"
     assert small.run_main(capsys, *words) == before
     save_dataset(small.text_dataset(seed=1), tmp_path / "other")
@@ -101,7 +101,7 @@ def test_a_copied_run_finds_for_features_what_its_evaluation_found(tmp_path, cha
     features = Rows(*map(np.array, features))
     shutil.copytree(run, tmp_path / "elsewhere/run")
     shutil.rmtree(tmp_path / "data")
-    searcher = runs.load_searcher(tmp_path / "elsewhere/run", device=CPU)
+    searcher = run_search.load_searcher(tmp_path / "elsewhere/run", device=CPU)
     found, outcome = searcher.search(features, 10), load_result(run, "test").outcome
     np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids)
     np.testing.assert_allclose(found.scores, outcome.retrieved_scores, rtol=1e-5)
@@ -116,7 +116,7 @@ def test_a_text_gets_the_weights_and_additions_of_the_features_that_were_trained
     config = config_of(tmp_path / "data", **VOTES, **RANKER, **HANDICAP)
     run, _, opened = trained(tmp_path, dataset, config)
     runs.evaluate_run(run, opened, "test", device=CPU, console=QUIET)
-    searcher, texts = runs.load_searcher(run, device=CPU), list(dataset.parts["test"].texts)
+    searcher, texts = run_search.load_searcher(run, device=CPU), list(dataset.parts["test"].texts)
     outcome, found = load_result(run, "test").outcome, searcher.search(texts, 10)
     np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids)
     np.testing.assert_allclose(found.scores, outcome.retrieved_scores, rtol=1e-5)
@@ -125,7 +125,7 @@ def test_a_text_gets_the_weights_and_additions_of_the_features_that_were_trained
 def test_dense_queries_are_answered_and_others_refused(tmp_path):
     config = small.config(tmp_path / "data", training__num_steps=3)
     run, _, dataset = trained(tmp_path, small.dense_dataset(), config)
-    searcher, queries = runs.load_searcher(run, device=CPU), dataset.parts["test"].features
+    searcher, queries = run_search.load_searcher(run, device=CPU), dataset.parts["test"].features
     found = searcher.search(np.asarray(queries[:4], np.float64), 5)
     outcome = runs.evaluate_model(load_model(run, dataset, device=CPU), dataset, "test", config)
     np.testing.assert_array_equal(found.label_ids, outcome.retrieved_ids[:4, :5])
@@ -140,7 +140,7 @@ def test_dense_queries_are_answered_and_others_refused(tmp_path):
 
 
 def test_rows_that_are_none_of_the_model_are_refused(tmp_path):
-    searcher = runs.load_searcher(trained(tmp_path)[0], device=CPU)
+    searcher = run_search.load_searcher(trained(tmp_path)[0], device=CPU)
     rows = {"offsets": np.array([0, 1]), "ids": np.array([0], np.int32)}
     rows["values"] = np.ones(1, np.float32)
     for change, words in (
@@ -211,13 +211,13 @@ def test_damaged_query_data_are_refused_in_one_sentence(tmp_path, damage):
 def test_query_data_of_another_run_are_refused(tmp_path):
     config = small.config(tmp_path / "data", training__num_steps=3)
     run, _, dataset = trained(tmp_path, small.text_dataset(), config)
-    data = runs.query_data_of(dataset, config)
-    save_query_data(runs.query_data_path(run), data._replace(fingerprint="of another"))
+    data = run_search.query_data_of(dataset, config)
+    save_query_data(run_search.query_data_path(run), data._replace(fingerprint="of another"))
     with pytest.raises(UserError, match="trained on another data set"):
-        runs.load_searcher(run, device=CPU)
-    save_query_data(runs.query_data_path(run), data._replace(num_features=2**31 - 1))
+        run_search.load_searcher(run, device=CPU)
+    save_query_data(run_search.query_data_path(run), data._replace(num_features=2**31 - 1))
     with pytest.raises(UserError, match="does not fit"):  # before memory of that size is asked for
-        runs.load_searcher(run, device=CPU)
+        run_search.load_searcher(run, device=CPU)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -231,7 +231,7 @@ def test_a_frequency_discount_takes_the_logarithm_of_its_pairs_off_every_label(h
         torch.nn.init.normal_(model.label_bias)
     scores, labels = [], torch.arange(dataset.num_labels).expand(2, -1)
     for one in (plain, config):
-        searcher = runs.build_searcher(model, runs.query_data_of(dataset, one), one)
+        searcher = run_search.build_searcher(model, run_search.query_data_of(dataset, one), one)
         scores.append(searcher.index.scores_of(searcher.encode(["a", "b"]), labels))
     pairs = dataset.parts["train"].positives.ids.tolist()
     taken = [0.7 * np.log(1 + pairs.count(label)) for label in range(dataset.num_labels)]
@@ -249,7 +249,7 @@ def test_a_run_leaves_a_ranker_that_its_evaluation_uses(tmp_path):
     assert about["ranker_seconds"] >= 0
     names = sorted(path.name for path in (folder / "model").iterdir())
     assert names == ["query_data.safetensors", "ranker.safetensors", "weights"]
-    ranker = runs.load_run_ranker(folder, config, dataset)
+    ranker = run_search.load_run_ranker(folder, config, dataset)
     model = load_model(folder, dataset, device=CPU)
     again = runs.mine_and_fit_ranker(model, dataset, config, console=QUIET)
     arrays = [(*one.weights, one.biases) for one in (ranker, again)]
@@ -280,17 +280,17 @@ def test_a_kill_or_a_wish_to_stop_costs_no_more_than_the_ranker(tmp_path, monkey
         patch.setattr(runs, "train", killed)  # the model must not be trained again
         patch.setattr("evenhand.search.reranker.PAIRS_OF_TASK", 64)
         assert not runs.train_run(*run, device=CPU, console=QUIET, should_stop_fn=lambda: True)
-        assert not runs.ranker_path(folder).exists()
+        assert not run_search.ranker_path(folder).exists()
         assert runs.train_run(*run, device=CPU, console=QUIET)
-        ranker = runs.ranker_path(folder).read_bytes()
+        ranker = run_search.ranker_path(folder).read_bytes()
         patch.setattr(runs, "mine_and_fit_ranker", killed)  # nor fitted, once all is there
         assert runs.train_run(*run, device=CPU, console=QUIET)
     assert read_about(folder)["is_complete"]
     assert small.weights_file(folder).read_bytes() == weights
     shutil.rmtree(folder / "model/weights")  # trained anew, it gets a ranker of its own
-    runs.ranker_path(folder).write_bytes(b"of another model")
+    run_search.ranker_path(folder).write_bytes(b"of another model")
     assert runs.train_run(*run, device=CPU, console=QUIET)
-    assert runs.ranker_path(folder).read_bytes() == ranker
+    assert run_search.ranker_path(folder).read_bytes() == ranker
 
 
 def test_a_damaged_ranker_is_refused(tmp_path):

@@ -12,7 +12,7 @@ import torch
 import small
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
-from evenhand.runs import load_searcher
+from evenhand.run_search import load_searcher
 from evenhand.serving import gate, served_run, server
 from evenhand.serving.batching import Batcher, QueueFullError, Work
 from evenhand.serving.gate import Limits, RateLimit

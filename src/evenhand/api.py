@@ -51,14 +51,13 @@ from evenhand.run_folder import (
     read_about,
     run_config,
 )
+from evenhand.run_search import load_searcher, query_data_path
 from evenhand.runs import (
     begin_run,
     default_folder,
     evaluate_run,
-    load_searcher,
     open_fitted,
     open_run_data,
-    query_data_path,
     train_run,
 )
 from evenhand.search import Searcher

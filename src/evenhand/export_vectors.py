@@ -21,7 +21,7 @@ from evenhand.errors import UserError
 from evenhand.files import atomic_folder, write_json
 from evenhand.models import Retriever, RowRange, features_of
 from evenhand.run_folder import load_model, open_weights, read_about, run_config
-from evenhand.runs import query_data_of
+from evenhand.run_search import query_data_of
 from evenhand.search import QueryData
 from evenhand.search.searcher import discount_biases
 from evenhand.version import __version__

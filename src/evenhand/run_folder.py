@@ -310,7 +310,9 @@ def load_model(
         if label_rows is not None or feature_rows is not None:
             model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
         # Not `to_empty`: for meta tensors that imports sympy, which takes half a second.
-        model._apply(lambda meta: torch.empty(meta.shape, dtype=meta.dtype, device=device))
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda meta: torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        )
         try:
             return fill_model(model, saved, rows)
         except DamagedError as error:

@@ -26,14 +26,13 @@ from rich.console import Console
 from evenhand.build import (
     build_training,
     check_against_data,
-    check_neighbours,
     check_ranker,
     table_dtype,
 )
 from evenhand.config import Config, DataConfig, to_toml
 from evenhand.data import Dataset, Rows, open_dataset, save_dataset
 from evenhand.data.dataset import check_all_ids
-from evenhand.data.weighting import feature_weights, weight_features
+from evenhand.data.weighting import weight_features
 from evenhand.defaults import Choice, choices_table, fit_settings
 from evenhand.distributed.ranks import ProcessRanks, Ranks, Shards, num_launched
 from evenhand.distributed.search import evaluate_split
@@ -57,19 +56,21 @@ from evenhand.run_folder import (
     save_model,
     save_result,
 )
-from evenhand.run_index import EXACT, StoredAs, model_digest, open_index
+from evenhand.run_search import (
+    build_searcher,
+    load_run_ranker,
+    query_data_of,
+    query_data_path,
+    ranker_path,
+)
 from evenhand.search import (
     ExactIndex,
     HybridIndex,
     LinearRanker,
-    Neighbours,
-    QueryData,
-    Searcher,
-    VectorIndex,
     label_index,
 )
-from evenhand.search.reranker import fit_ranker, hardest_labels, load_ranker, save_ranker
-from evenhand.search.searcher import KINDS, load_query_data, save_query_data
+from evenhand.search.reranker import fit_ranker, hardest_labels, save_ranker
+from evenhand.search.searcher import save_query_data
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.training.loop import rewind_metrics, train
 from evenhand.training.state import Training
@@ -409,10 +410,6 @@ def _validate(
 # --- the ranker -----------------------------------------------------------------------------------
 
 
-def ranker_path(folder: Path) -> Path:
-    return folder / "model" / "ranker.safetensors"
-
-
 def _fit_run_ranker(
     folder: Path,
     config: Config,
@@ -490,130 +487,6 @@ def mine_and_fit_ranker(
             seed=config.training.seed,
             progress_fn=partial(or_stop, advance),
         )
-
-
-def load_run_ranker(folder: Path, config: Config, data: Dataset | QueryData) -> LinearRanker | None:
-    """The ranker of a run; None where its settings ask for none."""
-    if not config.ranker.num_mined_labels:
-        return None
-    if not ranker_path(folder).exists():
-        raise UserError(
-            f"{folder} holds no fitted ranker yet; finish it: "
-            f"evenhand train --resume --run {folder}"
-        )
-    sizes = {"num_features": data.num_features, "num_labels": data.num_labels}
-    return load_ranker(ranker_path(folder), **sizes)
-
-
-# --- searching ------------------------------------------------------------------------------------
-
-
-def query_data_path(folder: Path) -> Path:
-    return folder / "model" / "query_data.safetensors"
-
-
-def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = True) -> QueryData:
-    """What a run with these settings takes from its data set to answer queries.
-
-    Args:
-        weighs_features: False for queries that are weighted already, as those of `dataset` are.
-    """
-    train, weighting = dataset.parts["train"], config.data.weighting
-    shared = (*KINDS, "label_names")
-    data = QueryData(**{name: getattr(dataset, name) for name in shared})
-    coordinates = dataset.label_coordinates
-    if coordinates is not None and np.isfinite(coordinates).all():
-        data = data._replace(label_coordinates=np.asarray(coordinates))
-    if weighs_features and weighting != "as-is":
-        weights = train.feature_weights
-        if weights is None:
-            weights = feature_weights(train.features, dataset.num_features, weighting)
-        data = data._replace(feature_weights=weights)
-    if config.search.frequency_discount:
-        data = data._replace(label_counts=dataset.label_counts())
-    if config.search.num_neighbours:
-        check_neighbours(config, dataset)
-        assert isinstance(train.features, Rows)
-        data = data._replace(train_features=train.features, train_positives=train.positives)
-    return data
-
-
-def load_searcher(
-    folder: Path,
-    *,
-    device: torch.device,
-    dataset: Dataset | None = None,
-    index: str | None = EXACT,
-) -> Searcher:
-    """A trained run, ready to be asked, from its folder alone.
-
-    Args:
-        dataset: of the run, for a folder of an earlier version, which needs it.
-        index: "exact", "faiss", a database's address, or None: see `open_index`.
-    """
-    config, path = run_config(folder), query_data_path(folder)
-    if dataset is not None:
-        data = query_data_of(dataset, config)
-    elif path.exists():
-        data = load_query_data(path)
-    else:
-        raise UserError(
-            f"{folder} does not hold {path.name}, without which it needs its data set; write it: "
-            f"evenhand train --resume --run {folder}"
-        )
-    check_trained_on(folder, data)
-    model = load_model(folder, data, device=device, config=config)
-    ranker = load_run_ranker(folder, config, data)
-    found = None
-    if index != EXACT:
-        has_bias = model.label_bias is not None or bool(config.search.frequency_discount)
-        dim = model.label_table.shape[1] + has_bias
-        wanted = StoredAs(data.num_labels, dim, has_bias, model_digest(folder))
-        found = open_index(folder, index, wanted)
-    return build_searcher(model, data, config, ranker, found)
-
-
-def build_searcher(
-    model: Retriever,
-    data: QueryData,
-    config: Config,
-    ranker: LinearRanker | None = None,
-    index: VectorIndex | None = None,
-) -> Searcher:
-    """A model with what its settings add to its scores: handicap, votes, and a ranker if given.
-
-    Args:
-        index: of the model's labels, handicap included; None: exact search.
-    """
-    search = config.search
-    if index is not None and not search.num_neighbours and ranker is None:
-        return Searcher(model, index, data)
-    exact = label_index(
-        model, label_counts=data.label_counts, frequency_discount=search.frequency_discount
-    )
-    neighbours = None
-    if search.num_neighbours:
-        if data.train_features is None or data.train_positives is None:
-            raise UserError("search.num_neighbours needs the training queries, which are not there")
-        neighbours = Neighbours(
-            data.train_features,
-            data.train_positives,
-            num_features=data.num_features,
-            num_neighbours=search.num_neighbours,
-            power=search.neighbour_power,
-        )
-    if neighbours is None and ranker is None:
-        return Searcher(model, exact, data)
-    hybrid = HybridIndex(
-        exact,
-        neighbours=neighbours,
-        vote_weight=search.neighbour_weight,
-        ranker=ranker,
-        ranker_weight=config.ranker.weight,
-        num_candidates=config.ranker.num_candidates,
-        candidates=index,
-    )
-    return Searcher(model, hybrid, data)
 
 
 # --- evaluation -----------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from evenhand.data.dataset import check_all_ids
 from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.evaluation import load_outcome
 from evenhand.evaluation.outcome import _outcome, save_outcome
-from evenhand.runs import build_searcher
+from evenhand.run_search import build_searcher
 from evenhand.search.reranker import load_ranker
 from evenhand.search.searcher import load_query_data
 

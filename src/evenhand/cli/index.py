@@ -40,7 +40,7 @@ def build(
     """Build a FAISS index into a run folder, tuned by the group that fares worst."""
     from evenhand.cli.console import console
     from evenhand.progress import stage_bar
-    from evenhand.run_index import Judge, build_run_index, index_file
+    from evenhand.run_search import Judge, build_run_index, index_file
 
     _check_target(target)
     searcher, dataset = _open(run, data, device)
@@ -78,7 +78,7 @@ def check(
     """Measure what an index misses, by group, and warn where one group pays more than the rest."""
     from evenhand.cli.console import console
     from evenhand.progress import stage_bar
-    from evenhand.run_index import Judge, exact_of, open_index, stored_as
+    from evenhand.run_search import Judge, exact_of, open_index, stored_as
     from evenhand.search.index_quality import recall_by_group
 
     _check_target(target)
@@ -118,7 +118,7 @@ def push(
     """Load a run's labels into PostgreSQL or Milvus, and compare a sample with exact search."""
     from evenhand.cli.console import console
     from evenhand.progress import stage_bar
-    from evenhand.run_index import Judge, push_run
+    from evenhand.run_search import Judge, push_run
     from evenhand.search import HybridIndex
     from evenhand.search.index_quality import recall_by_group
 
@@ -144,7 +144,8 @@ def _open(run: Path, data: Path | None, device: str | None) -> "tuple[Searcher, 
     """The run with exact search, and its data set."""
     from evenhand.build import choose_device
     from evenhand.cli.console import console
-    from evenhand.runs import load_searcher, open_run_data
+    from evenhand.run_search import load_searcher
+    from evenhand.runs import open_run_data
 
     dataset = open_run_data(run, console, data=data)
     return load_searcher(run, device=choose_device(device), dataset=dataset), dataset

@@ -55,7 +55,8 @@ def search(
     from evenhand.cli.console import console
     from evenhand.progress import stage_bar
     from evenhand.run_folder import read_about
-    from evenhand.runs import load_searcher, open_run_data, query_data_path
+    from evenhand.run_search import load_searcher, query_data_path
+    from evenhand.runs import open_run_data
 
     if queries and input:
         raise UserError(f"queries come as words or from --input, got both ({input})")

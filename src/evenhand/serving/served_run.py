@@ -12,7 +12,7 @@ from evenhand.errors import UserError
 from evenhand.models import BagEncoder
 from evenhand.report.world_map import HEIGHT, NORTH, UNITS, WIDTH, draw_dots
 from evenhand.run_folder import read_about
-from evenhand.runs import load_searcher
+from evenhand.run_search import load_searcher
 
 MOST_MATCHED = 5  # n-grams shown with a result
 

@@ -1,4 +1,4 @@
-"""The index of a run beside exact search: opened, built, checked, or loaded into a database.
+"""How a run is searched: by its folder alone, exactly or by an index of its own or a database's.
 
 index/labels.faiss   what FAISS wrote
 index/index.json     its kind and effort, whose vectors it holds, and its recall by group
@@ -17,14 +17,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from evenhand.data import Dataset, memberships, pairs_of
+from evenhand.build import check_neighbours
+from evenhand.config import Config
+from evenhand.data import Dataset, Rows, memberships, pairs_of
+from evenhand.data.weighting import feature_weights
 from evenhand.errors import UserError
 from evenhand.evaluation.groups import group_columns
 from evenhand.files import file_digest, read_json, write_json
-from evenhand.models import chosen_features
-from evenhand.run_folder import OLD_NAME, open_weights, run_config
-from evenhand.search import ExactIndex, FaissIndex, HybridIndex, Searcher, VectorIndex
-from evenhand.search.faiss_index import KINDS, build_faiss, choose_kind, load_faiss
+from evenhand.models import Retriever, chosen_features
+from evenhand.run_folder import OLD_NAME, check_trained_on, load_model, open_weights, run_config
+from evenhand.search import (
+    ExactIndex,
+    FaissIndex,
+    HybridIndex,
+    LinearRanker,
+    Neighbours,
+    QueryData,
+    Searcher,
+    VectorIndex,
+    label_index,
+)  # fmt: skip
+from evenhand.search.faiss_index import KINDS as FAISS_KINDS
+from evenhand.search.faiss_index import build_faiss, choose_kind, load_faiss
 from evenhand.search.index_quality import (
     CUTOFF,
     FEWEST_QUERIES,
@@ -34,6 +48,8 @@ from evenhand.search.index_quality import (
     recall_by_group,
     recall_of_queries,
 )
+from evenhand.search.reranker import load_ranker
+from evenhand.search.searcher import KINDS, load_query_data
 from evenhand.search.stored import stored_dim, stored_labels
 
 if TYPE_CHECKING:  # of extras that may not be installed
@@ -79,7 +95,135 @@ def model_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-# --- opening --------------------------------------------------------------------------------------
+# --- searching ------------------------------------------------------------------------------------
+
+
+def query_data_path(folder: Path) -> Path:
+    return folder / "model" / "query_data.safetensors"
+
+
+def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = True) -> QueryData:
+    """What a run with these settings takes from its data set to answer queries.
+
+    Args:
+        weighs_features: False for queries that are weighted already, as those of `dataset` are.
+    """
+    train, weighting = dataset.parts["train"], config.data.weighting
+    shared = (*KINDS, "label_names")
+    data = QueryData(**{name: getattr(dataset, name) for name in shared})
+    coordinates = dataset.label_coordinates
+    if coordinates is not None and np.isfinite(coordinates).all():
+        data = data._replace(label_coordinates=np.asarray(coordinates))
+    if weighs_features and weighting != "as-is":
+        weights = train.feature_weights
+        if weights is None:
+            weights = feature_weights(train.features, dataset.num_features, weighting)
+        data = data._replace(feature_weights=weights)
+    if config.search.frequency_discount:
+        data = data._replace(label_counts=dataset.label_counts())
+    if config.search.num_neighbours:
+        check_neighbours(config, dataset)
+        assert isinstance(train.features, Rows)
+        data = data._replace(train_features=train.features, train_positives=train.positives)
+    return data
+
+
+def ranker_path(folder: Path) -> Path:
+    return folder / "model" / "ranker.safetensors"
+
+
+def load_run_ranker(folder: Path, config: Config, data: Dataset | QueryData) -> LinearRanker | None:
+    """The ranker of a run; None where its settings ask for none."""
+    if not config.ranker.num_mined_labels:
+        return None
+    if not ranker_path(folder).exists():
+        raise UserError(
+            f"{folder} holds no fitted ranker yet; finish it: "
+            f"evenhand train --resume --run {folder}"
+        )
+    sizes = {"num_features": data.num_features, "num_labels": data.num_labels}
+    return load_ranker(ranker_path(folder), **sizes)
+
+
+def load_searcher(
+    folder: Path,
+    *,
+    device: torch.device,
+    dataset: Dataset | None = None,
+    index: str | None = EXACT,
+) -> Searcher:
+    """A trained run, ready to be asked, from its folder alone.
+
+    Args:
+        dataset: of the run, for a folder of an earlier version, which needs it.
+        index: "exact", "faiss", a database's address, or None: see `open_index`.
+    """
+    config, path = run_config(folder), query_data_path(folder)
+    if dataset is not None:
+        data = query_data_of(dataset, config)
+    elif path.exists():
+        data = load_query_data(path)
+    else:
+        raise UserError(
+            f"{folder} does not hold {path.name}, without which it needs its data set; write it: "
+            f"evenhand train --resume --run {folder}"
+        )
+    check_trained_on(folder, data)
+    model = load_model(folder, data, device=device, config=config)
+    ranker = load_run_ranker(folder, config, data)
+    found = None
+    if index != EXACT:
+        has_bias = model.label_bias is not None or bool(config.search.frequency_discount)
+        dim = model.label_table.shape[1] + has_bias
+        wanted = StoredAs(data.num_labels, dim, has_bias, model_digest(folder))
+        found = open_index(folder, index, wanted)
+    return build_searcher(model, data, config, ranker, found)
+
+
+def build_searcher(
+    model: Retriever,
+    data: QueryData,
+    config: Config,
+    ranker: LinearRanker | None = None,
+    index: VectorIndex | None = None,
+) -> Searcher:
+    """A model with what its settings add to its scores: handicap, votes, and a ranker if given.
+
+    Args:
+        index: of the model's labels, handicap included; None: exact search.
+    """
+    search = config.search
+    if index is not None and not search.num_neighbours and ranker is None:
+        return Searcher(model, index, data)
+    exact = label_index(
+        model, label_counts=data.label_counts, frequency_discount=search.frequency_discount
+    )
+    neighbours = None
+    if search.num_neighbours:
+        if data.train_features is None or data.train_positives is None:
+            raise UserError("search.num_neighbours needs the training queries, which are not there")
+        neighbours = Neighbours(
+            data.train_features,
+            data.train_positives,
+            num_features=data.num_features,
+            num_neighbours=search.num_neighbours,
+            power=search.neighbour_power,
+        )
+    if neighbours is None and ranker is None:
+        return Searcher(model, exact, data)
+    hybrid = HybridIndex(
+        exact,
+        neighbours=neighbours,
+        vote_weight=search.neighbour_weight,
+        ranker=ranker,
+        ranker_weight=config.ranker.weight,
+        num_candidates=config.ranker.num_candidates,
+        candidates=index,
+    )
+    return Searcher(model, hybrid, data)
+
+
+# --- the index of a run, opened -------------------------------------------------------------------
 
 
 def open_index(folder: Path, where: str | None, wanted: StoredAs) -> "AnyStored | None":
@@ -141,7 +285,7 @@ def _open_own(folder: Path, wanted: StoredAs) -> FaissIndex:
         not isinstance(about.get(name), kind) for name, kind in kinds.items()
     ):
         raise UserError(f"{path.with_name('index.json')} is damaged; build it again: {rebuild}")
-    if about["kind"] not in KINDS or about["num_bytes"] != path.stat().st_size:
+    if about["kind"] not in FAISS_KINDS or about["num_bytes"] != path.stat().st_size:
         raise UserError(f"{path} is damaged; build it again: {rebuild}")
     if about["model"] != wanted.model:
         raise UserError(f"the index of {folder} is of another model; build it again: {rebuild}")
@@ -262,14 +406,14 @@ def build_run_index(
     if not index.most_effort or effort is not None:
         rows = recall_by_group(recalls(effort or 0), judge.groups)
     else:
-        limits = {"first": KINDS[kind].first_effort, "most": index.most_effort}
+        limits = {"first": FAISS_KINDS[kind].first_effort, "most": index.most_effort}
         chosen, rows = choose_effort(recalls, judge.groups, **limits, target=target)
         index.set_effort(chosen)
     index.save(index_file(folder))
     about = {
         "version": FORMAT_VERSION,
         "kind": kind,
-        "parameter": KINDS[kind].parameter,
+        "parameter": FAISS_KINDS[kind].parameter,
         "effort": index.effort,
         "has_bias": index.has_bias,
         "model": model_digest(folder),

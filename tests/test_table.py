@@ -26,6 +26,7 @@ from evenhand.data import (
     pairs_of,
 )
 from evenhand.data.table import prepare_table
+from evenhand.defaults import fit_settings
 from evenhand.errors import UserError
 
 ROWS = {
@@ -250,6 +251,27 @@ def test_features_are_of_words_or_ngrams(tmp_path):
         assert part.features.values.tolist() == rows.values.tolist()
 
 
+def test_features_fit_the_texts_unless_they_are_given():
+    words = np.array(
+        ["red", "blue", "old", "new", "shoe", "hat", "bag", "for", "of", "with", "wool"]
+    )
+    places = np.random.default_rng(0).integers(len(words), size=(300, 6))
+    sentences = [" ".join(row) for row in words[places]]
+    names = [f"{a}{n} {b}{n}" for n, (a, b) in enumerate(words[places[:, :2]])]
+
+    def chosen(queries, **options):
+        table = {"query": queries, "label": [str(n % 7) for n in range(300)]}
+        return all_train(table, **options)
+
+    assert chosen(sentences).featurizer["kind"] == "words"
+    assert chosen(sentences).num_features == 2**14  # of 300 sentences of 25 characters
+    assert chosen(names).featurizer["kind"] == "ngrams"
+    assert chosen(sentences, features="ngrams").featurizer["kind"] == "ngrams"
+    assert chosen(sentences, max_length=3).featurizer["kind"] == "ngrams"
+    assert chosen(names, max_words=1).featurizer["kind"] == "words"
+    assert fit_settings({}, chosen(sentences))[0].data.weighting == "tf-idf"
+
+
 # --- splits ---------------------------------------------------------------------------------------
 
 
@@ -373,6 +395,7 @@ def test_what_is_merged_and_left_out_is_counted(tmp_path):
         "the same query, label and groups: 1",
         "different queries: 2, with several pairs: 1; different pairs: 3, repeated: 1",
         "empty cells of g, in no group: 1",
+        "features: n-grams of 1 to 4 characters, in 4,096 buckets",
     ]
 
 
@@ -545,7 +568,7 @@ def test_a_long_field_is_no_error(tmp_path):
             "unexpected keyword argument 'querry'; the options of a table are query,",
         ),
         ({"features": "sounds"}, "features must be one of ngrams, words, got 'sounds'"),
-        ({"max_words": 2}, "max_words is not for features of the kind 'ngrams'"),
+        ({"max_words": 2, "features": "ngrams"}, "max_words is not for .* kind 'ngrams'"),
         ({"label_separator": ""}, "label_separator must not be empty"),
         *(({name: ""}, "name of a column must not be empty") for name in ("query", "split_time")),
         ({"groups": ["country", ""]}, "name of a column must not be empty"),

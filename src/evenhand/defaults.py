@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     num_pairs: int
     num_features: int
     kind: str  # one of the four above
-    has_counts: bool  # sparse: every value is a whole number, so that nobody has weighted them
+    has_counts: bool  # sparse: nobody has weighted the values (whole numbers, words of texts)
     num_validation: int  # queries
     is_streamed: bool
     num_ranks: int
@@ -64,7 +64,8 @@ def facts_of(dataset: Dataset, *, device: torch.device, num_ranks: int = 1) -> F
         kind = SPARSE if features.values is not None else NAMES if is_short else TEXTS
         if features.values is not None:
             first = np.asarray(features.values[:1_000_000])
-            has_counts = bool((first == np.round(first)).all())
+            is_ours = (dataset.featurizer or {}).get("kind") == "words"
+            has_counts = is_ours or bool((first == np.round(first)).all())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
@@ -133,7 +134,9 @@ def choose_settings(
     # Features. Counts without weights: tf-idf. Anything else was weighted by whoever made it.
     if kind == SPARSE:
         why = (
-            "values are counts" if f.has_counts else "values are weighted already; rows of length 1"
+            "values are counts of features"
+            if f.has_counts
+            else "values are weighted already; rows of length 1"
         )
         choose("data.weighting", "tf-idf" if f.has_counts else "unit", why)
 

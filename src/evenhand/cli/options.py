@@ -161,7 +161,7 @@ class TableFlags:
     ] = False
     features: Annotated[
         Literal["ngrams", "words"] | None,
-        flag("Of the texts: n-grams of characters, or words.", show_default="ngrams"),
+        flag("Of the texts: n-grams of characters, or words.", show_default="words for sentences"),
     ] = None
     num_buckets: Annotated[
         int | None,

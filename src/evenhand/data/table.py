@@ -54,7 +54,7 @@ from evenhand.data.table_cells import (
     squeeze,
 )
 from evenhand.data.table_reader import Source, is_path, read_batches
-from evenhand.data.text import Featurizer, NgramFeaturizer, make_featurizer, normalize
+from evenhand.data.text import Featurizer, make_featurizer, normalize, words_recur
 from evenhand.errors import UserError
 from evenhand.files import ProgressFn, atomic_folder, open_npy
 
@@ -62,6 +62,7 @@ NoteFn = Callable[[str], None]
 
 KEPT_FORMAT = 2  # of what `prepare_table` keeps: a higher number converts all tables again
 BLOCK_ROWS = 2**15  # of vectors, copied at once
+NUM_LOOKED_AT = 2500  # texts, to choose their features
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,8 @@ class TableOptions:
         split_column: a column that says train, validation or test.
         test, validation: separate files (or tables in memory) with the same columns.
         skip_missing: leaves out rows with an empty cell where there must be none.
-        features: of the texts, "ngrams" of characters or "words" (see `text`).
+        features: of the texts, "ngrams" of characters or "words" (see `text`); None: words where
+            they recur (`words_recur`), as in sentences, else n-grams.
         num_buckets, min_length, max_length, max_words: of these features; None: their defaults.
     """
 
@@ -104,7 +106,7 @@ class TableOptions:
     test_fraction: float = 0.2
     validation_fraction: float = 0.1
     skip_missing: bool = False
-    features: str = "ngrams"
+    features: str | None = None
     num_buckets: int | None = None
     min_length: int | None = None
     max_length: int | None = None
@@ -138,19 +140,30 @@ class TableOptions:
         if len(chosen) > 1:
             raise UserError(f"a table is split in one way, got {' and '.join(chosen)}; choose one")
 
-    def featurizer(self, *, num_characters: int | None = None) -> Featurizer:
-        """What makes features of a text, by these options.
+    def featurizer(self, texts: pa.LargeStringArray | None = None) -> Featurizer:
+        """What makes features of texts, by these options.
 
         Args:
-            num_characters: of all queries. Where `num_buckets` is None, small tables get as many as
-                they can have n-grams, and not the default: each bucket is a vector to be trained.
+            texts: all queries, which decide what is None: the kind of features, and `num_buckets`.
+                Small tables get as many buckets as they can have features, and not the default:
+                each bucket is a vector to be trained.
         """
-        num_buckets = self.num_buckets
-        if num_buckets is None and num_characters is not None and self.features == "ngrams":
-            wanted = 2 ** math.ceil(math.log2(max(1, 4 * num_characters)))
-            num_buckets = min(max(wanted, 2**12), NgramFeaturizer.num_buckets)
+        kind, num_buckets = self.features, self.num_buckets
+        if kind is None:
+            is_of_words, has_lengths = (
+                self.max_words is not None,
+                self.min_length or self.max_length,
+            )
+            if texts is not None and not (is_of_words or has_lengths):
+                places = np.linspace(0, len(texts) - 1, min(len(texts), NUM_LOOKED_AT))
+                is_of_words = words_recur(texts.take(places.astype(np.int64)).to_pylist())
+            kind = "words" if is_of_words else "ngrams"
+        if num_buckets is None and texts is not None:
+            num_characters = pc.sum(pc.utf8_length(texts)).as_py() or 1
+            wanted = (4 if kind == "ngrams" else 2) * num_characters
+            num_buckets = min(max(2 ** math.ceil(math.log2(wanted)), 2**12), 2**18)
         return make_featurizer(
-            self.features,
+            kind,
             num_buckets=num_buckets,
             min_length=self.min_length,
             max_length=self.max_length,
@@ -283,8 +296,9 @@ def _make_dataset(
         raise UserError(
             f"{where}: every row has the label {labels.names[0].as_py()!r}; two or more are needed"
         )
-    num_characters = pc.sum(pc.utf8_length(queries.names)).as_py() if options.query else 0
-    featurizer = options.featurizer(num_characters=num_characters)
+    featurizer = options.featurizer(queries.names if vectors is None else None)
+    if vectors is None:
+        note_fn(f"features: {featurizer.describe()}, in {featurizer.num_buckets:,} buckets")
     part_ids = _split(lines, options)
     if not (part_ids == 0).any():
         remedy = (

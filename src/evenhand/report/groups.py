@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from evenhand.evaluation import Score, checked_slices, slices_of
+from evenhand.evaluation import checked_slices, slices_of
 from evenhand.evaluation.certificate import certify, is_certifiable
 from evenhand.report.charts import (
     Estimate,
@@ -15,7 +15,7 @@ from evenhand.report.charts import (
 )
 from evenhand.report.examples import describe_pair
 from evenhand.report.headline import Comparison, title_of
-from evenhand.report.rendering import interval, join_words, number, percent, signed, span
+from evenhand.report.rendering import interval, join_words, number, percent, signed
 from evenhand.report.run_set import RunSet
 from evenhand.result_tables import summary_title
 
@@ -43,68 +43,49 @@ class ColumnChart(NamedTuple):
 # --- the rows of the table ------------------------------------------------------------------------
 
 
-def main_rows(runs: RunSet, comparisons: list[Comparison]) -> list[ForestRow]:
+def main_rows(runs: RunSet, comparisons: list[Comparison], metric: str) -> list[ForestRow]:
     """Everyone; then label frequencies and worst groups, the largest gain or recall first."""
-    if not comparisons:
-        rows = [
-            ForestRow(title, _named(score.members), [of_score(0, score)], score.count)
-            for title, score in _single_rows(runs, runs.cutoff)
-            if not math.isnan(score.value)
-        ]
-        return [*rows[:1], *sorted(rows[1:], key=lambda row: -row.estimates[0].value)]
     rows = []
-    by_run = [[row for row in c.rows if row.metric == runs.metric] for c in comparisons]
-    for found in zip(*by_run, strict=True):
-        worst = comparisons[0].worst_lists.get(found[0].group)
-        estimates = [of_difference(c.run, row) for c, row in zip(comparisons, found, strict=True)]
-        note = _named(worst.names) if worst else ""
-        if found[0].count:
+    if comparisons:
+        worst_lists = comparisons[0].worst_lists
+        by_run = [[row for row in c.rows if row.metric == metric] for c in comparisons]
+        for found in zip(*by_run, strict=True):
+            estimates = [of_difference(c.run, r) for c, r in zip(comparisons, found, strict=True)]
+            worst = worst_lists.get(found[0].group)
+            note = _named(worst.names) if worst else ""
             rows.append(ForestRow(title_of(found[0]), note, estimates, found[0].count))
+    else:
+        keys = {("all", "all"): "all pairs"}
+        keys |= {("frequency", name): f"{name} labels" for name in ("head", "torso", "tail")}
+        for column in runs.own_columns:
+            keys |= {(column, s): summary_title(s, column) for s in runs.summaries(column)}
+        for (column, group), title in keys.items():
+            score = runs.row(column, group, metric)[0]
+            note = _named(score.members)
+            rows.append(ForestRow(title, note, [of_score(0, score)], score.count))
+    rows = [row for row in rows if row.num_pairs]
     return [*rows[:1], *sorted(rows[1:], key=_by_gain)]
 
 
 def main_chart(runs: RunSet, comparisons: list[Comparison]) -> Forest:
     """The first picture of the page: all, head, torso, tail and the worst groups."""
-    return _forest(runs, main_rows(runs, comparisons))
+    return _forest(runs, main_rows(runs, comparisons, runs.metric))
 
 
 def cutoff_tables(runs: RunSet, comparisons: list[Comparison]) -> list[dict[str, Any]]:
-    """For each comparison, or the one run: rows of (title, cells), a cell a cut-off that is shown.
-
-    A cell is (figure, interval, gain or loss or level).
-    """
-    titles = [row.title for row in main_rows(runs, comparisons)]
-    tables = []
-    for found in comparisons:
-        cells = {
-            (title_of(row), row.metric): (
-                signed(row.difference),
-                span(row),
-                of_difference(0, row).kind(),
-            )
-            for row in found.rows
+    """For each comparison, or the one run: rows of (title, an estimate for each shown metric)."""
+    titles = [row.title for row in main_rows(runs, comparisons, runs.metric)]
+    of_metrics = [
+        {row.title: row.estimates for row in main_rows(runs, comparisons, metric)}
+        for metric in runs.shown_metrics
+    ]
+    return [
+        {
+            "run": runs.run_names[found.run if found else 0],
+            "rows": [(title, [rows[title][place] for rows in of_metrics]) for title in titles],
         }
-        rows = [
-            (title, [cells[title, metric] for metric in runs.shown_metrics]) for title in titles
-        ]
-        tables.append({"run": runs.run_names[found.run], "rows": rows})
-    if not comparisons:
-        by_cutoff = [dict(_single_rows(runs, cutoff)) for cutoff in runs.shown_cutoffs]
-        rows = [
-            (title, [(percent(s[title].value), interval(s[title].low, s[title].high), "level")
-                     for s in by_cutoff])
-            for title in titles
-        ]  # fmt: skip
-        tables.append({"run": runs.run_names[0], "rows": rows})
-    return tables
-
-
-def _single_rows(runs: RunSet, cutoff: int) -> list[tuple[str, Score]]:
-    keys = {("all", "all"): "all pairs"}
-    keys |= {("frequency", name): f"{name} labels" for name in ("head", "torso", "tail")}
-    for column in runs.own_columns:
-        keys |= {(column, s): summary_title(s, column) for s in runs.summaries(column)}
-    return [(title, runs.row(*key, cutoff)[0]) for key, title in keys.items()]
+        for place, found in enumerate(comparisons or [None])
+    ]
 
 
 def _named(members: tuple[str, ...]) -> str:
@@ -134,36 +115,35 @@ def column_charts(runs: RunSet, comparisons: list[Comparison]) -> list[ColumnCha
     charts = []
     for column in runs.own_columns:
         groups = runs.rows(column)
-        small = [row for row in groups if not row.is_judged]
-        if comparisons:
-            of_runs = [c.groups[column] for c in comparisons]
-            names = [row.name.strip() for row in groups if row.is_judged]
-            by_name = [
-                {row.group.removeprefix(f"{column} = ").strip(): row for row in found}
-                for found in of_runs
+        judged = [group for group in groups if group.is_judged]
+        small = [group for group in groups if not group.is_judged]
+        estimates = [[of_score(0, group.scores[0])] for group in judged]
+        if comparisons:  # in the order of the groups that can be judged
+            found = zip(*(c.groups[column] for c in comparisons), strict=True)
+            estimates = [
+                [of_difference(c.run, r) for c, r in zip(comparisons, of_group, strict=True)]
+                for of_group in found
             ]
-            rows = []
-            for name in names:
-                found = [rows_of[name] for rows_of in by_name]
-                estimates = [
-                    of_difference(c.run, r) for c, r in zip(comparisons, found, strict=True)
-                ]
-                rows.append(ForestRow(name, "", estimates, found[0].count))
-        else:
-            rows = [
-                ForestRow(row.name.strip(), "", [of_score(0, row.scores[0])], row.num_pairs)
-                for row in groups
-                if row.is_judged
-            ]
+        rows = [
+            ForestRow(group.name.strip(), "", own, group.num_pairs)
+            for group, own in zip(judged, estimates, strict=True)
+        ]
         rows.sort(key=_by_gain)
         if not rows:
             continue
         named = [f"{row.name.strip()} ({number(row.num_pairs)})" for row in small if row.num_pairs]
         kept = _both_ends(rows, MOST_ROWS)
+        summary = f"By {column}: {number(len(rows))} groups that can be judged"
+        if comparisons:
+            kinds = [row.estimates[-1].kind() for row in rows]
+            summary = (
+                f"By {column}: of {number(len(rows))} groups that can be judged, "
+                f"{kinds.count('gain')} gain significantly and {kinds.count('loss')} lose"
+            )
         charts.append(
             ColumnChart(
                 column,
-                _summarize(column, rows, is_compared=bool(comparisons)),
+                summary,
                 _forest(runs, _both_ends(rows, NUM_PICTURED)),
                 _forest(runs, kept),
                 len(rows) - len(kept),
@@ -178,17 +158,6 @@ def _both_ends(rows: list[ForestRow], most: int) -> list[ForestRow]:
     return rows if len(rows) <= most else rows[: most // 2] + rows[-(most // 2) :]
 
 
-def _summarize(column: str, rows: list[ForestRow], *, is_compared: bool) -> str:
-    """'By script: of 21 groups 8 gain significantly, 1 loses'."""
-    if not is_compared:
-        return f"By {column}: {number(len(rows))} groups that can be judged"
-    kinds = [row.estimates[-1].kind() for row in rows]
-    return (
-        f"By {column}: of {number(len(rows))} groups that can be judged, {kinds.count('gain')} "
-        f"gain significantly and {kinds.count('loss')} lose"
-    )
-
-
 # --- slices, and what is guaranteed ---------------------------------------------------------------
 
 
@@ -196,26 +165,14 @@ def find_slices(runs: RunSet) -> dict[str, Any]:
     """The slices that explain the failures of the last run, and how the first one does there."""
     first, last = runs.results[0].outcome, runs.results[-1].outcome
     run, where = len(runs.results) - 1, (runs.dataset, runs.part_name)
-    found = slices_of(
-        last,
-        *where,
-        metric=runs.metric,
-        num_permutations=NUM_PERMUTATIONS,
-        max_slices=NUM_SLICES,
-    )
+    most = {"num_permutations": NUM_PERMUTATIONS, "max_slices": NUM_SLICES}
+    found = slices_of(last, *where, metric=runs.metric, **most)
     before = checked_slices(found, first, *where, metric=runs.metric) if found.slices else found
     rows = []
     for own, other in zip(found.slices, before.slices, strict=True):
         change = f"{signed(own.value - other.value)} vs {runs.run_names[0]}" if run else ""
-        value = Estimate(
-            run,
-            own.value,
-            own.low,
-            own.high,
-            percent(own.value),
-            interval(own.low, own.high),
-            change,
-        )
+        shown, around = percent(own.value), interval(own.low, own.high)
+        value = Estimate(run, own.value, own.low, own.high, shown, around, change)
         chance = math.ceil(100 * own.p_value - 1e-9)  # in 100, never rounded down
         note = f"chance: at most {chance} in 100" if chance > 1 else ""
         rows.append(ForestRow(" and ".join(own.conditions), note, [value], own.num_pairs))

@@ -137,9 +137,9 @@ class RunSet:
     def _scores(self) -> list[dict[tuple[str, str, str], Score]]:
         return [{(s.metric, s.column, s.group): s for s in r.scores} for r in self.results]
 
-    def row(self, column: str, group: str, cutoff: int | None = None) -> list[Score]:
-        """The score of one group in every run; NaN where a run has none."""
-        key = f"recall@{cutoff or self.cutoff}", column, group
+    def row(self, column: str, group: str, metric: str | None = None) -> list[Score]:
+        """The score of one group in every run, NaN without one; by default at the cut-off."""
+        key = metric or f"recall@{self.cutoff}", column, group
         nothing = Score(*key, math.nan, math.nan, math.nan, 0, is_judged=False)
         return [scores.get(key, nothing) for scores in self._scores]
 

@@ -110,7 +110,7 @@ def with_noise(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
 
 
 def data_folder(options: argparse.Namespace, console: Console) -> str:
-    """The prepared data set, with noise where it is asked for: made once, for all workers."""
+    """The prepared data set, with label noise if there is any: made once, for all workers."""
     clean = Path(prepared(options, build_config(BASE), console))
     if not options.noise:
         return str(clean)
@@ -132,7 +132,7 @@ def saved(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def said(options: argparse.Namespace) -> dict[str, Any]:
+def header(options: argparse.Namespace) -> dict[str, Any]:
     noise = f" --noise {options.noise}" if options.noise else ""
     return about(argparse.Namespace(what="tune", size="demo")) | {
         "command": f"python benchmarks/methods.py {options.what}{noise}",
@@ -166,13 +166,13 @@ def tune(options: argparse.Namespace, console: Console) -> None:
             "training_seconds": round(seconds, 1), "device": device_name(),
         })  # fmt: skip
         console.print(f"{method:15s} {rate} {own}: {figures[CRITERION]:.4f} ({seconds:.0f} s)")
-        write_json(path, said(options) | {"criterion": CRITERION, "trials": trials})
+        write_json(path, header(options) | {"criterion": CRITERION, "trials": trials})
     chosen = {
         method: max(group, key=lambda t: t["validation"][CRITERION])
         for method in grid
         if (group := [t for t in trials if t["method"] == method])
     }
-    write_json(path, said(options) | {"criterion": CRITERION, "chosen": chosen, "trials": trials})
+    write_json(path, header(options) | {"criterion": CRITERION, "chosen": chosen, "trials": trials})
     for method, trial in chosen.items():
         console.print(
             f"chosen for {method}: rate {trial['learning_rate']}, {trial['options']}, "
@@ -202,7 +202,7 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
         compared_rows = compared(runs["snm"], runs[method], data, build_config(BASE))
         differences[method] = [vars(row) for row in compared_rows if row.metric == CRITERION]
     path = results_path(options, "seeds")
-    before = saved(path)  # methods that were not asked for now stay as they were
+    before = saved(path)  # other methods keep their results
     kept = [row for row in before.get("runs", []) if row["method"] not in options.methods]
     if kept:
         rows = [row for row in rows if row["method"] in options.methods]
@@ -210,7 +210,7 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
     differences = before.get("differences", {}) | differences
     write_json(
         path,
-        said(options)
+        header(options)
         | {
             "chosen": chosen,
             "runs": [*kept, *rows],
@@ -239,7 +239,7 @@ def sweep(options: argparse.Namespace, console: Console) -> None:
         figures = figures_of(outcomes["test"], data, build_config(BASE), "test")
         rows.append({"num_hard_examples": count, "seed": seed, "test": figures})
         console.print(f"k' {count}, seed {seed}: {figures[CRITERION]:.4f}")
-    write_json(results_path(options, "sweep"), said(options) | {"runs": rows})
+    write_json(results_path(options, "sweep"), header(options) | {"runs": rows})
 
 
 def time_steps(options: argparse.Namespace, console: Console) -> None:
@@ -253,7 +253,7 @@ def time_steps(options: argparse.Namespace, console: Console) -> None:
     median = {method: round(float(np.median(values)), 3) for method, values in times.items()}
     for method, value in median.items():
         console.print(f"{method:15s} {value:8.2f} ms, {value / median['snm']:.2f} of snm's")
-    about_time = said(options) | {"num_threads": torch.get_num_threads(), "milliseconds": median}
+    about_time = header(options) | {"num_threads": torch.get_num_threads(), "milliseconds": median}
     write_json(results_path(options, "time"), about_time)
 
 

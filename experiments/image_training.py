@@ -106,7 +106,7 @@ def train_model(
     """The model of a row after so many steps over these rows of the pictures.
 
     Raises:
-        StoppedError: it was asked to stop; nothing is kept of a training that is not finished.
+        StoppedError: the user asked to stop; an unfinished training leaves nothing.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

@@ -104,13 +104,15 @@ def flops(shape: StepShape) -> dict[str, float]:
     found, everywhere = touched(shape), touched(shape, num_examples=shape.batch_size)
     share, dim, encode = shape.share, shape.dim, 2 * shape.features.ids_a_draw * shape.dim
     survivors = shape.survival * share
-    brought = found.label_gradients + found.feature_gradients  # rows added up by their owner
+    owned_gradients = (
+        found.label_gradients + found.feature_gradients
+    )  # rows added up by their owner
     updated = (everywhere.label_gradients + everywhere.feature_gradients) / shape.num_ranks
     return {
         "encode": share * encode,
         "scores": 2 * share * (shape.num_sampled_labels + 1) * dim,
         "gradients": survivors * (4 * (1 + shape.num_hard_labels) * dim + encode),
-        "sums of gradients": brought * dim,
+        "sums of gradients": owned_gradients * dim,
         "updates": updated * dim * 6,
     }
 
@@ -132,10 +134,10 @@ def memory_held(shape: StepShape) -> dict[str, float]:
 
 
 def owed_rows(shape: StepShape, law_of_range: Law, *, range_rows: float) -> float:
-    """Label rows that the owner of a range is asked for in a step, by all ranks, itself included.
+    """Label rows that all ranks, itself included, request from the owner of a range in a step.
 
     With ids in order of frequency, `law_of_range` is `zipf_law(..., rows=range)`: the first range
-    holds all frequent labels. With ids in random order every owner is asked for `touched` rows.
+    holds all frequent labels. With ids in random order every owner serves `touched` rows.
     """
     sampled = shape.num_sampled_labels * range_rows / shape.num_labels
     positives = expected_distinct(law_of_range, shape.share)

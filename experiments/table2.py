@@ -47,7 +47,7 @@ class Run:
 
 
 def tune(rows: list[Row], data: ImageData, run: Run) -> list[Row]:
-    """The rows with the learning rates that validation prefers, which tuning.json tells."""
+    """The rows with the learning rates that validation prefers, as written to tuning.json."""
     trials = [
         figures_of("tuning", dataclasses.replace(row, learning_rate=rate), seed, data, run)
         for seed in rows[0].tuning_seeds
@@ -55,14 +55,14 @@ def tune(rows: list[Row], data: ImageData, run: Run) -> list[Row]:
         for rate in row.learning_rates
     ]
     chosen = [choose_rate(row, trials) for row in rows]
-    told = {
+    report = {
         "what": "accuracy on validation pictures held out of each seed's training rows; the choice "
         "is by the mean of head and tail accuracy, because the test part is balanced",
         "num_steps": rows[0].tuning_steps,
         "chosen": chosen,
         "trials": trials,
     }
-    write_json(run.folder / "tuning.json", told | about(run))
+    write_json(run.folder / "tuning.json", report | about(run))
     for choice in chosen:
         name, rate = choice["name"], choice["learning_rate"]
         run.console.print(f"learning rate of {name}, chosen on validation: {rate:g}")

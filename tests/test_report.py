@@ -483,6 +483,24 @@ def test_one_run_alone_is_described(dataset):
     sentence = headline(make_run_set([result_of(dataset)], dataset), [])
     assert re.match(r"Among its first 10 results, snm finds the right label for [\d.]+ %", sentence)
     assert "on the worst script (" in sentence
+    by_first = headline(make_run_set([result_of(dataset)], dataset, "recall@1"), [])
+    assert by_first.startswith("As its first result, snm finds the right label for ")
+
+
+def test_what_no_run_beats_is_named_once(dataset):
+    outcome = result_of(dataset, share=1.0).outcome
+    results = [
+        dataclasses.replace(
+            result_of(dataset, name, share=0.01),
+            baselines={"popularity": outcome, "nearest queries": outcome},
+        )
+        for name in ("snm", "s2m")
+    ]
+    runs = make_run_set(results, dataset)
+    assert headline(runs, compare_runs(runs)).startswith(
+        "snm and s2m are below the popularity and nearest queries baselines, which need no "
+        "training. s2m finds"
+    )
 
 
 # --- figures --------------------------------------------------------------------------------------

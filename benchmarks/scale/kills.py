@@ -82,15 +82,17 @@ def _kills(home: Path, options: argparse.Namespace) -> dict[str, Any]:
     for number in track(range(options.runs), "killed runs", console=Console(stderr=True)):
         name = f"run-{number}"
         is_within_save = number % 2 == 1
-        told = _killed(home, name, draws, options, seconds=seconds, is_within_save=is_within_save)
+        outcome = _killed(
+            home, name, draws, options, seconds=seconds, is_within_save=is_within_save
+        )
         different = [key for key in expected if fruits(home / name).get(key) != expected[key]]
         about = json.loads((home / name / "run.json").read_text())
-        told |= {
+        outcome |= {
             "different": different,
             "interruptions": about.get("interruptions", []),
             "restarts_told": len(about.get("interruptions", [])),
         }
-        runs.append(told)
+        runs.append(outcome)
         shutil.rmtree(home / name)
     return {
         "command": " ".join(["python", *sys.argv]),

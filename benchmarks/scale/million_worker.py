@@ -68,7 +68,7 @@ class Watch:
             self.steps.append((step, now))
         if step == self.kill_at:
             self.write("train")
-            os.kill(os.getpid(), signal.SIGKILL)  # nothing is flushed, closed or told
+            os.kill(os.getpid(), signal.SIGKILL)  # nothing is flushed or closed
         return False
 
     def write(self, phase: str) -> None:
@@ -183,8 +183,8 @@ def _wait_for_device() -> None:
 
 if __name__ == "__main__":
     chosen, place = sys.argv[1], Path(sys.argv[2])
-    asked = json.loads((place / "about.json").read_text())
+    options = json.loads((place / "about.json").read_text())
     if chosen == "evaluate":
-        evaluate(place, asked)
+        evaluate(place, options)
     else:
-        train(chosen, place, asked)
+        train(chosen, place, options)

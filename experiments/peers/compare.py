@@ -241,9 +241,9 @@ class Bench:
             shown = {"kind": kind, "settings": settings, **self.seconds(kind, settings)}
             write_json(path, {**shown, "stages": stages})
         tried = read_json(path)
-        told = {stage: round(found["mean"], 4) for stage, found in tried["stages"].items()}
+        means = {stage: round(found["mean"], 4) for stage, found in tried["stages"].items()}
         varied = settings if kind != "ours" else [settings["training"], settings.get("ranker")]
-        self.console.print(f"{system} {kind} {varied}: {told}")
+        self.console.print(f"{system} {kind} {varied}: {means}")
         return tried
 
     def figures(self, kind, settings, side, seeds, mixture):

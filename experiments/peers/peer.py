@@ -42,13 +42,13 @@ def main():
         model = fit_fn(features, labels, settings, folder)
         trained = time.perf_counter()
         ids, scores = ask_fn(model, queries, num_results, settings)
-        asked = time.perf_counter()
+        answered = time.perf_counter()
     np.savez(
         options.out,
         ids=ids,
         scores=scores,
         train_seconds=trained - began,
-        ask_seconds=asked - trained,
+        ask_seconds=answered - trained,
         version=importlib.metadata.version(PACKAGES[options.system.split("-")[0]]),
     )
 

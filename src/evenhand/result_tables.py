@@ -200,7 +200,7 @@ def group_notes(dataset: Dataset) -> list[str]:
     pairs_in, queries_in = Counter[str](), Counter[str]()
     for part in dataset.parts.values():
         for column, groups in part.groups.items():
-            pairs_in[column] += 0  # where there are none, that is said
+            pairs_in[column] += 0  # a column without any is listed too
             if groups.sets is not None:
                 pair_ids, group_ids = memberships(groups)
                 query_ids = pairs_of(part.positives).query_ids[pair_ids]

@@ -181,7 +181,7 @@ def load_outcome(folder: Path) -> Outcome:
             if any(member.compress_type != zipfile.ZIP_STORED for member in members):
                 raise ValueError("a compressed member could be of any size, and we write none")
             if sum(member.file_size for member in members) > path.stat().st_size:
-                raise ValueError("its members are said to be larger than the file")
+                raise ValueError("its members claim to be larger than the file")
             for member in members:
                 with file.zip.open(member) as array:
                     check_npy_header(array)

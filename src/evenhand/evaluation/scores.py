@@ -26,7 +26,7 @@ from evenhand.evaluation.groups import (
 )
 from evenhand.evaluation.outcome import CUTOFFS, Outcome, evaluate
 
-MIN_PAIRS = 30  # a group with fewer is too small to judge, unless told otherwise
+MIN_PAIRS = 30  # by default, a group with fewer is too small to judge
 MAIN_CUTOFF, FEW_LABELS = 10, 20  # of so few, the first ten results say next to nothing
 RESAMPLES_AT_ONCE = 50  # (Q, 50) weights: 24 MB for 60,000 queries
 
@@ -277,7 +277,7 @@ def worst_members(
 
 
 def selected_score(scores: Iterable[Score], name: str) -> Score:
-    """One row with a value, asked for by name.
+    """The row that a name selects; it has a value.
 
     Names: 'recall@10', 'mrr', 'recall@10 on tail' (of frequency over labels), 'recall@10 on
     script=THAI', 'recall@10 on worst of script', '... on worst 3 of script', '... on worst tenth

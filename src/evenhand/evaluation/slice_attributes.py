@@ -1,8 +1,8 @@
 """The attributes that slices are built from: columns over the pairs, and conditions on them.
 
-The groups of the data set come first. To them are added what can be said of any query (how rare
-its features are in training), of a query with a text (its length, words, script, digits, signs)
-and of any label (how many training pairs it has). Bounds of numbers are fixed beforehand, not taken
+The groups of the data set come first. Added to them are features of any query (how rare its
+features are in training), of a query's text (its length, words, script, digits, signs) and of any
+label (how many training pairs it has). Bounds of numbers are fixed beforehand, not taken
 from the part at hand, so that a condition means the same on every part.
 
 How many labels a query has is left out on purpose: the test of `slices` compares queries with as
@@ -99,7 +99,7 @@ def attributes_of(dataset: Dataset, part_name: str) -> list[Attribute]:
 
 
 def _query_features(dataset: Dataset, part: Part) -> Iterable[Attribute]:
-    """What can be said of the queries of a part, with codes of the queries (Q,)."""
+    """Attributes of the queries of a part, with a code for each query (Q,)."""
     train, features = dataset.parts["train"].features, part.features
     if isinstance(features, Rows) and isinstance(train, Rows):
         # How often a query's rarest feature occurs in training, and how many do not at all.

@@ -41,7 +41,7 @@ from evenhand.evaluation.slice_search import (
     strata_of,
 )
 
-MIN_PAIRS, MIN_SHARE = 30, 0.001  # a slice with fewer pairs, or a smaller share, is not looked at
+MIN_PAIRS, MIN_SHARE = 30, 0.001  # the smallest slice that is tested
 LEVEL = 0.05
 NUM_EXAMPLES = 3
 NORMAL_QUANTILE = 1.959964  # 97.5 %

@@ -97,7 +97,7 @@ def headline(runs: RunSet, comparisons: list[Comparison]) -> str:
 def describe_comparisons(runs: RunSet, comparisons: list[Comparison]) -> str:
     """Who gains and who loses, in one sentence, no stronger than the differences are.
 
-    Gains are told at the metric, losses at every cut-off that is shown.
+    Gains are those at the metric, losses those at any cut-off that is shown.
     """
     first, several = runs.run_names[0], len(comparisons) > 1
     verb, more, less = "finds", "more", "less"
@@ -146,7 +146,7 @@ def describe_losses(runs: RunSet, found: Comparison) -> str:
 def significant_losses(runs: RunSet, found: Comparison) -> dict[str, str]:
     """`tail labels (−2.00)` of each row of the table that is significantly worse, by its title.
 
-    A row that is worse at another cut-off alone is told with that cut-off.
+    A row that is worse at another cut-off alone names that cut-off.
     """
     worse: dict[str, str] = {}
     for row in sorted(found.rows, key=lambda row: row.metric != runs.metric):
@@ -158,20 +158,27 @@ def significant_losses(runs: RunSet, found: Comparison) -> dict[str, str]:
 
 def baseline_warning(runs: RunSet) -> str:
     """Which runs are not above popularity, or the nearest queries; nothing if all are."""
-    beaten: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
+    not_above: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
     for name, above in zip(runs.run_names, runs.above_baselines, strict=True):
         for baseline, row in above.items():
             if row.low <= 0:
                 verdict = "below" if row.high < 0 else "not clearly above"
-                beaten.setdefault((verdict, baseline), []).append((name, row))
-    clauses = []
-    for (verdict, baseline), found in sorted(beaten.items(), key=lambda item: item[0][0]):
-        names, rows = zip(*found, strict=True)
-        clause = f"{join_words(names)} {'are' if len(rows) > 1 else 'is'} {verdict} the {baseline} "
-        clause += "baseline, which needs no training"
-        if len(rows) == 1:  # more figures are in the list below the picture
-            clause += f" ({signed(rows[0].difference)} points of {runs.metric}, {span(rows[0])})"
-        clauses.append(clause)
+                not_above.setdefault((verdict, baseline), []).append((name, row))
+    clauses, alike = [], dict[tuple[str, tuple[str, ...]], list[str]]()
+    for (verdict, baseline), found in sorted(not_above.items(), key=lambda item: item[0][0]):
+        if len(found) == 1:
+            ((name, row),) = found
+            clauses.append(
+                f"{name} is {verdict} the {baseline} baseline, which needs no training "
+                f"({signed(row.difference)} points of {runs.metric}, {span(row)})"
+            )
+        else:  # their figures are in the list below the picture
+            alike.setdefault((verdict, tuple(name for name, _ in found)), []).append(baseline)
+    for (verdict, names), baselines in alike.items():
+        which = "baseline, which needs" if len(baselines) == 1 else "baselines, which need"
+        clauses.append(
+            f"{join_words(names)} are {verdict} the {join_words(baselines)} {which} no training"
+        )
     return f"{'; '.join(clauses)}. " if clauses else ""
 
 
@@ -197,7 +204,7 @@ def describe_baselines(runs: RunSet) -> list[str]:
 def _describe_one(runs: RunSet) -> str:
     everyone, name = runs.row("all", "all")[0], runs.run_names[0]
     sentence = (
-        f"Among its first {runs.cutoff} results, {name} finds the right label for "
+        f"{runs.where_found.replace('the', 'its').capitalize()}, {name} finds the right label for "
         f"{percent(everyone.value)} % of all pairs"
     )
     rows = {  # the lowest of the tail and of the worst groups of each column

@@ -106,6 +106,13 @@ class RunSet:
             return int(self.metric.partition("@")[2])
         return main_cutoff(self.cutoffs, num_labels=self.dataset.num_labels)
 
+    @property
+    def where_found(self) -> str:
+        """What the cut-off asks for: `among the first 10 results`."""
+        return (
+            "as the first result" if self.cutoff == 1 else f"among the first {self.cutoff} results"
+        )
+
     @cached_property
     def above_baselines(self) -> list[dict[str, Difference]]:
         """Every run minus each baseline of the first one, over all, at the metric."""

@@ -20,7 +20,7 @@ TITLES = {  # run.json, in the order it is shown
     "is_complete": "Complete", "commit": "Commit", "command": "Command", "versions": "Versions",
     "dataset": "Data set",
 }  # fmt: skip
-UNTOLD = ("name", "is_running")  # said elsewhere
+ELSEWHERE = ("name", "is_running")  # shown elsewhere on the page
 
 
 def training_plots(runs: RunSet) -> list[Plot]:
@@ -71,7 +71,7 @@ def fact_rows(runs: RunSet) -> list[tuple[str, list[str]]]:
     return [
         (TITLES.get(key, key), [format_fact(key, about.get(key)) for about in abouts])
         for key in keys
-        if key not in UNTOLD and any(about.get(key) is not None for about in abouts)
+        if key not in ELSEWHERE and any(about.get(key) is not None for about in abouts)
     ]
 
 

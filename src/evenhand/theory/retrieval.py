@@ -25,8 +25,8 @@ from evenhand.losses import MarginLoss, hinge
 from evenhand.theory.arguments import DoubleArray, check_at_least, check_count
 from evenhand.theory.order_weights import label_weights, order_weighted_average
 
-FARTHEST = 32.0  # margins are looked at from -32 to 32,
-SMALLEST_SHARE = 1e-12  # between which the least loss is found for such shares: log(1e12) = 27.6
+FARTHEST = 32.0  # margins from -32 to 32 are searched,
+SMALLEST_SHARE = 1e-12  # where the least loss lies for shares down to this one: log(1e12) = 27.6
 
 
 def retrieval_loss(scores: ArrayLike, labels: ArrayLike, *, num_results: int) -> DoubleArray:

@@ -45,7 +45,7 @@ ANCHOR_SHARE = 0.4  # of delta; the rest is the band's
 CLUSTER_ANCHORS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 NUM_DENSE = 40  # the band holds each of the largest losses, then ever fewer
 CHANCE_ROUNDING = 1e-14  # for each draw: log-gamma of n loses digits, and so the chance of a band
-RESOLUTION = 2.0**-14  # losses are rounded up to multiples, for the anchors: fewer to reckon with
+RESOLUTION = 2.0**-14  # losses are rounded up to multiples, for the anchors: fewer distinct values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,7 @@ def all_hold_probability(ranks: IntArray, masses: DoubleArray, num_draws: int) -
         if mass >= 1:
             break
         mean = num_draws * (mass - reached)
-        width = 9 * math.sqrt(mean) + 20  # the other counts cannot be told from impossible
+        width = 9 * math.sqrt(mean) + 20  # other counts have no measurable probability
         first = max(0, int(mean - width))
         counts = np.arange(first, min(int(mean + width), num_draws + 1))
         steps = np.exp(_log_poisson(counts, mean, log_factorials))

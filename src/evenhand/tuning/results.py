@@ -124,7 +124,7 @@ def describe_choice(results: Results) -> list[str]:
             "trials more --steps, or name another --criterion"
         )
     elif results.rivals:
-        sentences.append(f"within its interval, so hardly to be told from it: {results.rivals}")
+        sentences.append(f"within its interval, so hardly distinguishable: {results.rivals}")
     return sentences
 
 

@@ -26,7 +26,7 @@ SHORT_NAMES = {
     NUM_STEPS: "steps", ANNEAL_FRACTION: "anneal",
 }  # fmt: skip
 NAN = float("nan")
-MOST_DRAWS = 1000  # of a trial that is not there yet, before the space is said to hold no more
+MOST_DRAWS = 1000  # for a new trial, before the space counts as exhausted
 
 Value = int | float | str
 Settings = dict[str, Value]  # by "section.key"
@@ -98,7 +98,7 @@ class Trial:
 
 
 def default_space(config: Config, *, advised: int | None = None) -> Space:
-    """k', k, learning rate, steps and schedule around a config, where its method has use of them.
+    """k', k, learning rate, steps and schedule around a config, as far as its method uses them.
 
     Args:
         advised: the k' of a smallest group: half of it, it, and in equal ratios up to the batch,
@@ -302,7 +302,7 @@ def count_members(dataset: Dataset, name: str) -> tuple[int, int]:
 def build_guarding_config(
     config: Config, dataset: Dataset, smallest: float | str, console: Console
 ) -> Config:
-    """The config with the k' of the smallest group: its share, or its name."""
+    """The config with the k' that fits the smallest group, given by share or by name."""
     mining = config.mining
     if isinstance(smallest, str):
         num_members, num_pairs = count_members(dataset, smallest)

@@ -9,11 +9,11 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.PHONY: demo test nightly check docs coverage format bench reproduce figures fuzz clean
+.PHONY: demo serve test nightly check docs coverage format bench reproduce figures fuzz clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[places]'
+	$(INSTALL) '.[places,serve]'
 	touch $(READY)
 
 $(TOOLS): $(READY)
@@ -26,6 +26,11 @@ $(FUZZING): $(TOOLS)
 
 demo: $(READY)  ## train SNM and S2M on places, compare them, write the report
 	$(BIN)/evenhand demo
+	@echo 'or: make serve'
+
+serve: $(READY)  ## the two runs of the demo as a page in a browser; trains them first if they are missing
+	test -f runs/demo/report.html || $(BIN)/evenhand demo
+	$(BIN)/evenhand serve runs/demo/s2m runs/demo/snm
 
 test: $(TOOLS)  ## every test, each file by one of a few processes
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile

@@ -345,6 +345,7 @@ def test_the_demonstration_trains_both_compares_and_can_be_run_again(
     folder = tmp_path / "demo"
     out = user("demo", "--run", folder, "--device", "cpu")
     assert "420 names to learn from" in out
+    assert out.endswith(f"evenhand serve {folder / 's2m'} {folder / 'snm'}\n")
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     assert {row["method"] for row in summary} == {"snm", "s2m"}
     assert {row["group"] for row in summary} == {"all", "head", "torso", "tail"}

@@ -1,5 +1,6 @@
 """`evenhand demo`: SNM and even-handed S2M on `places`, side by side, in minutes on two cores."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -96,3 +97,5 @@ def demo(
     console.print(dataset.attribution)
     console.print(f"figures: {run / 'summary.json'}")
     console.print(f"report:  {run / 'report.html'}")
+    served = " ".join(shlex.quote(str(run / name)) for name in reversed(PRESETS))
+    console.print(f"ask both in a browser: evenhand serve {served}")

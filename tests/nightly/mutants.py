@@ -700,8 +700,8 @@ MUTANTS += [
     ),
     Mutant(
         "report/headline.py",
-        "[first.outcome], [result.outcome]",
-        "[result.outcome], [first.outcome]",
+        "[first.outcome],\n            [result.outcome],",
+        "[result.outcome],\n            [first.outcome],",
         "query_by_query",
     ),
     Mutant(

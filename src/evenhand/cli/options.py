@@ -248,16 +248,16 @@ def read_flags(
     flags = dataclasses.replace(flags, data=_data_folder(data, table or TableFlags()))
     words = flags.words()
     given = config.check_settings(config.with_assignments(settings, words))
+    if flags.smallest is not None:
+        is_set = any(word.partition("=")[0].strip() == "mining.num_hard_examples" for word in words)
+        if is_set or None not in (flags.smallest_share, flags.smallest_group):
+            raise UserError(
+                "--smallest-share, --smallest-group and --hard-examples all set k'; give one of "
+                "them"
+            )
+        given["mining"].pop("num_hard_examples", None)  # whatever it is, it does not count
     for section, values in (base or {}).items():
         given[section] = {**values, **given[section]}
-    if flags.smallest is None:
-        return given
-    is_set = any(word.partition("=")[0].strip() == "mining.num_hard_examples" for word in words)
-    if is_set or None not in (flags.smallest_share, flags.smallest_group):
-        raise UserError(
-            "--smallest-share, --smallest-group and --hard-examples all set k'; give one of them"
-        )
-    given["mining"].pop("num_hard_examples", None)  # whatever it is, it does not count
     return given
 
 

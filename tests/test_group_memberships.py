@@ -26,7 +26,7 @@ from evenhand.evaluation import (
 )
 from evenhand.evaluation.slice_attributes import attributes_of
 from evenhand.evaluation.slice_search import is_in_slice, slices_to_look_at
-from evenhand.tuning.search import default_criterion
+from evenhand.tuning.search import default_group
 from evenhand.tuning.space import count_members
 from small import run_main
 from test_evaluation import evaluated, row
@@ -138,7 +138,7 @@ def test_sets_of_the_queries_are_refused(dataset, outcome):
 
 def test_tuning_counts_every_membership(dataset, of_language):
     settings = small.config("unused", evaluation__min_pairs={"language": 5})
-    assert default_criterion(settings, dataset) == "recall@10 on worst tenth of language"
+    assert default_group(settings, dataset) == "worst tenth of language"
     for language in LANGUAGES:
         is_member = of_language(language, "train")
         assert count_members(dataset, f"language={language}") == (sum(is_member), len(is_member))

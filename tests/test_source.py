@@ -50,7 +50,7 @@ ALLOWED = {
     ("tensor_store.py", "write_text"): (1, "the same"),
     ("tensor_store.py", "os.replace"): (3, "the same, and out of its way"),
     ("training/loop.py", "open"): (1, "an append; readers leave out a line cut short"),
-    ("tuning/search.py", "rename"): (1, "of a whole trial, which is made again if it is lost"),
+    ("tuning/minutes.py", "rename"): (1, "of a whole trial, which is made again if it is lost"),
 }  # fmt: skip
 
 

@@ -47,6 +47,17 @@ def difference_title(row: Difference) -> str:
     return summary_title(summary, column) if is_summary else row.group
 
 
+def selector_title(name: str) -> str:
+    """`recall@10 on the worst 3 scripts` of the name `recall@10 on worst 3 of script`."""
+    metric, on, where = name.partition(" on ")
+    summary, of, column = where.partition(" of ")
+    if of and summary.startswith("worst"):
+        where = f"the {summary_title(summary, column)}"
+    return (
+        f"{metric}{on}{where} labels" if where in ("head", "torso", "tail") else metric + on + where
+    )
+
+
 def telling_titles(groups: dict[str, GroupList]) -> dict[str, GroupList]:
     """Three of two devices, or a tenth of seven continents, are called what they are: the worst."""
     lists = {}

@@ -55,10 +55,9 @@ AXES = parse_space([f"{name}={axis}" for name, axis in SPACE.items()], DEFAULT)
 PLANNED = plan_trials(DEFAULT, AXES, num_trials=2, seed=0)
 TUNING = {
     "command": "evenhand tune", "criterion": "recall@10 on tail", "average": "recall@10",
-    "max_drop": 0.005, "seed": 0, "fingerprint": "f" * 64,
+    "max_drop": 0.005, "seed": 0, "fingerprint": "f" * 64, "data_folder": "d",
     "space": SPACE,
-    "planned": [{"role": trial.role, "settings": trial.settings} for trial in PLANNED],
-    "is_complete": False, "chosen": None, "front": [1],
+    "planned": [trial.settings for trial in PLANNED], "is_complete": False, "chosen": None,
     "trials": [{
         "number": 1, "role": "SNM", "average": 0.5, "criterion": 0.25, "low": None, "high": None,
         "settings": PLANNED[0].settings, "figures": {"tail": 0.25}, "seconds": 3.0, "failure": "",

@@ -164,7 +164,7 @@ def _open_run(
     if minutes is not None:
         from evenhand.progress import stop_requested
         from evenhand.runs import check_new
-        from evenhand.tuning.search import choose_within
+        from evenhand.tuning.minutes import choose_within
         from evenhand.tuning.space import get_setting
 
         check_new(folder)

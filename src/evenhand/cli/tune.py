@@ -62,7 +62,6 @@ def tune(
     from evenhand.tuning.space import build_guarding_config
 
     wishes: dict[str, Any] = {
-        "num_trials": trials,
         "criterion": criterion,
         "average": average,
         "max_drop": max_drop,
@@ -78,18 +77,20 @@ def tune(
             config = build_guarding_config(config, dataset, flags.smallest, console)
             advised = config.mining.num_hard_examples
         folder = run or Path(f"runs/{dataset.name}-tune")
-        begin_search(folder, plan_search(config, dataset, advised=advised, **given))
+        trials = 16 if trials is None else trials
+        planned = plan_search(config, dataset, advised=advised, num_trials=trials, **given)
+        begin_search(folder, planned)
     elif run is None:
         raise UserError("--resume needs the folder of the search: evenhand tune --resume --run …")
     else:
-        names = {"words": "search", "assignments": "set"}  # where the flag has another
-        for name, value in (vars(flags) | given).items():
-            if value is not None and name not in ("data", "num_trials"):
-                raise UserError(
-                    f"a search goes on with its own settings, so --resume takes no "
-                    f"{names.get(name, name).replace('_', '-')}; leave it out, or begin another "
-                    f"search in another --run folder"
-                )
+        others = {name for name, value in vars(flags).items() if value is not None} - {"data"}
+        for name in sorted(others | set(given)):
+            flag_name = {"words": "search", "assignments": "set"}.get(name, name)
+            raise UserError(
+                f"a search is resumed with its own settings, so --resume takes no "
+                f"{flag_name.replace('_', '-')}; leave it out, or begin another search in another "
+                f"--run folder"
+            )
         folder, place = run, None if flags.data is None else Path(flags.data)
         dataset = open_search_data(run, console, place=place)
     with locked(folder), stop_requested() as should_stop_fn:

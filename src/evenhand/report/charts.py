@@ -78,7 +78,6 @@ class Plot:
     y_title: str = ""
     intervals: Sequence[tuple[float, float, float]] = ()  # x, and y from and to
     shaded_from: float | None = None  # x; up to the right edge
-    rings: Sequence[tuple[float, float, int, str]] = ()  # x, y, radius, dashes; around marks
 
 
 def line_plot(title: str, series: Sequence[Series], x_title: str, *, is_share: bool) -> Plot:

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from evenhand.files import write_text
 from evenhand.report.charts import LARGE, Line, Mark, Plot, linear_axis
-from evenhand.report.rendering import MARKS, percent, render
+from evenhand.report.rendering import percent, render
+from evenhand.result_tables import selector_title
 from evenhand.tuning.space import NAN, Trial, format_settings
 
-RINGS = ((9, "none"), (12, "2 3"), (15, "6 3"))  # radius and dashes: chosen, SNM, as given
 ROUNDING = 1e-9  # 0.415 - 0.410 is a little more than 0.005 in floating point
 
 
@@ -86,9 +86,6 @@ class Results:
         return ", ".join(filter(None, words))
 
 
-# --- in the terminal ------------------------------------------------------------------------------
-
-
 def trials_table(results: Results) -> Table:
     """The trials of a search, the best criterion first; the chosen one is bold."""
     rule, settings = results.rule, results.settings
@@ -124,11 +121,8 @@ def describe_choice(results: Results) -> list[str]:
             "trials more --steps, or name another --criterion"
         )
     elif results.rivals:
-        sentences.append(f"within its interval, so hardly distinguishable: {results.rivals}")
+        sentences.append(f"too close to call, by its 95 % interval: {results.rivals}")
     return sentences
-
-
-# --- on a page ------------------------------------------------------------------------------------
 
 
 def write_search_page(results: Results, path: Path, *, title: str, command: str) -> None:
@@ -137,49 +131,35 @@ def write_search_page(results: Results, path: Path, *, title: str, command: str)
     Args:
         command: what to run to learn how good the chosen settings really are.
     """
-    trials, chosen = results.trials, results.feasible[0]
-    # A shape for each k' while there are enough shapes: its least and largest.
-    sizes = sorted({trial.num_hard_examples for trial in trials})
-    width = math.ceil(len(sizes) / len(MARKS))
-    pieces = [sizes[start : start + width] for start in range(0, len(sizes), width)]
-    levels = [(piece[0], piece[-1]) for piece in pieces]
-    # Trials so far below that they would press the others together are left out of the first
-    # picture, but never the chosen one and those with a role.
+    trials, rule, chosen = results.trials, results.rule, results.feasible[0]
+    named = {"chosen": chosen} | {trial.role: trial for trial in trials[:2] if trial.is_scored}
+    named.pop("", None)
+    # Trials so far below that they would press the others together are left out of the picture,
+    # but never one that the legend names.
     scored = [trial for trial in trials if trial.is_scored]
-    drops = [max(t.average for t in scored) - trial.average for trial in scored]
-    always = [drop for t, drop in zip(scored, drops, strict=True) if t.role or t is chosen]
-    reach = max(6 * results.rule.max_drop, 1.5 * statistics.median(drops), *always)
-    near = [trial for trial, drop in zip(scored, drops, strict=True) if drop <= reach]
-    named = [(f"chosen: trial {chosen.number}", chosen)]
-    named += [(f"{trial.role}: trial {trial.number}", trial) for trial in scored if trial.role]
-    rings = [(*ring, words, trial) for ring, (words, trial) in zip(RINGS, named, strict=False)]
+    best = max(trial.average for trial in scored)
+    reach = max(6 * rule.max_drop, 1.5 * statistics.median(best - t.average for t in scored))
+    near = [t for t in scored if best - t.average <= reach or t in named.values()]
     page = render(
         "tuning.html",
         title=title,
         results=results,
-        rule=results.rule,
+        rule=rule,
+        average=selector_title(rule.average),
+        criterion=selector_title(rule.criterion),
         chosen=chosen,
         baseline=trials[0],
         next_command=command,
-        levels=levels,
-        rings=rings,
-        plots=[_plot(results, shown, levels, rings) for shown in (near, scored)],
+        legend=[*(f"{words}: trial {t.number}" for words, t in named.items()), "other trials"],
+        plot=_plot(results, near, list(named.values())),
         num_far=len(scored) - len(near),
         figure_names=list(dict.fromkeys(n for t in trials for n in t.figures if n != "all")),
     )
     write_text(path, page)
 
 
-def _plot(
-    results: Results,
-    shown: Sequence[Trial],
-    levels: Sequence[tuple[int, int]],
-    rings: Sequence[tuple[int, str, str, Trial]],
-) -> Plot:
-    """The average to the right and the criterion upwards, a mark for each trial that is shown.
-
-    Rings around the trials that the legend names: words beside marks would cover other marks.
-    """
+def _plot(results: Results, shown: Sequence[Trial], named: Sequence[Trial]) -> Plot:
+    """The average to the right and the criterion upwards, a mark for each trial that is shown."""
 
     def tick(share: float) -> str:
         return f"{100 * share:.4g} %"
@@ -187,39 +167,38 @@ def _plot(
     def place(trial: Trial) -> tuple[float, float]:
         return x_axis.place(trial.average), y_axis.place(trial.criterion)
 
-    rule = results.rule
-    start = max(trial.average for trial in shown) - rule.max_drop
+    criterion, average = map(selector_title, results.rule[:2])
+    start = max(trial.average for trial in shown) - results.rule.max_drop
     averages = [*(trial.average for trial in shown), start]
     heights = [y for t in shown for y in (t.low, t.high, t.criterion) if not math.isnan(y)]
     x_axis = linear_axis(min(averages), max(averages), LARGE.left, LARGE.right, tick)
     y_axis = linear_axis(min(heights), max(heights), LARGE.bottom, LARGE.top, tick)
     marks = []
-    for trial in shown:
-        level = next(n for n, (_, high) in enumerate(levels) if trial.num_hard_examples <= high)
+    for trial in sorted(shown, key=lambda t: -named.index(t) if t in named else -len(named)):
         settings = results.settings[trial.number - 1].items()
         title = (
             f"trial {trial.number}: {', '.join(f'{name} {value}' for name, value in settings)}; "
-            f"{percent(trial.average)} % for all, {percent(trial.criterion)} % by the criterion"
+            f"{average} {percent(trial.average)} %, {criterion} {percent(trial.criterion)} %"
         )
-        marks.append(Mark(level, *place(trial), title))
+        kind = named.index(trial) if trial in named else len(named)
+        marks.append(Mark(kind, *place(trial), title, 1.5 if trial in named else 1.0))
     (left, top), *others = [place(trial) for trial in results.front if trial in shown]
     steps = "".join(f"V{y:.1f}H{x:.1f}" for x, y in others)
     return Plot(
         "",
-        f"{len(shown)} trials: {rule.average} to the right, {rule.criterion} upwards. The figures "
-        f"are in the table below.",
+        f"{len(shown)} trials: {average} to the right, {criterion} upwards. The figures are in the "
+        f"table below.",
         LARGE,
         x_axis,
         y_axis,
-        f"{rule.average}, all",
+        average,
         [Line(f"M{left:.1f} {top:.1f}{steps}", "front", "5 4")],
         marks,
-        y_title=rule.criterion,
+        y_title=criterion,
         intervals=[
             (x_axis.place(t.average), y_axis.place(t.low), y_axis.place(t.high))
             for t in shown
             if not math.isnan(t.low) and not math.isnan(t.high)
         ],
         shaded_from=x_axis.place(start),
-        rings=[(*place(t), radius, dashes) for radius, dashes, _, t in rings if t in shown],
     )

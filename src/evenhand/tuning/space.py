@@ -137,13 +137,11 @@ def parse_space(words: Sequence[str], config: Config) -> Space:
             raise UserError(f"--search takes section.key=1,2,3 or section.key=1..3, got {word!r}")
         if name in space:
             raise UserError(f"--search {name} is given twice; list all its values in one")
-        if name.partition(".")[0] not in SEARCHED_SECTIONS:
+        if name.partition(".")[0] not in SEARCHED_SECTIONS or name == TAIL_FRACTION:
             raise UserError(
-                f"--search takes settings of {', '.join(SEARCHED_SECTIONS)}, such as "
+                f"--search takes settings of {', '.join(SEARCHED_SECTIONS)}, and k' as "
                 f"{NUM_HARD_EXAMPLES}, got {name!r}"
             )
-        if name == TAIL_FRACTION:
-            raise UserError(f"k' is searched as a number: {NUM_HARD_EXAMPLES}, not {name}")
         low, is_span, high = text.partition("..")
         values: list[Value] = []
         for item in map(str.strip, (low, high) if is_span else text.split(",")):
@@ -151,9 +149,8 @@ def parse_space(words: Sequence[str], config: Config) -> Space:
                 value = parse_toml(f"value = {item}")["value"]
             except ValueError:  # a bare word
                 value = item
-            if isinstance(value, str) and ("," in value or ".." in value):  # written as an escape
-                raise UserError(f"--search {name} takes words without ',' and '..', got {item!r}")
-            if isinstance(value, bool) or not isinstance(value, int | float | str):
+            is_list = isinstance(value, str) and ("," in value or ".." in value)  # by an escape
+            if is_list or isinstance(value, bool) or not isinstance(value, int | float | str):
                 raise UserError(f"--search {name} takes numbers or words, got {item!r}")
             # As its setting has it; one that the setting cannot have is refused.
             values.append(get_setting(with_settings(config, {name: value}), name))
@@ -273,7 +270,7 @@ def _even_points(num_dimensions: int, *, seed: int, num_points: int) -> Iterator
 
 
 def num_hard_examples_for(share: float, *, batch_size: int) -> int:
-    """How many examples of a batch a group with this share of the data is expected to fill.
+    """Number of examples of a batch that a group with this share of the data is expected to fill.
 
     Example:
         >>> num_hard_examples_for(0.02, batch_size=2048)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import Rows, pad_rows, pairs_of, take_rows
-from evenhand.data.array_files import collect_rows
-from evenhand.data.csr import count_ids, rows_from_lists
+from evenhand.data.csr import collect_rows, count_ids, rows_from_lists
 from evenhand.errors import UserError
 
 lists_of_ids = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6)

@@ -4,8 +4,7 @@ import bz2
 import gzip
 import hashlib
 import lzma
-import os
-from collections.abc import Iterable
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,23 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import count_unseen_labels, load_extreme, read_extreme
-from evenhand.data.array_files import collect_rows
-from evenhand.data.extreme import load_extreme_split
-from evenhand.data.extreme_parser import Block, Header, parse_line, parse_lines, parse_quickly
+from evenhand.data.csr import collect_rows
+from evenhand.data.extreme import Documents, Header, parse_block, parse_line
 from evenhand.data.text_io import read_blocks
 from evenhand.errors import UserError
 from fuzz.inputs import inputs_of
 from fuzz.registry import TARGETS
 
-REPOSITORY = Path(__file__).parents[1]
-DATA = Path(os.environ.get("EVENHAND_DATA", REPOSITORY.parent / "shared" / "data"))
 SMALL = "3 5 4\n0,2 1:0.5 4:1\n 0:2\n3\n"
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 HEADER = Header(num_rows=10**6, num_features=1000, num_labels=100)
-
-needs_bibtex = pytest.mark.skipif(
-    not (DATA / "bibtex").is_dir(), reason="bibtex is not here; set EVENHAND_DATA to find it"
-)
 
 
 def written(path: Path, text: str | bytes) -> Path:
@@ -42,22 +34,15 @@ def rows_as_lists(rows):
     return [rows.row(index).tolist() for index in range(len(rows))]
 
 
-def as_lists(block: Block):
-    return [array.tolist() for array in (*block.positives[:2], *block.features)]
+def as_lists(documents: Documents):
+    return [array.tolist() for array in (*documents.positives[:2], *documents.features)]
 
 
-def joined(blocks: Iterable[Block]) -> Block:
-    return Block(*map(collect_rows, zip(*blocks, strict=True)))
-
-
-def careful(text: bytes) -> Block:
+def careful(text: bytes) -> Documents:
     """A block of lines, each by `parse_line`."""
     lines = enumerate(text[:-1].split(b"\n"), start=2)
-    return joined(parse_line(line, HEADER, where=f"a.txt, line {number}") for number, line in lines)
-
-
-def both(text: bytes) -> Block:
-    return joined(parse_lines(text, HEADER, path=Path("a.txt"), first_line=2))
+    parsed = [parse_line(line, HEADER, where=f"a.txt, line {number}") for number, line in lines]
+    return Documents(*map(collect_rows, zip(*parsed, strict=True)))
 
 
 def assert_refused(path: Path, *words: str) -> None:
@@ -73,12 +58,13 @@ def assert_refused(path: Path, *words: str) -> None:
 
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_file_is_read_plain_or_compressed(tmp_path, ending):
-    file = read_extreme(written(tmp_path / f"a.txt{ending}", COMPRESS[ending](SMALL.encode())))
-    assert rows_as_lists(file.positives) == [[0, 2], [], [3]]
-    assert rows_as_lists(file.features) == [[1, 4], [0], []]
-    assert file.features.values.tolist() == [0.5, 1.0, 2.0]
-    assert file.features.values.dtype == np.float32
-    assert (file.num_features, file.num_labels) == (5, 4)
+    path = written(tmp_path / f"a.txt{ending}", COMPRESS[ending](SMALL.encode()))
+    header, (positives, features) = read_extreme(path)
+    assert rows_as_lists(positives) == [[0, 2], [], [3]]
+    assert rows_as_lists(features) == [[1, 4], [0], []]
+    assert features.values.tolist() == [0.5, 1.0, 2.0]
+    assert features.values.dtype == np.float32
+    assert header == (3, 5, 4)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 50, 10**6])
@@ -93,11 +79,11 @@ def test_blocks_of_any_size_are_read_as_one(tmp_path, monkeypatch, block_bytes):
     lines = [f"{row % 4} " + " ".join(f"{i}:{i}.5" for i in ids) for row, ids in enumerate(lists)]
     calls = []
     path = written(tmp_path / "a.txt", "\n".join(["400 999 4", *lines]))
-    file = read_extreme(path, progress_fn=lambda *call: calls.append(call))
+    _, (positives, features) = read_extreme(path, progress_fn=lambda *call: calls.append(call))
     assert calls[-1] == ("reading a.txt", *[path.stat().st_size] * 2)
-    assert rows_as_lists(file.features) == lists
-    assert file.features.values.tolist() == [i + 0.5 for ids in lists for i in ids]
-    assert rows_as_lists(file.positives) == [[row % 4] for row in range(400)]
+    assert rows_as_lists(features) == lists
+    assert features.values.tolist() == [i + 0.5 for ids in lists for i in ids]
+    assert rows_as_lists(positives) == [[row % 4] for row in range(400)]
     lines[15:17] = "0 1:1e-400", "0 1:x"
     assert_refused(written(path, "\n".join(["400 999 4", *lines])), "line 18:", "value 'x'")
     monkeypatch.setattr("evenhand.data.text_io.MAX_LINE_BYTES", 1000)
@@ -114,24 +100,19 @@ odd_lines = [
 
 
 @given(inputs_of(TARGETS["extreme"]) | st.sampled_from(odd_lines).map(b"header\n".__add__))
-def test_on_damaged_text_the_quick_parser_gives_up_or_agrees_with_the_careful_one(damaged):
+def test_on_damaged_text_the_fast_parser_gives_up_or_agrees_with_the_careful_one(damaged):
     """What both must read is the twin's in tests/fuzz/text_targets.py."""
     text = damaged.partition(b"\n")[2].removesuffix(b"\n") + b"\n"
-    block, end = parse_quickly(text, 0, HEADER)
-    if end:
-        assert text[end - 1 : end] == b"\n"
-        assert as_lists(block) == as_lists(careful(text[:end]))
-    answers = []
-    for parse_fn in (careful, both):
-        try:
-            answers.append(as_lists(parse_fn(text)))
-        except UserError as error:
-            answers.append(str(error))
-    assert answers[0] == answers[1]
-    if isinstance(answers[0], str):
-        assert answers[0].startswith("a.txt, line ")
-        assert "\n" not in answers[0]
-        assert end < len(text)
+    block = parse_block(text, HEADER)
+    try:
+        expected = careful(text)
+    except UserError as error:
+        expected, message = None, str(error)
+    if expected is None:
+        assert block is None
+        assert re.fullmatch("a.txt, line [0-9]+: [^\n]+", message)
+    else:
+        assert block is None or as_lists(block) == as_lists(expected)
 
 
 edge_numbers = [
@@ -149,14 +130,13 @@ edge_numbers = [
     st.one_of(st.none(), st.integers(-400, 400)),
     st.floats(1e-250, 1e30) | st.floats(-1e30, -1e-250),
 )
-def test_a_value_is_the_float_of_its_text_or_not_quick(number, exponent, value):
+def test_a_value_is_the_float_of_its_text_or_left_to_the_careful_parser(number, exponent, value):
     usual = [repr(value), *(format(value, form) for form in (".6f", ".17g", ".9e"))]
     odd = [number if exponent is None else f"{number}e{exponent}", *edge_numbers]
     for text in (*odd, *usual):
-        line = f"1 2:{text}\n".encode()
-        block, end = parse_quickly(line, 0, HEADER)
-        assert end == len(line) or text not in usual  # as programs write them
-        if end == len(line):
+        block = parse_block(f"1 2:{text}\n".encode(), HEADER)
+        assert block is not None or text not in usual  # as programs write them
+        if block is not None:
             assert abs(float(text)) <= float(np.finfo(np.float32).max)
             assert block.features.values.tobytes() == np.float32(float(text)).tobytes()
 
@@ -171,16 +151,7 @@ def test_values_beside_the_middle_of_two_32_bit_numbers_are_rounded_as_python_ro
         texts = [form % value for values in beside for value in values]
         lines = "".join(f"1 2:{text}\n" for text in texts).encode()
         expected = np.array([float(text) for text in texts]).astype(np.float32)
-        assert np.array_equal(both(lines).features.values, expected)
-
-
-def test_one_odd_line_among_many_is_parsed_carefully_and_alone():
-    lines = [b"1 2:3\n", b"1 2:16777217.00000000000000000001\n", b" 3:1\n", b"2 3:1e-400\n"]
-    blocks = list(parse_lines(b"".join(lines), HEADER, path=Path("a.txt"), first_line=7))
-    assert [len(block.positives) for block in blocks] == [1, 1, 1, 1]
-    assert joined(blocks).features.values.tolist() == [3.0, 16777216.0, 1.0, 0.0]
-    with pytest.raises(ValueError, match="must be whole lines, but ends with '1 2:3'"):
-        parse_quickly(b"1 2:3", 0, HEADER)
+        assert np.array_equal(parse_block(lines, HEADER).features.values, expected)
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -273,14 +244,6 @@ def test_validation_is_taken_from_training_by_the_md5_of_the_number_of_its_block
     assert count_unseen_labels(dataset, "test") == 2  # counted, not fatal
 
 
-def test_numbers_of_a_split_count_from_1_also_where_the_first_document_is_of_no_part(tmp_path):
-    whole = written(tmp_path / "all.txt", "5 1 5\n" + "".join(f"{row} 0:1\n" for row in range(5)))
-    train, test = written(tmp_path / "train.txt", "3\n2\n"), written(tmp_path / "test.txt", "5\n")
-    parts = load_extreme_split(whole, train, test, name="a", validation_fraction=0).parts
-    assert rows_as_lists(parts["train"].positives) == [[2], [1]]
-    assert rows_as_lists(parts["test"].positives) == [[4]]
-
-
 def test_label_names_are_read(tmp_path):
     names = written(tmp_path / "names.txt", "a\nb b\nç\nd\n")
     dataset = load_extreme(*numbered(tmp_path), name="a", label_names_path=names)
@@ -325,20 +288,3 @@ def test_what_does_not_fit_the_training_file_is_refused(tmp_path, kind, text, me
     given = text if kind == "validation_block" else written(tmp_path / f"{kind}.txt", text)
     with pytest.raises(UserError, match=f"{kind}.*{message}"):
         load_extreme(train, **{"test_path": test, "name": "a", kind: given})
-
-
-@needs_bibtex
-def test_bibtex_loads_as_its_readme_says_and_is_the_same_by_both_parsers():
-    folder = DATA / "bibtex"
-    paths = (folder / "train.txt.xz", folder / "test.txt.xz")
-    dataset = load_extreme(*paths, name="bibtex", label_names_path=folder / "labels.txt")
-    sizes = [len(dataset.parts[name]) for name in ("train", "validation", "test")]
-    assert (sizes[0] + sizes[1], sizes[2]) == (4880, 2515)
-    assert (dataset.num_features, dataset.num_labels) == (1836, 159)
-    assert dataset.label_name(0) == "TAG_2005"
-    text = lzma.decompress(paths[1].read_bytes()).partition(b"\n")[2]
-    header = Header(2515, 1836, 159)
-    block, end = parse_quickly(text, 0, header)
-    assert end == len(text)
-    lines = text[:-1].split(b"\n")
-    assert as_lists(block) == as_lists(joined(parse_line(x, header, where="") for x in lines))

@@ -13,7 +13,7 @@ from evenhand.data import (
     load_public_extreme,
     open_dataset,
     read_extreme,
-)  # fmt: skip
+)
 from evenhand.data.download import RemoteFile
 from evenhand.data.public_data import find_public_data, stored_files
 from evenhand.errors import UserError
@@ -21,7 +21,6 @@ from file_server import served
 
 TRAIN = "4 5 3\n0,2 1:0.5 4:1\n1 0:1\n 2:2\n2 3:0.25\n"
 TEST = "2 5 3\n1 1:1\n0 2:0.5\n"
-WHOLE = "6 5 3\n" + TRAIN.partition("\n")[2] + TEST.partition("\n")[2]
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +30,7 @@ def direct(monkeypatch):
 
 def texts_of(name):
     """File name -> text, as the archive of a data set holds them."""
-    files = PUBLIC_DATA[name].files
-    lists = "1 3\n2 1\n3 6\n4 2\n", "5 5\n6 4\n"
-    return dict(zip(files, (TRAIN, TEST) if len(files) == 2 else (WHOLE, *lists), strict=True))
+    return dict(zip(PUBLIC_DATA[name].files, (TRAIN, TEST), strict=True))
 
 
 def write_zip(path, texts, folder=""):
@@ -63,20 +60,19 @@ def opened(name, folder):
 
 def test_the_promised_data_sets_are_known_however_they_are_written():
     assert list(PUBLIC_DATA) == [
-        "amazoncat-13k", "eurlex-4k", "wiki10-31k", "delicious", "bibtex", "amazon-670k",
-        "wikilshtc-325k",
+        "amazoncat-13k", "eurlex-4k", "wiki10-31k", "amazon-670k", "wikilshtc-325k",
     ]  # fmt: skip
     assert find_public_data(" EURLex-4K ").name == "eurlex-4k"
     assert find_public_data("WikiLSHTC").name == "wikilshtc-325k"
     assert find_public_data("amazoncat13k").name == "amazoncat-13k"
     for data in PUBLIC_DATA.values():
-        assert data.archive.url.startswith("https://" if data.drive_id else "")
+        assert data.archive.url.startswith("https://")
 
 
 # --- a folder -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["amazoncat-13k", "eurlex-4k", "bibtex"])
+@pytest.mark.parametrize("name", ["amazoncat-13k", "eurlex-4k"])
 @pytest.mark.parametrize("where", ["flat", "own", "inner", "gz", "zip", "own zip", "inner zip"])
 def test_a_set_is_opened_by_its_name_from_every_form(tmp_path, name, where):
     data, texts = PUBLIC_DATA[name], texts_of(name)
@@ -114,8 +110,6 @@ def test_the_names_of_newer_archives_count_only_where_the_place_says_what_they_a
 def test_what_is_absent_or_damaged_is_named_with_where_to_get_it(tmp_path):
     with pytest.raises(UserError, match=r"has no amazonCat_train\.txt and .*data fetch amazoncat"):
         opened("AmazonCat-13K", tmp_path)
-    with pytest.raises(UserError, match=r"Bibtex_data\.txt.*XMLRepository.* save it as .*bibtex\."):
-        opened("Bibtex", tmp_path)
     path = tmp_path / "Eurlex.zip"
     write_zip(path, texts_of("eurlex-4k"))
     data = path.read_bytes()
@@ -148,8 +142,8 @@ def test_members_with_odd_paths_are_read_from_the_archive_or_not_at_all(tmp_path
 def test_a_path_through_an_archive_is_a_member_of_it(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:  # stored: only the checksum can tell
         archive.writestr("in/train.txt", TRAIN)
-    read = read_extreme(tmp_path / "a.zip/in/train.txt")
-    assert read.positives.ids.tolist() == [0, 2, 1, 2]
+    _, documents = read_extreme(tmp_path / "a.zip/in/train.txt")
+    assert documents.positives.ids.tolist() == [0, 2, 1, 2]
     changed = (tmp_path / "a.zip").read_bytes().replace(b"0.25", b"0.35")
     for name, content, said in (
         ("a.zip/train.txt", None, r"a\.zip has no member 'train\.txt'"),
@@ -161,50 +155,6 @@ def test_a_path_through_an_archive_is_a_member_of_it(tmp_path):
             (tmp_path / name.partition("/")[0]).write_bytes(content)
         with pytest.raises(UserError, match=said):
             read_extreme(tmp_path / name)
-
-
-# --- one file and two lists -----------------------------------------------------------------------
-
-
-def open_lists(folder, train="1\n2\n3\n4\n", test="5\n6\n"):
-    for file_name, text in zip(PUBLIC_DATA["bibtex"].files, (WHOLE, train, test), strict=True):
-        (folder / file_name).write_text(text)
-    return opened("bibtex", folder)
-
-
-def test_the_first_column_counts_in_the_order_of_the_list_from_1_or_from_0(tmp_path):
-    parts = open_lists(tmp_path, "6 1\n1 1\n", "4 2\n").parts
-    assert parts["train"].positives.ids.tolist() == [0, 0, 2]
-    assert parts["test"].positives.ids.tolist() == [2]
-    parts = open_lists(tmp_path, "1\n2\n3\n5\n", "0\n4\n").parts
-    assert parts["test"].positives.ids.tolist() == [0, 2, 1]
-    # The validation part is taken from the listed training rows.
-    rows = "\n".join(f"{row % 3} {row % 5}:{row + 1}" for row in range(200))
-    lists = ["\n".join(map(str, numbers)) for numbers in (range(150, 0, -1), range(151, 201))]
-    texts = (f"200 5 3\n{rows}\n", *lists)
-    for file_name, text in zip(PUBLIC_DATA["bibtex"].files, texts, strict=True):
-        (tmp_path / file_name).write_text(text)
-    parts = load_public_extreme("bibtex", tmp_path).parts
-    values = {name: part.features.values.tolist() for name, part in parts.items()}
-    assert 0 < len(values["validation"]) < 50
-    assert sorted(values["train"] + values["validation"]) == list(range(1, 151))
-    assert values["test"] == list(range(151, 201))
-
-
-@pytest.mark.parametrize(
-    ("lists", "said"),
-    [
-        ({"train": "1\n7\n"}, r"trSplit\.txt, line 2: document 7 is not between 1 and 6"),
-        ({"train": "1\n2\n1\n"}, r"trSplit\.txt, line 3: document 1 was named before"),
-        ({"test": "5\n1\n"}, r"tstSplit\.txt, line 2: document 1 was named before: .*line 1"),
-        ({"test": "5\n-1\n"}, r"tstSplit\.txt, line 2: '-1' is not a document's number"),
-        ({"test": "5\n\n"}, r"tstSplit\.txt, line 2: '' is not a document's number"),
-        ({"test": ""}, r"tstSplit\.txt is empty"),
-    ],
-)
-def test_lists_that_do_not_fit_are_refused_by_file_and_line(tmp_path, lists, said):
-    with pytest.raises(UserError, match=said):
-        open_lists(tmp_path, **lists)
 
 
 # --- the commands ---------------------------------------------------------------------------------
@@ -224,16 +174,16 @@ def serve(monkeypatch, url):
 
 
 def test_list_shows_what_is_known_and_what_is_here(user, tmp_path):
-    write_zip(tmp_path / "downloads/delicious/Delicious.zip", texts_of("delicious"), "Delicious/")
+    write_zip(tmp_path / "downloads/wiki10-31k/Wiki10.zip", texts_of("wiki10-31k"), "Wiki10/")
     (tmp_path / "downloads/eurlex-4k").mkdir()
     (tmp_path / "downloads/eurlex-4k/eurlex-4k.zip.part").touch()
     answer = user("data", "list")
     assert (answer.code, answer.err) == (0, "")
     for data in PUBLIC_DATA.values():
         assert data.title in answer.out
-    assert re.search(r"Delicious .*by hand.* downloads/delicious", answer.out)
-    assert re.search(r"EURLex-4K .*yes.* not complete", answer.out)
-    assert re.search(r"Bibtex .*by hand.* - ", answer.out)
+    assert re.search(r"Wiki10-31K .* downloads/wiki10-31k", answer.out)
+    assert re.search(r"EURLex-4K .* not complete", answer.out)
+    assert re.search(r"AmazonCat-13K .* - ", answer.out)
 
 
 def test_fetch_then_open_then_show(user, tmp_path, monkeypatch):
@@ -270,11 +220,10 @@ def test_a_failed_fetch_tells_the_way_by_hand(user, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fetch", "bibtex"], "XMLRepository.html and save it as downloads/bibtex/bibtex.zip"),
         (["extreme"], "needs the name of a public data set"),
         (["extreme", "--train", "a"], "or --train and --test"),
-        (["extreme", "bibtex", "--train", "a"], "give the name alone, or files alone"),
-        (["extreme", "bibtx"], "no public data set 'bibtx'; did you mean 'bibtex'?"),
+        (["extreme", "eurlex-4k", "--train", "a"], "give the name alone, or files alone"),
+        (["extreme", "eurlex-4"], "no public data set 'eurlex-4'; did you mean 'eurlex-4k'?"),
         (["extreme", "mnist"], "no public data set 'mnist'; known: amazoncat-13k, eurlex-4k"),
     ],
 )
@@ -288,8 +237,8 @@ def test_fetch_verifies_what_is_here_also_what_came_by_hand(user, tmp_path):
     changed = bytearray(damaged.read_bytes())
     changed[60] ^= 255
     damaged.write_bytes(changed)
-    write_zip(tmp_path / "downloads/bibtex/Bibtex.zip", texts_of("bibtex"), "Bibtex/")
-    answer = user("data", "fetch", "bibtex", "amazoncat-13k")
+    write_zip(tmp_path / "downloads/eurlex-4k/Eurlex.zip", texts_of("eurlex-4k"), "Eurlex/")
+    answer = user("data", "fetch", "eurlex-4k", "amazoncat-13k")
     assert answer.code == 2
     assert re.search(r"AmazonCat\.zip.*(is damaged|not a whole)", answer.err)
-    assert "Bibtex.zip: every member is whole" in answer.out
+    assert "Eurlex.zip: every member is whole" in answer.out

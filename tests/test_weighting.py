@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenhand.config import DataConfig
-from evenhand.data import Dataset, Part, Rows, weighting
+from evenhand.data import Dataset, Part, Rows, csr
 from evenhand.data.weighting import feature_weights, weight_features
 from evenhand.errors import UserError
 
@@ -53,7 +53,7 @@ def test_rare_features_weigh_more_by_the_training_part_alone():
 
 
 def test_an_id_twice_in_a_row_counts_as_one_feature_whose_values_add(monkeypatch):
-    monkeypatch.setattr(weighting, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(csr, "BLOCK_ROWS", 2)
     ids = np.array([2, 0, 2, 1, 1, 1], np.int32)
     twice = Rows(np.array([0, 3, 5, 6]), ids, np.array([1, 4, 2, 1, -1, 5], np.float32))
     found = weight_features(dataset(twice), "unit")

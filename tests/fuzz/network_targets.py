@@ -84,7 +84,7 @@ def fetch(data: bytes) -> Exception | None:
         patch.object(http.client.HTTPSConnection, "connect", connect),
     ):
         path, refusal = answer(
-            lambda: download.fetch(file, folder, max_attempts=3, first_pause=0.0, max_bytes=10**6)
+            lambda: download.fetch(file, folder, max_attempts=3, first_pause=0.0)
         )
     if refusal is None:
         require(not (folder / "file.txt.part").exists(), "a part is left")

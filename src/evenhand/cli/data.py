@@ -9,7 +9,7 @@ from evenhand.cli.options import TableFlags, argument, flag, takes_flags
 from evenhand.errors import UserError
 
 if TYPE_CHECKING:
-    from evenhand.data import Dataset, PublicData
+    from evenhand.data import Dataset
 
 Out = Annotated[Path | None, flag("Folder to write.", show_default="datasets/NAME")]
 Folder = Annotated[Path, argument("Folder of the data set.", "FOLDER")]
@@ -62,29 +62,26 @@ def extreme(
     from evenhand.data import load_extreme, load_public_extreme
     from evenhand.progress import download_bar
 
-    if public is not None and any((train, test, label_names, train_groups, test_groups)):
-        raise UserError(
-            f"{public} is opened by its name, so the files are known; give the name alone, or "
-            f"files alone"
-        )
-    shares: dict[str, Any] = {
-        "validation_fraction": validation_fraction,
-        "validation_block": validation_block,
+    files: dict[str, Any] = {
+        "label_names_path": label_names,
+        "train_groups_path": train_groups,
+        "test_groups_path": test_groups,
     }
     with download_bar(console) as advance:
-        if public is not None:
-            dataset = load_public_extreme(public, folder, **shares, progress_fn=advance)
-        elif train is not None and test is not None:
-            dataset = load_extreme(
-                train,
-                test,
-                name=_name_of_folder(train),
-                label_names_path=label_names,
-                train_groups_path=train_groups,
-                test_groups_path=test_groups,
-                **shares,
-                progress_fn=advance,
+        shared: dict[str, Any] = {
+            "validation_fraction": validation_fraction,
+            "validation_block": validation_block,
+            "progress_fn": advance,
+        }
+        if public is not None and any((train, test, *files.values())):
+            raise UserError(
+                f"{public} is opened by its name, so the files are known; give the name alone, or "
+                f"files alone"
             )
+        if public is not None:
+            dataset = load_public_extreme(public, folder, **shared)
+        elif train is not None and test is not None:
+            dataset = load_extreme(train, test, name=_name_of_folder(train), **files, **shared)
         else:
             raise UserError(
                 "evenhand data extreme needs the name of a public data set (see: evenhand data "
@@ -187,22 +184,20 @@ def list_(folder: Downloads = Path("downloads")) -> None:
     from rich.text import Text
 
     from evenhand.cli.console import console
-    from evenhand.data.download import part_path
-    from evenhand.data.public_data import PUBLIC_DATA
+    from evenhand.data.public_data import PUBLIC_DATA, stored_files
 
-    table = Table("name", "what it is", "to fetch", f"in {folder}")
+    table = Table("name", "what it is", f"in {folder}")
     for data in PUBLIC_DATA.values():
         what = "{:,} / {:,} documents, {:,} features, {:,} labels".format(*data.counts)
         archive = folder / data.name / data.archive.name
-        here = ", ".join(sorted({str(path.parent) for path in _stored_files(data, folder)}))
-        if not here:
-            here = "not complete" if archive.exists() or part_path(archive).exists() else "-"
-        table.add_row(data.title, what, "yes" if data.archive.url else "by hand", Text(here))
+        try:
+            here = ", ".join(sorted({str(path.parent) for path in stored_files(data, folder)}))
+        except UserError:
+            is_begun = any(archive.parent.glob(f"{archive.name}*"))
+            here = "not complete" if is_begun else "-"
+        table.add_row(data.title, what, Text(here))
     console.print(table)
-    console.print(
-        "fetch one with: evenhand data fetch NAME; by hand means: from the page of its publisher, "
-        "which that command names"
-    )
+    console.print("fetch one with: evenhand data fetch NAME")
 
 
 def fetch(
@@ -211,49 +206,30 @@ def fetch(
 ) -> None:
     """Fetch public data sets that are not here yet, and verify their files."""
     from evenhand.cli.console import console
-    from evenhand.data import download
-    from evenhand.data.public_data import (
-        CITATION,
-        LICENCE,
-        REPOSITORY,
-        find_public_data,
-        verify_files,
-    )
+    from evenhand.data import download, public_data
     from evenhand.progress import download_bar
 
-    for data in [find_public_data(name) for name in names]:
-        own_folder, archive = folder / data.name, data.archive
-        if not _stored_files(data, folder):
-            if not archive.url:
-                raise UserError(
-                    f"{data.title} cannot be fetched by a program: get its archive from "
-                    f"{REPOSITORY} and save it as {own_folder / archive.name}"
-                )
+    for data in [public_data.find_public_data(name) for name in names]:
+        own_folder = folder / data.name
+        try:
+            public_data.stored_files(data, folder)
+        except UserError:  # not all of them are here
             try:
                 with download_bar(console) as advance:
-                    download.fetch(archive, own_folder, progress_fn=advance)
+                    download.fetch(data.archive, own_folder, progress_fn=advance)
             except UserError as error:
                 raise UserError(
-                    f"{error}; by hand: {REPOSITORY}, saved in {own_folder} as {archive.name}"
+                    f"{error}; by hand: {public_data.REPOSITORY}, saved in {own_folder} as "
+                    f"{data.archive.name}"
                 ) from error
         with console.status(f"reading {data.title}"):
-            sentences = verify_files(data, folder)
+            sentences = public_data.verify_files(data, folder)
         console.print("\n".join(sentences))
-        console.print(f"{LICENCE} Cite: {CITATION}")
+        console.print(f"{public_data.LICENCE} Cite: {public_data.CITATION}")
         console.print(f"open it with: evenhand data extreme {data.name} --folder {folder}")
 
 
 # --- helpers --------------------------------------------------------------------------------------
-
-
-def _stored_files(data: "PublicData", folder: Path) -> list[Path]:
-    """The files of a public data set in the folder; [] if not all are there."""
-    from evenhand.data.public_data import stored_files
-
-    try:
-        return stored_files(data, folder)
-    except UserError:
-        return []
 
 
 def _name_of_folder(path: Path) -> str:

@@ -5,7 +5,9 @@ Arrays may be memory-mapped files larger than memory: whatever reads all of one 
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +17,14 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from evenhand.errors import UserError
+from evenhand.files import NpyWriter, open_npy
 from evenhand.kernels.jit import jit
 
 IntArray = NDArray[np.integer[Any]]
 FloatArray = NDArray[np.float32]
 
 PIECE = 2**22  # entries: some ten megabytes
+BLOCK_ROWS = 2**16
 MAX_IDS = 2**31 - 1  # ids are 32 bits wide on disk
 MOST_ENTRIES = 2**22  # of the index of pairs: 16 MB
 INDEX_PIECE = 2**17  # of its entries that are found at once
@@ -43,6 +47,14 @@ class Rows(NamedTuple):
     def lengths(self) -> IntArray:
         """How many ids each row has: (N,)."""
         return np.diff(self.offsets)
+
+    def blocks(self) -> Iterator["Rows"]:
+        """The rows, some after the others: what is made of a block fits memory."""
+        for start in range(0, len(self), BLOCK_ROWS):
+            offsets = self.offsets[start : start + BLOCK_ROWS + 1]
+            span = slice(offsets[0], offsets[-1])
+            values = None if self.values is None else self.values[span]
+            yield Rows(offsets - offsets[0], self.ids[span], values)
 
     def with_values(self, values: FloatArray | None) -> "Rows":
         """The rows with other values; `_replace` of a tuple would count its fields by `len`."""
@@ -203,6 +215,77 @@ def count_ids(ids: IntArray, size: int) -> NDArray[np.int64]:
             )
         counts += np.bincount(piece, minlength=size)
     return counts
+
+
+# --- arrays and rows that grow block by block, in memory or in the files of a data set ------------
+
+
+def array_path(folder: Path, name: str) -> Path:
+    return folder / f"{quote(name, safe=' ')}.npy"  # a group column may be called a/b
+
+
+class ArrayWriter:
+    """An array that rows are appended to: in memory or, given a folder, in a .npy file of it.
+
+    In memory it grows in place: blocks joined at the end would all be held twice for a moment.
+    """
+
+    def __init__(
+        self, folder: Path | None, name: str, dtype: str, row_shape: tuple[int, ...] = ()
+    ) -> None:
+        self.dtype, self.row_shape = dtype, row_shape
+        self.buffer, self.file = bytearray(), None
+        if folder is not None:
+            self.file = NpyWriter(array_path(folder, name), dtype, row_shape)
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Appends (n, *row_shape) rows."""
+        if self.file is not None:
+            self.file.append(rows)
+        elif rows.size:
+            self.buffer += np.ascontiguousarray(rows, dtype=self.dtype).data
+
+    def finish(self) -> NDArray[Any]:
+        """The whole array; that of a file is memory-mapped."""
+        if self.file is not None:
+            self.file.close()
+            return open_npy(self.file.path, is_empty=self.file.num_rows == 0)
+        return np.frombuffer(self.buffer, dtype=self.dtype).reshape(-1, *self.row_shape)
+
+
+class RowsWriter:
+    """Rows that grow block by block, as `ArrayWriter`: all blocks have values, or none."""
+
+    def __init__(self, folder: Path | None = None, name: str = "") -> None:
+        self.folder, self.name, self.num_ids = folder, name, 0
+        self.arrays: dict[str, ArrayWriter] = {}  # none, and no file, before the first block
+
+    def append(self, rows: Rows) -> None:
+        if not self.arrays:
+            kinds = {"offsets": "<i8", "ids": "<i4", "values": "<f4"}
+            self.arrays = {
+                kind: ArrayWriter(self.folder, f"{self.name}.{kind}", dtype)
+                for kind, dtype in kinds.items()
+                if kind != "values" or rows.values is not None
+            }
+            self.arrays["offsets"].append(np.zeros(1))
+        self.arrays["offsets"].append(rows.offsets[1:] + self.num_ids)
+        self.arrays["ids"].append(rows.ids)
+        if rows.values is not None:
+            self.arrays["values"].append(rows.values)
+        self.num_ids += len(rows.ids)
+
+    def finish(self) -> Rows:
+        """All rows, of one block at least; those of files are memory-mapped."""
+        return Rows(*(array.finish() for array in self.arrays.values()))
+
+
+def collect_rows(blocks: Iterable[Rows], folder: Path | None = None, name: str = "") -> Rows:
+    """The rows of all blocks, one block after the other; given a folder, never all in memory."""
+    writer = RowsWriter(folder, name)
+    for block in blocks:
+        writer.append(block)
+    return writer.finish()
 
 
 # --- checks, before compiled code reads by the arrays ---------------------------------------------

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.array_files import array_path
 from evenhand.data.csr import (
     MAX_IDS,
     FloatArray,
     IntArray,
     Rows,
     Strings,
+    array_path,
     check_ids,
     check_offsets,
     check_row_spans,

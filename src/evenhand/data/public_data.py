@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from evenhand.data.dataset import Dataset
 from evenhand.data.download import RemoteFile
-from evenhand.data.extreme import load_extreme, load_extreme_split, read_header
+from evenhand.data.extreme import load_extreme, read_header
 from evenhand.data.text_io import OPENERS, open_archive
 from evenhand.errors import UserError
 from evenhand.files import ProgressFn
@@ -37,8 +37,8 @@ class PublicData(NamedTuple):
     title: str
     counts: tuple[int, int, int, int]  # published: training and test documents, features, labels
     folders: tuple[str, ...]  # the archive's name, and that of the folder in it
-    files: tuple[str, ...]  # train and test; or all documents, and which are for train and test
-    drive_id: str | None = None  # None: a person must get it from the page of the repository
+    files: tuple[str, str]  # train and test
+    drive_id: str
 
     @property
     def name(self) -> str:
@@ -46,37 +46,34 @@ class PublicData(NamedTuple):
 
     @property
     def archive(self) -> RemoteFile:
-        """What `evenhand data fetch` brings; its address is empty if it cannot."""
-        return RemoteFile(f"{self.name}.zip", DRIVE + self.drive_id if self.drive_id else "")
+        """What `evenhand data fetch` brings."""
+        return RemoteFile(f"{self.name}.zip", DRIVE + self.drive_id)
 
 
 PUBLIC_DATA = {
-    "amazoncat-13k": PublicData(
-        "AmazonCat-13K", (1_186_239, 306_782, 203_882, 13_330),
-        ("AmazonCat", "AmazonCat-13K.bow"), ("amazonCat_train.txt", "amazonCat_test.txt"),
-        "1WvBWF9hH5ZlFcpCRhp8wLVGwdeGZXKD2"),
-    "eurlex-4k": PublicData(
-        "EURLex-4K", (15_539, 3_809, 5_000, 3_993),
-        ("Eurlex", "EURLex-4K.bow"), ("eurlex_train.txt", "eurlex_test.txt"),
-        "1xWW1UykQBTD2IorVn7V8XubJatQDScol"),
-    "wiki10-31k": PublicData(
-        "Wiki10-31K", (14_146, 6_616, 101_938, 30_938),
-        ("Wiki10", "Wiki10.bow", "Wiki10-31K.bow"), ("wiki10_train.txt", "wiki10_test.txt"),
-        "1uV-p682ggXQQTiKZyK5M6B0xJJk8_lJx"),
-    "delicious": PublicData(
-        "Delicious", (12_920, 3_185, 500, 983), ("Delicious",),
-        ("Delicious_data.txt", "delicious_trSplit.txt", "delicious_tstSplit.txt")),
-    "bibtex": PublicData(
-        "Bibtex", (4_880, 2_515, 1_836, 159), ("Bibtex",),
-        ("Bibtex_data.txt", "bibtex_trSplit.txt", "bibtex_tstSplit.txt")),
-    "amazon-670k": PublicData(
-        "Amazon-670K", (490_449, 153_025, 135_909, 670_091),
-        ("Amazon", "Amazon-670K.bow", "Amazon670K.bow"),
-        ("amazon_train.txt", "amazon_test.txt"), "1PV-wbKVv6Ng1K1XM1USqNxFhaQo2qfk6"),
-    "wikilshtc-325k": PublicData(
-        "WikiLSHTC-325K", (1_778_351, 587_084, 1_617_899, 325_056),
-        ("WikiLSHTC", "WikiLSHTC-325K.bow"), ("wikiLSHTC_train.txt", "wikiLSHTC_test.txt"),
-        "1Y5xEJu-j3M7voyFV5Ouq9Wl3vyd9fus2"),
+    data.name: data
+    for data in (
+        PublicData(
+            "AmazonCat-13K", (1_186_239, 306_782, 203_882, 13_330),
+            ("AmazonCat", "AmazonCat-13K.bow"), ("amazonCat_train.txt", "amazonCat_test.txt"),
+            "1WvBWF9hH5ZlFcpCRhp8wLVGwdeGZXKD2"),
+        PublicData(
+            "EURLex-4K", (15_539, 3_809, 5_000, 3_993),
+            ("Eurlex", "EURLex-4K.bow"), ("eurlex_train.txt", "eurlex_test.txt"),
+            "1xWW1UykQBTD2IorVn7V8XubJatQDScol"),
+        PublicData(
+            "Wiki10-31K", (14_146, 6_616, 101_938, 30_938),
+            ("Wiki10", "Wiki10.bow", "Wiki10-31K.bow"), ("wiki10_train.txt", "wiki10_test.txt"),
+            "1uV-p682ggXQQTiKZyK5M6B0xJJk8_lJx"),
+        PublicData(
+            "Amazon-670K", (490_449, 153_025, 135_909, 670_091),
+            ("Amazon", "Amazon-670K.bow", "Amazon670K.bow"),
+            ("amazon_train.txt", "amazon_test.txt"), "1PV-wbKVv6Ng1K1XM1USqNxFhaQo2qfk6"),
+        PublicData(
+            "WikiLSHTC-325K", (1_778_351, 587_084, 1_617_899, 325_056),
+            ("WikiLSHTC", "WikiLSHTC-325K.bow"), ("wikiLSHTC_train.txt", "wikiLSHTC_test.txt"),
+            "1Y5xEJu-j3M7voyFV5Ouq9Wl3vyd9fus2"),
+    )
 }  # fmt: skip
 
 
@@ -101,7 +98,7 @@ def load_public_extreme(
 ) -> Dataset:
     """A set of the repository, found in a folder, under its published train and test part."""
     data = find_public_data(name)
-    dataset = (load_extreme if len(data.files) == 2 else load_extreme_split)(
+    dataset = load_extreme(
         *find_files(data, folder),
         name=data.name,
         validation_fraction=validation_fraction,
@@ -116,28 +113,20 @@ def verify_files(data: PublicData, folder: Path) -> list[str]:
     sentences = []
     for path in stored_files(data, folder):
         if path.suffix == ".zip":
-            check_archive(path)
+            with open_archive(path) as archive:
+                if damaged := archive.testzip():  # reads every member, and compares checksums
+                    raise UserError(f"{path}: the member {damaged} is damaged; fetch it again")
             sentences.append(f"{path}: every member is whole")
-    files, expected = find_files(data, folder), list(data.counts)
-    if len(files) == 3:  # of which the first holds all documents
-        files, expected[:2] = files[:1], [sum(expected[:2])]
-    headers = [read_header(path) for path in files]
-    found = [*(header.num_rows for header in headers), *headers[0][1:]]
-    numbers, published = (", ".join(f"{n:,}" for n in counts) for counts in (found, expected))
+    train, test = map(read_header, find_files(data, folder))
+    found = (train.num_rows, test.num_rows, train.num_features, train.num_labels)
+    numbers, published = (", ".join(f"{n:,}" for n in counts) for counts in (found, data.counts))
     verdict = f"documents, features and labels as published ({numbers})"
-    if found != expected:
+    if found != data.counts:
         verdict = (
             f"the files say {numbers} documents, features and labels, published are {published}: "
             f"this is another version"
         )
     return [*sentences, f"{data.title}: {verdict}"]
-
-
-def check_archive(path: Path) -> None:
-    """Reads every member to its end, which also compares its checksum."""
-    with open_archive(path) as archive:
-        if damaged := archive.testzip():
-            raise UserError(f"{path}: the member {damaged} is damaged; fetch or copy it again")
 
 
 def stored_files(data: PublicData, folder: Path) -> list[Path]:
@@ -150,34 +139,21 @@ def stored_files(data: PublicData, folder: Path) -> list[Path]:
 
 
 def find_files(data: PublicData, folder: Path) -> list[Path]:
-    """Where train and test are, after the file of all documents if there is one.
-
-    A path that goes through a .zip names a member of it. A `UserError` says what is missing.
-    """
+    """Where train and test are; a path that goes through a .zip names a member of it."""
     own_names = {data.name, *(name.lower() for name in data.folders)}
-    places: list[Path] = []
+
+    def is_own(place: Path) -> bool:
+        return place.name.lower().removesuffix(".zip") in own_names
+
     for base in filter(Path.is_dir, (folder / data.name, folder)):
-        places += [base, *(p for p in sorted(base.iterdir()) if _plain_name(p) in own_names)]
-    for place in places:
-        if paths := _find_in(place, data.files):
-            return paths
-        is_own = _plain_name(place) in own_names  # else these names tell nothing
-        if len(data.files) == 2 and is_own and (paths := _find_in(place, GENERAL_NAMES)):
-            return paths
+        for place in (base, *filter(is_own, sorted(base.iterdir()))):
+            for names in (data.files, GENERAL_NAMES) if is_own(place) else (data.files,):
+                if paths := _find_in(place, names):
+                    return paths
     raise UserError(
         f"{folder} has no {' and '.join(data.files)} (plain, .gz, .bz2, .xz or in "
-        f"{data.archive.name}): "
-        + (
-            f"`evenhand data fetch {data.name}`, or copy them"
-            if data.archive.url
-            else f"get the archive from {REPOSITORY} and save it as {folder / data.archive.name}"
-        )
+        f"{data.archive.name}): `evenhand data fetch {data.name}`, or copy them"
     )
-
-
-def _plain_name(place: Path) -> str:
-    """What a folder or an archive is called, without the ending and in small letters."""
-    return place.name.lower().removesuffix(".zip")
 
 
 def _find_in(place: Path, names: Sequence[str]) -> list[Path]:

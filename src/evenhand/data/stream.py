@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.array_files import RowsWriter, collect_rows
-from evenhand.data.csr import Rows, count_ids, take_rows
+from evenhand.data.csr import Rows, RowsWriter, collect_rows, count_ids, take_rows
 from evenhand.data.dataset import Dataset, Part, open_dataset, write_dataset
 from evenhand.data.extreme import (
+    Documents,
+    Header,
     check_promises,
     check_same_ids,
     read_documents,
     read_header,
     read_label_names,
 )
-from evenhand.data.extreme_parser import Block, Header
 from evenhand.data.splits import PARTS, check_fractions, choose_validation_rows
 from evenhand.errors import UserError
 from evenhand.files import ProgressFn, atomic_folder, open_input
@@ -79,11 +79,11 @@ def stream_extreme(
     with atomic_folder(folder) as staging:
         shards = _Shards(staging / "shards", train_path, header, int(SHARE * memory_bytes))
         writers = {
-            part: [RowsWriter(staging, f"{part}.{kind}") for kind in Block._fields]
+            part: [RowsWriter(staging, f"{part}.{kind}") for kind in Documents._fields]
             for part in PARTS
         }
 
-        def append(part: str, block: Block) -> None:
+        def append(part: str, block: Documents) -> None:
             if len(block.positives):
                 for writer, rows in zip(writers[part], block, strict=True):
                     writer.append(rows)
@@ -103,39 +103,39 @@ def stream_extreme(
         if test_path is not None:
             for block in read_documents(test_path, test_header, progress_fn=progress_fn):
                 append("test", block)
-        blocks = {
-            part: Block(*(writer.finish() for writer in both))
-            for part, both in writers.items()
-            if both[0].arrays
+        parts = {
+            part: Part(features=features.finish(), positives=positives.finish())
+            for part, (positives, features) in writers.items()
+            if positives.arrays
         }
-        if "train" not in blocks:
+        if "train" not in parts:
             raise UserError(
                 "no row is left to train on; use a smaller validation fraction or validation block"
             )
-        of_file = [block for part, block in blocks.items() if part != "test"]
-        num_pairs = sum(len(block.positives.ids) for block in of_file)
-        num_values = sum(len(block.features.ids) for block in of_file)
+        in_train_file = [part for name, part in parts.items() if name != "test"]
+        num_pairs = sum(len(part.positives.ids) for part in in_train_file)
+        num_values = sum(len(part.features.ids) for part in in_train_file)
         check_promises(train_path, header, num_pairs, num_values)
-        parts = {part: Part(features, positives) for part, (positives, features) in blocks.items()}
-        positives, features = blocks["train"]
-        num_bytes = 4 * (4 * len(positives) + len(positives.ids) + 2 * len(features.ids))
-        block_pairs = max(1, int(BLOCK_BYTES * len(positives.ids) / num_bytes))
-        parts["train"] = dataclasses.replace(parts["train"], block_pairs=block_pairs)
+        train = parts["train"]
+        num_train_pairs = len(train.positives.ids)
+        num_bytes = 4 * (4 * len(train) + num_train_pairs + 2 * len(train.features.ids))
+        block_pairs = max(1, int(BLOCK_BYTES * num_train_pairs / num_bytes))
+        parts["train"] = dataclasses.replace(train, block_pairs=block_pairs)
         dataset = Dataset(
             name=name,
             num_features=header.num_features,
             num_labels=header.num_labels,
             parts=parts,
             label_names=label_names,
-            train_counts=count_ids(parts["train"].positives.ids, header.num_labels),
+            train_counts=count_ids(train.positives.ids, header.num_labels),
             is_finite=True,  # the parser lets nothing else pass
         )
         write_dataset(dataset, staging)
     return open_dataset(folder)
 
 
-def _take(block: Block, row_ids: NDArray[np.intp]) -> Block:
-    return Block(take_rows(block.positives, row_ids), take_rows(block.features, row_ids))
+def _take(block: Documents, row_ids: NDArray[np.intp]) -> Documents:
+    return Documents(take_rows(block.positives, row_ids), take_rows(block.features, row_ids))
 
 
 # --- the order of training rows -------------------------------------------------------------------
@@ -170,66 +170,64 @@ class _Shards:
 
     def __init__(self, folder: Path, path: Path, header: Header, num_bytes: int) -> None:
         folder.mkdir()
-        self.folder, self.num_bytes = folder, num_bytes
         rows = size = 0
         for block in read_documents(path, header):  # all are as long, about
             rows, size = rows + len(block.positives), size + _num_bytes(block)
             if size >= SAMPLE_BYTES:
                 break
         expected = header.num_rows * size / max(1, rows)
-        self.num_shards = int(np.clip(np.ceil(expected / num_bytes), 1, MOST_SHARDS))
-        self.blocks: list[Block] = []  # rows that wait
-        self.keys: list[NDArray[np.uint64]] = []
+        num_shards = int(np.clip(np.ceil(expected / num_bytes), 1, MOST_SHARDS))
+        self.folder, self.num_bytes = folder, num_bytes
+        self.paths = [folder / f"{shard:04d}.rows" for shard in range(num_shards)]
+        self.waiting: list[tuple[NDArray[np.uint64], Documents]] = []  # keys and rows
         self.num_waiting = 0  # bytes
 
-    def add(self, block: Block, keys: NDArray[np.uint64]) -> None:
-        self.blocks.append(block)
-        self.keys.append(keys)
+    def add(self, block: Documents, keys: NDArray[np.uint64]) -> None:
+        self.waiting.append((keys, block))
         self.num_waiting += _num_bytes(block)
         if self.num_waiting > self.num_bytes:
             self._write()
 
     def _write(self) -> None:
         """Appends the rows that wait to the files of their shards."""
-        positives = collect_rows([block.positives for block in self.blocks])
-        features = collect_rows([block.features for block in self.blocks])
-        keys = np.concatenate(self.keys)
-        self.blocks, self.keys, self.num_waiting = [], [], 0
-        shard_ids = choose_shards(keys, self.num_shards)
+        keys, rows = _join(self.waiting)
+        self.waiting, self.num_waiting = [], 0
+        shard_ids = choose_shards(keys, len(self.paths))
         order = np.argsort(shard_ids, kind="stable")
-        ends = np.cumsum(np.bincount(shard_ids, minlength=self.num_shards))
-        for shard_id, rows in enumerate(np.split(order, ends[:-1])):
-            if len(rows):
-                arrays = (*take_rows(positives, rows)[:2], *take_rows(features, rows))
-                with open(self._path(shard_id), "ab") as file:
-                    for array in (keys[rows], *arrays):
+        ends = np.cumsum(np.bincount(shard_ids, minlength=len(self.paths)))
+        for path, row_ids in zip(self.paths, np.split(order, ends[:-1]), strict=True):
+            if len(row_ids):
+                positives, features = _take(rows, row_ids)
+                with open(path, "ab") as file:
+                    for array in (keys[row_ids], *positives[:2], *features):
                         np.save(file, np.asarray(array), allow_pickle=False)
 
-    def sorted_blocks(self, progress_fn: ProgressFn) -> Iterator[Block]:
+    def sorted_blocks(self, progress_fn: ProgressFn) -> Iterator[Documents]:
         """All rows in the order of their keys, shard by shard; the files are removed on the way."""
-        if self.blocks:
+        if self.waiting:
             self._write()
-        paths = [path for path in map(self._path, range(self.num_shards)) if path.exists()]
+        paths = [path for path in self.paths if path.exists()]
         total, done = sum(path.stat().st_size for path in paths), 0
         for path in paths:
-            segments: list[list[NDArray[Any]]] = []
+            segments: list[tuple[NDArray[Any], Documents]] = []
+            size = path.stat().st_size
             with open_input(path) as file:
-                size = path.stat().st_size
                 while file.tell() < size:
-                    segments.append([np.load(file, allow_pickle=False) for _ in range(6)])
+                    keys, *arrays = (np.load(file, allow_pickle=False) for _ in range(6))
+                    segments.append((keys, Documents(Rows(*arrays[:2]), Rows(*arrays[2:]))))
             path.unlink()
-            keys = np.concatenate([segment[0] for segment in segments])
-            positives = collect_rows([Rows(*segment[1:3]) for segment in segments])
-            features = collect_rows([Rows(*segment[3:]) for segment in segments])
-            yield _take(Block(positives, features), np.argsort(keys, kind="stable"))
+            keys, rows = _join(segments)
+            yield _take(rows, np.argsort(keys, kind="stable"))
             done += size
             progress_fn("shuffling", done, total)
         shutil.rmtree(self.folder)
 
-    def _path(self, shard_id: int) -> Path:
-        return self.folder / f"{shard_id:04d}.rows"
+
+def _join(segments: list[tuple[NDArray[Any], Documents]]) -> tuple[NDArray[Any], Documents]:
+    keys, blocks = zip(*segments, strict=True)
+    return np.concatenate(keys), Documents(*map(collect_rows, zip(*blocks, strict=True)))
 
 
-def _num_bytes(block: Block) -> int:
+def _num_bytes(block: Documents) -> int:
     """What the arrays of a block take, with the keys of its rows."""
     return 24 * len(block.positives) + 4 * len(block.positives.ids) + 8 * len(block.features.ids)

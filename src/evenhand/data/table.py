@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from evenhand.data.array_files import ArrayWriter, collect_rows
-from evenhand.data.csr import FloatArray, IntArray, Rows, Strings
+from evenhand.data.csr import ArrayWriter, FloatArray, IntArray, Rows, Strings, collect_rows
 from evenhand.data.dataset import Dataset, Part, open_dataset, write_dataset
 from evenhand.data.groups import group_pairs, make_groups
 from evenhand.data.splits import (

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.array_files import collect_rows
-from evenhand.data.csr import Rows
+from evenhand.data.csr import Rows, collect_rows
 from evenhand.errors import UserError
 from evenhand.kernels.jit import jit
 from evenhand.kernels.random import GOLDEN64, jit_mix64

@@ -18,7 +18,6 @@ from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 
 WEIGHTINGS = ("as-is", "unit", "tf-idf")
-BLOCK_ROWS = 2**16  # of which features are counted at once
 
 
 def weight_features(dataset: Dataset, weighting: str) -> Dataset:
@@ -50,9 +49,7 @@ def feature_weights(train: Rows | FloatArray, num_features: int, weighting: str)
         return np.ones(num_features, dtype=np.float32)
     assert isinstance(train, Rows)
     counts = np.zeros(num_features, dtype=np.int64)
-    for start in range(0, len(train), BLOCK_ROWS):  # it may be larger than memory
-        offsets = train.offsets[start : start + BLOCK_ROWS + 1]
-        block = Rows(offsets - offsets[0], train.ids[offsets[0] : offsets[-1]])
+    for block in train.blocks():
         counts += count_ids(block.to_merged(num_features).indices, num_features)
     return (1 + np.log((1 + len(train)) / (1 + counts))).astype(np.float32)
 
@@ -62,9 +59,14 @@ def unit_values(rows: Rows, of_feature: FloatArray) -> FloatArray:
 
     The values of an id that stands in a row more than once add up before the length is taken.
     """
-    assert rows.values is not None
-    values = rows.values.astype(np.float64) * of_feature[rows.ids]  # a float32 may overflow
-    lengths = norm(Rows(rows.offsets, rows.ids, values).to_merged(len(of_feature)), axis=1)
-    inverse = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    units: FloatArray = (values * np.repeat(inverse, rows.lengths())).astype(np.float32)
+    units = np.empty(len(rows.ids), dtype=np.float32)
+    end = 0
+    for block in rows.blocks():
+        assert block.values is not None
+        values = block.values.astype(np.float64) * of_feature[block.ids]  # float32 may overflow
+        weighted = Rows(block.offsets, block.ids, values).to_merged(len(of_feature))
+        lengths = norm(weighted, axis=1)
+        inverse = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        start, end = end, end + len(values)
+        units[start:end] = values * np.repeat(inverse, block.lengths())
     return units

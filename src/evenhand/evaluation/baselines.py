@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from evenhand.data import Dataset, FloatArray, IntArray, Rows, pairs_of, take_rows
+from evenhand.data.csr import collect_rows
 from evenhand.data.weighting import feature_weights, unit_values
 from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes
 from evenhand.evaluation.outcome import Outcome, evaluate, load_outcome, save_outcome
@@ -223,6 +224,9 @@ def _neighbour_votes(dataset: Dataset) -> Callable[[Rows | FloatArray], Votes]:
 
     def weigh(rows: Rows | FloatArray) -> Rows:
         assert isinstance(rows, Rows)
+        return collect_rows(map(weigh_block, rows.blocks())) if len(rows) else rows
+
+    def weigh_block(rows: Rows) -> Rows:
         if rows.values is None:  # what occurs twice in a text counts twice
             counts = rows.to_merged(dataset.num_features)
             rows = Rows(counts.indptr, counts.indices, counts.data.astype(np.float32))

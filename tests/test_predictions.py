@@ -9,10 +9,16 @@ import pytest
 
 import small
 from evenhand import evaluate_predictions
-from evenhand.data import Rows, pairs_of, save_dataset
+from evenhand.data import Rows, Strings, pairs_of, save_dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import evaluate
-from evenhand.predictions import sorted_ids
+from evenhand.predictions import (
+    evaluate_columns,
+    read_columns,
+    sorted_ids,
+    truth_of_dataset,
+    truth_of_tables,
+)
 from evenhand.run_folder import load_result
 from evenhand.search import ExactIndex
 from small import run_main
@@ -127,10 +133,10 @@ def test_lists_may_be_short_absent_in_any_order_and_name_labels_that_are_unknown
     assert values["recall@5", "f"] == values["recall@5", "m"] == 1
     assert [note.split(":")[0] for note in found.notes()] == [
         "queries without predictions",
-        "predictions for queries that the truth does not have",
-        "predictions of labels that the truth does not have",
+        "predictions for queries that the truth lacks",
+        "predictions of labels that the truth lacks",
         "the longest list has 3",
-        "head, torso and tail are left out",
+        "head, torso, tail and the popularity baseline are left out",
     ]
     assert found.notes()[0].startswith("queries without predictions: 1 of 3;")
     assert not [score for score in found.scores if score.column.startswith("frequency")]
@@ -145,15 +151,36 @@ def test_ids_are_ordered_as_numbers_and_then_as_texts():
 def test_a_table_of_scores_and_a_page_come_from_arrays_too(tmp_path):
     dataset = small.text_dataset()
     pairs = pairs_of(dataset.parts["test"].positives)
-    truth = pa.table({"query_id": pairs.query_ids, "label_id": pairs.label_ids})
     groups = {"third": pairs.query_ids % 3}
-    found = evaluate_predictions(*neighbours(dataset), truth=truth, groups=groups)
+    found = evaluate_predictions(*neighbours(dataset), truth=tuple(pairs), groups=groups)
     table = found.table().to_pandas().query("metric == 'recall@10'")
     assert table[table.group == "all"]["count"].tolist() == [150]
     assert sum(table.column == "third") == 3 + 3  # and the worst of them
     assert found.slices(num_permutations=19).num_looks == 3  # and no length of an id
     found.report(tmp_path / "page.html")
     assert "What is guaranteed" in (tmp_path / "page.html").read_text("utf-8")
+    assert len(repr(found)) < 300
+
+
+def test_tables_are_read_as_pandas_writes_them(tmp_path):
+    """An index without a name, whole numbers that became floats, categories, other columns."""
+    pandas = pytest.importorskip("pandas")
+    predictions = pandas.DataFrame(GOOD | {"model": "m"})
+    truth = pandas.DataFrame(TRUTH | {"country": ["DE", None]})
+    expected = evaluate_predictions(*map(predictions.get, GOOD), truth=truth)
+    floats = predictions.astype({"label_id": float})
+    coded = predictions.astype({"query_id": "category", "label_id": "Int64"})
+    files = [tmp_path / name for name in ("a.csv", "b.csv", "c.parquet", "d.parquet")]
+    predictions.to_csv(files[0])
+    floats.to_csv(files[1], index=False)
+    floats.set_index(pandas.Index([4, 7, 9])).to_parquet(files[2])
+    coded.set_index("query_id").to_parquet(files[3])
+    truth.to_csv(tmp_path / "truth.csv")
+    for file in files:
+        known = truth_of_tables(tmp_path / "truth.csv")
+        found = evaluate_columns(read_columns(file, "theirs"), known)
+        assert found.outcome.ranks.tolist() == expected.outcome.ranks.tolist() == [1, 0]
+        assert {score.column for score in found.scores} == {"all", "country"}
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -189,7 +216,7 @@ def test_another_library_is_evaluated_from_a_file_with_slices_and_certificate(us
     assert "slices of at least 30 pairs" in out
     assert (home / "runs/theirs/evaluation/test/slices.json").exists()
     out = user(*words, "--run", "runs/untrained")
-    assert "head, torso and tail are left out" in out
+    assert "head, torso, tail and the popularity baseline are left out" in out
     assert "│ head" not in out
     user("compare", "runs/untrained", "runs/untrained")
 
@@ -199,10 +226,11 @@ def test_another_library_is_evaluated_from_a_file_with_slices_and_certificate(us
 GOOD = {"query_id": ["a", "a", "b"], "label_id": [1, 2, 1], "score": [0.9, 0.1, 0.5]}
 TRUTH = {"query_id": ["a", "b"], "label_id": [1, 2]}
 BAD = [  # what is changed of the predictions, of the truth, what the sentence must hold
-    ({"score": [0.9, float("nan"), 0.5]}, {}, ["row 2", "score", "nan", "leave the row out"]),
+    ({"score": [0.9, float("nan"), 0.5]}, {}, ["row 2", "score nan cannot be ranked"]),
     ({"score": [0.9, None, 0.5]}, {}, ["row 2", "score"]),
     ({"score": ["1", "high", "2"]}, {}, ["'score' must hold numbers", "high"]),
     ({"score": None}, {}, ["no column 'score'", "add one"]),
+    ({"score": None, "Score": [1, 2, 3]}, {}, ["no column 'score'", "'Score'; rename one"]),
     ({"label_id": [1, 1, 1]}, {}, ["'a'", "'1'", "more than once", "one score for each pair"]),
     ({"label_id": [1, None, 1]}, {}, ["row 2", "label_id is empty"]),
     ({"label_id": [1.5, 2.0, 1.0]}, {}, ["'label_id' holds double", "whole numbers"]),
@@ -211,10 +239,9 @@ BAD = [  # what is changed of the predictions, of the truth, what the sentence m
     ({"query_id": None}, {}, ["no column 'query_id', nor 'query'", "'label_id', 'score'"]),
     ({"score": [0.9, float("inf"), 0.5]}, {}, ["row 2", "inf"]),
     ({"score": [0.9, -1e39, 0.5]}, {}, ["row 2", "-1e+39", "below 3e38"]),
-    ({"extra": [1, 2, 3]}, {}, ["'extra' is not known", "leave it out"]),
     ({"query_id": list("xyz")}, {}, ["no query", "'x'", "'a'", "same ids"]),
     ({"label_id": [7, 8, 9]}, {}, ["no label", "'7'", "'1'", "same ids"]),
-    ({"query_id": None, "query": list("aab")}, {}, ["column 'query'", "'query_id'", "alike"]),
+    ({"query_id": None, "query": list("aab")}, {}, ["column 'query'", "'query_id'", "same column"]),
     ({name: [] for name in GOOD}, {}, ["no rows"]),
     ({}, {"label_id": None}, ["truth", "no column 'label_id', nor 'label'"]),
     ({}, {name: [] for name in TRUTH}, ["truth", "no rows"]),
@@ -242,9 +269,9 @@ def test_bad_predictions_are_answered_in_one_sentence(tmp_path, capsys, changes,
 
 
 WORDS = [  # words, what the sentence must hold
-    ("evaluate", ["name the folder of a run, or --predictions and --truth"]),
-    ("evaluate --predictions theirs.jsonl", ["--predictions, --truth", "--predictions"]),
-    ("evaluate runs/ours --predictions a --truth b", ["without RUN", "runs/ours"]),
+    ("evaluate", ["name the folder of a run; or --predictions, and --truth"]),
+    ("evaluate --predictions theirs.jsonl", ["--truth for their right", "got --predictions"]),
+    ("evaluate runs/ours --predictions a --truth b", ["a run, or --predictions", "runs/ours"]),
     ("evaluate --run runs/new", ["--predictions", "got --run"]),
     ("evaluate --predictions none.csv --truth test.parquet", ["none.csv does not exist"]),
     ("evaluate --predictions theirs.jsonl --truth test.parquet --part train", ["--part train"]),
@@ -271,26 +298,38 @@ def test_a_folder_of_predictions_is_no_run_to_train_or_to_ask(home, tmp_path, ca
         "train --resume --run {}": "nothing to train",
         "search {} x": "predictions of another model",
         "evaluate {}": "--predictions FILE --truth FILE",
-        "evaluate --predictions a.csv --truth {}": "the --truth that it was made with",
+        "evaluate --predictions a.csv --truth {}": "the --truth it was made with",
     }.items():
         words = verb.format(tmp_path / "theirs").split()
         assert says in run_main(capsys, *words).sentence
 
 
-@pytest.mark.parametrize("arrays", [(["a"], [1, 2], [0.5]), (["a", "b"], [1, 2], [0.5])])
-def test_arrays_of_different_lengths_are_a_wrong_call(arrays):
-    with pytest.raises(ValueError, match="must be of one length"):
-        evaluate_predictions(*arrays, truth=TRUTH)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label_ids": [1, 2]}, "must be of one length"),
+        ({"scores": None}, "score cannot be read"),
+        ({"query_ids": [["a"]]}, "'query_id' holds list"),
+        ({"query_ids": np.zeros((1, 1))}, "query_id cannot be read"),
+        ({"truth": (["a", "b"], [1, 2]), "groups": {"kind": ["x"]}}, "must be of one length"),
+        ({"groups": {"kind": ["x", "y"]}}, "a table has its own"),
+        ({"truth": (["a"],)}, r"truth must be a table or a tuple \(query_ids, label_ids\)"),
+        ({"train": [1, 2]}, "train must be a table or a tuple"),
+        ({"truth": 5}, "a table must be a path"),
+        ({"cutoffs": []}, "cutoffs must lie between 1 and"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_a_wrong_call(changes, message):
+    call = {"query_ids": ["a"], "label_ids": [1], "scores": [0.5], "truth": TRUTH, **changes}
+    with pytest.raises((ValueError, UserError), match=message):
+        evaluate_predictions(**call)
 
 
-def test_texts_that_several_queries_bear_need_numbers(tmp_path):
-    from evenhand.data import Strings
-    from evenhand.predictions import evaluate_columns, read_columns, truth_of_dataset
-
+def test_texts_that_several_queries_share_need_numbers():
     dataset = small.text_dataset()
     part = small.part_of([[1], [2]], Rows(np.zeros(3, int), np.zeros(0, np.int32)),
                          texts=Strings.pack(["same", "same"]))  # fmt: skip
     truth = truth_of_dataset(small.with_parts(dataset, test=part), "test")
     table = {"query": ["same"], "label_id": [1], "score": [1.0]}
-    with pytest.raises(UserError, match="several by one query; name them"):
-        evaluate_columns(read_columns(table, "theirs", ("score",), None), truth)
+    with pytest.raises(UserError, match="several entries of the truth share one query"):
+        evaluate_columns(read_columns(table, "theirs"), truth)

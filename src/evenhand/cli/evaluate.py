@@ -18,21 +18,21 @@ def evaluate(
     data: options.MovedData = None,
     predictions: Annotated[
         Path | None,
-        flag("Table of any model's results instead of a run: query_id, label_id, score."),
+        flag("Table of any model's results, instead of a run: query_id, label_id, score."),
     ] = None,
     truth: Annotated[
         Path | None,
         flag(
             "Their right answers: a table of query_id, label_id and any columns of groups; or a "
-            "data set, or a run for that of the run."
+            "data set; or a run, for its data set."
         ),
     ] = None,
     train: Annotated[
-        Path | None, flag("Table of the pairs that model was trained on, for head and tail.")
+        Path | None, flag("Table of the pairs that model was trained on: for head, torso and tail.")
     ] = None,
     folder: Annotated[
         Path | None,
-        flag("Folder to write for them.", "--run", show_default="runs/ and the file's name"),
+        flag("Folder to write for predictions.", "--run", show_default="runs/ and the file's name"),
     ] = None,
     rank_timeout: options.RankTimeout = 600.0,
     device: options.Device = None,
@@ -44,19 +44,22 @@ def evaluate(
     from evenhand.result_tables import results_table
     from evenhand.runs import evaluate_run, open_run_data
 
-    flags = {"--predictions": predictions, "--truth": truth, "--train": train, "--run": folder}
-    given = [name for name, value in flags.items() if value is not None]
     if predictions is not None and truth is not None and run is None:
         folder = folder or Path("runs") / predictions.name.split(".")[0]
         _evaluate_predictions(predictions, truth, train, folder, part)
         return
-    if given:
+    flags = {"--predictions": predictions, "--truth": truth, "--train": train, "--run": folder}
+    given = [name for name, value in flags.items() if value is not None]
+    if given and run is not None:
         raise UserError(
-            f"predictions are evaluated with --predictions, --truth and without RUN (--run names "
-            f"the folder to write), got {', '.join([*given, *([str(run)] if run else [])])}"
+            f"evaluate takes a run, or --predictions and --truth, and --run names the folder to "
+            f"write for them; got {run} and {', '.join(given)}"
         )
     if run is None:
-        raise UserError("name the folder of a run, or --predictions and --truth")
+        raise UserError(
+            f"name the folder of a run; or --predictions, and --truth for their right answers"
+            f"{', got ' * bool(given)}{', '.join(given)}"
+        )
     dataset = open_run_data(run, console, data=data)
     with joined_ranks(choose_device(device), timeout=rank_timeout) as (ranks, own_device):
         console.quiet |= ranks is not None and ranks.rank > 0
@@ -69,15 +72,9 @@ def _evaluate_predictions(
     predictions: Path, truth: Path, train: Path | None, folder: Path, part: str
 ) -> None:
     """Writes a folder like a run's, with the report."""
+    from evenhand import predictions as evaluation
     from evenhand.cli.console import console
     from evenhand.data import open_dataset
-    from evenhand.predictions import (
-        check_folder,
-        evaluate_columns,
-        read_predictions,
-        truth_of_dataset,
-        truth_of_tables,
-    )
     from evenhand.progress import stage_bar
     from evenhand.result_tables import results_table
     from evenhand.run_folder import is_of_predictions, read_about
@@ -85,21 +82,21 @@ def _evaluate_predictions(
     with stage_bar(console) as advance:
         if truth.is_dir() and (truth / "run.json").exists():
             if is_of_predictions(truth):
-                raise UserError(f"{truth} is no run; give the --truth that it was made with")
+                raise UserError(f"{truth} is not a run; give the --truth it was made with")
             truth = Path(read_about(truth)["dataset"]["folder"])  # the data set of a run
         if (truth / "dataset.json").exists():
             if train is not None:
                 raise UserError(f"{truth} has its own training pairs; leave --train out")
-            known = truth_of_dataset(open_dataset(truth), part, truth.absolute())
+            known = evaluation.truth_of_dataset(open_dataset(truth), part, truth.absolute())
         elif part != "test":
-            raise UserError(f"--part {part} is for a --truth that is a data set, got {truth}")
+            raise UserError(f"--part {part} needs a data set as --truth, got {truth}")
         else:
             name = truth.name.split(".")[0]
-            known = truth_of_tables(truth, train, name=name, progress_fn=advance)
-        check_folder(folder, known)
-        columns = read_predictions(predictions, progress_fn=advance)
-    with console.status("evaluating, and intervals"):
-        found = evaluate_columns(columns, known)
+            known = evaluation.truth_of_tables(truth, train, name=name, progress_fn=advance)
+        evaluation.check_folder(folder, known)
+        columns = evaluation.read_columns(predictions, "predictions", advance)
+    with console.status("evaluating, with intervals"):
+        found = evaluation.evaluate_columns(columns, known)
     for note in found.notes():
         console.print(note, markup=False)
     console.print(results_table([(folder.name, found.scores)], part_name=known.part_name))
@@ -107,19 +104,17 @@ def _evaluate_predictions(
     with console.status("writing the report"):
         found.report(folder / "report.html", name=folder.name)
     console.print(f"report: {folder / 'report.html'}")
-    console.print(
-        f"slices, and paired with another: evenhand slices {folder}, compare RUN {folder}"
-    )
+    console.print(f"next: evenhand slices {folder}; evenhand compare RUN {folder}")
 
 
 def compare(
     runs: Annotated[
-        list[Path], argument("Run folders; the others are held to the first.", "RUN...")
+        list[Path], argument("Run folders; the others are compared with the first.", "RUN...")
     ],
     metric: Annotated[
         str | None,
         flag(
-            "Metric of the differences: recall@10, or of queries: mrr, ndcg@10, precision@1, ...",
+            "Metric to compare: recall@10, or one of queries: mrr, ndcg@10, precision@1, ...",
             show_default="recall@10",
         ),
     ] = None,
@@ -127,7 +122,7 @@ def compare(
     data: options.MovedData = None,
     device: options.Device = None,
 ) -> None:
-    """Two or more runs, with paired intervals."""
+    """Compare two or more runs, with paired intervals."""
     from evenhand.cli.console import console
     from evenhand.report.headline import compare_runs, describe_baselines, headline
     from evenhand.report.run_set import make_run_set
@@ -162,28 +157,29 @@ def compare(
 
 def slices(
     run: Annotated[Path, argument("Run folder, evaluated.", "RUN")],
-    metric: Annotated[str, flag("recall at any cut-off, or 'reciprocal rank'.")] = "recall@10",
+    metric: Annotated[str, flag("Recall at any cut-off, or 'reciprocal rank'.")] = "recall@10",
     units: Annotated[
         Literal["queries", "labels"],
-        flag("What p-values are over; labels: also for labels not seen yet."),
+        flag("Units of the permutation test; labels: findings hold for new labels too."),
     ] = "queries",
-    conditions: Annotated[int, flag("Most conditions that define a slice.", min=1, max=3)] = 2,
+    conditions: Annotated[int, flag("Most conditions in a slice.", min=1, max=3)] = 2,
     min_pairs: Annotated[
         int | None,
         flag("Fewest pairs in a slice.", min=1, show_default="30, or 0.1 % of all pairs"),
     ] = None,
-    permutations: Annotated[int, flag("Number of permutations; more make p finer.", min=19)] = 200,
+    permutations: Annotated[
+        int, flag("Number of permutations; more resolve p more finely.", min=19)
+    ] = 200,
     top: Annotated[int, flag("Number of slices to show.", min=1)] = 20,
     seed: Annotated[int, flag("Seed of the permutations.", min=0)] = 0,
     check_on: Annotated[
         Literal["validation", "test"] | None,
-        flag("Part to check the slices on that were found on --part."),
+        flag("Another part, to measure the slices on that were found on --part."),
     ] = None,
-    json: Annotated[Path | None, flag("Another file for the results.")] = None,
     part: options.Part = "test",
     data: options.MovedData = None,
 ) -> None:
-    """The subpopulations that explain a run's failures."""
+    """Find the subpopulations that explain a run's failures."""
     from evenhand.cli.console import console
     from evenhand.evaluation import checked_slices, findings_json, slices_of
     from evenhand.files import write_json
@@ -195,7 +191,7 @@ def slices(
     if check_on == part:
         raise UserError(
             f"--check-on must be another part than the one searched (--part), got {part} for "
-            f"both; to find on one and check on the other: --part validation --check-on test"
+            f"both; for example: --part validation --check-on test"
         )
     dataset = open_run_data(run, console, data=data)
     check_trained_on(run, dataset)
@@ -225,10 +221,9 @@ def slices(
         console.print(slices_table(found, judge, dataset, part_name=shown_on, metric=metric))
     for note in slice_notes(found, found_on=part, shown_on=shown_on):
         console.print(note)
-    for place in (run / "evaluation" / part / "slices.json", json):
-        if place is not None:
-            write_json(place, written)
-            console.print(f"written to {place}")
+    place = run / "evaluation" / part / "slices.json"
+    write_json(place, written)
+    console.print(f"written to {place}")
 
 
 def report(
@@ -237,12 +232,12 @@ def report(
         Path | None, flag("File to write.", show_default="report.html in the first run")
     ] = None,
     metric: Annotated[
-        str | None, flag("recall at the cut-off the page is about.", show_default="recall@10")
+        str | None, flag("Recall at the cut-off that the page shows.", show_default="recall@10")
     ] = None,
     part: options.Part = "test",
     data: options.MovedData = None,
 ) -> None:
-    """One page about one or more runs."""
+    """Write one page about one or more runs."""
     from evenhand.cli.console import console
     from evenhand.report import write_report
 
@@ -256,7 +251,7 @@ def report(
 def _open_results(
     runs: list[Path], part: str, data: Path | None, metric: str | None, device: str | None = None
 ) -> tuple["Dataset", list["RunResult"]]:
-    """The runs of `compare` and `report`, and the data set that all of them are of."""
+    """The evaluated runs of `compare` and `report`, and the data set they share."""
     from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.report.run_set import open_results

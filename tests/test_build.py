@@ -18,7 +18,6 @@ from evenhand.sampling import (
     Distinct,
     FrequencySampler,
     InBatchSampler,
-    LogUniformSampler,
     MixedSampler,
     UniformSampler,
 )
@@ -45,7 +44,6 @@ def built(dataset, **changes):
 SAMPLERS = {
     "uniform": UniformSampler,
     "frequency": Distinct,
-    "log-uniform": Distinct,
     "in-batch": InBatchSampler,
     "mixed": MixedSampler,
 }
@@ -66,13 +64,10 @@ def test_no_run_draws_a_label_twice(dataset, sampler):
     assert isinstance(all_labels.plan.sampler, UniformSampler)
 
 
-@pytest.mark.parametrize(("sampler", "kind"), [
-    ("frequency", FrequencySampler), ("log-uniform", LogUniformSampler),
-])  # fmt: skip
-def test_the_hardest_labels_of_a_run_are_different_labels(dataset, sampler, kind):
+def test_the_hardest_labels_of_a_run_are_different_labels(dataset):
     """Counted by the inclusion probability, a label drawn many times is one label of the sample."""
-    parts = built(dataset, mining__sampler=sampler)
-    assert isinstance(parts.plan.sampler.source, kind)
+    parts = built(dataset, mining__sampler="frequency")
+    assert isinstance(parts.plan.sampler.source, FrequencySampler)
     batch = parts.training.feed.next_batch()
     num_drawn = 4 * dataset.num_labels  # so many that repeats are certain
     sample = parts.plan.sampler.sample(
@@ -96,12 +91,6 @@ def test_the_precision_of_tables_and_steps_on_a_cpu(dataset):
     assert parts.training.model.label_table.dtype == torch.bfloat16
     with pytest.raises(UserError, match=r"training\.precision 'bfloat16' needs .* GPU.*'mixed'"):
         parts.choose_step()
-
-
-def test_the_most_frequent_label_is_the_first_of_the_log_uniform_sampler(dataset):
-    sampler = built(dataset, mining__sampler="log-uniform").plan.sampler
-    counts = dataset.label_counts()
-    assert (np.diff(counts[sampler.source.label_order.numpy()]) <= 0).all()
 
 
 @pytest.mark.parametrize(

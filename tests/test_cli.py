@@ -148,9 +148,6 @@ VARIANTS = {
     "method ranked-range": {"mining__method": "ranked-range", "risk__num_dropped": 2},
     "method even-range": {"mining__method": "even-range", "risk__num_dropped": 2},
     "method group-dro": {"mining__method": "group-dro", "risk__group": "region"},
-    "method max": {  # one example a step
-        "mining__method": "max", "training__num_steps": 300, "training__log_every": 40,
-    },
     **{
         f"sampler {sampler}": {
             "mining__sampler": sampler, "mining__num_sampled_labels": 50,

@@ -67,14 +67,13 @@ def settings(draw):
             "num_sampled_labels": num_sampled_labels,
             "num_hard_labels": draw(st.integers(1, num_sampled_labels)),
             "num_hard_examples": num_hard_examples,
-            "sampler": draw(st.sampled_from(["uniform", "frequency", "log-uniform"])),
+            "sampler": draw(st.sampled_from(["uniform", "frequency"])),
             "for_each_example": draw(st.booleans()),
         },
         "risk": {
             "num_dropped": draw(st.integers(0, room)),
             "window": draw(counts),
             "step_size": draw(numbers),
-            "mixing": draw(st.floats(1e-6, 1)),
             "natural_share": draw(st.floats(0, 1)),
             "group": draw(texts.filter(bool)),
         },
@@ -200,8 +199,7 @@ def test_what_a_method_draws_and_mines(method):
     config = MiningConfig(method=method)
     assert config.draws_labels == (method not in ("sgd", "topk-sgd"))
     counting = {
-        "sgd": 2048, "snm": 2048, "snm-nonzero": 2048, "max": 1, "stochastic-max": 2048,
-        "group-dro": 2048,
+        "sgd": 2048, "snm": 2048, "group-dro": 2048,
     }  # fmt: skip
     assert config.mines_examples == (method not in counting)
     assert config.num_counting == counting.get(method, 512)
@@ -252,8 +250,8 @@ BAD = [  # settings, what the sentence must hold
     ({"mining": {"tail_fraction": 1.5}}, "mining.tail_fraction must be between 0 and 1, got 1.5"),
     ({"risk": {"window": 0}}, "risk.window must be above 0, got 0"),
     ({"risk": {"step_size": 0.0}}, "risk.step_size must be above 0, got 0.0"),
-    ({"risk": {"mixing": 0.0}}, "risk.mixing must be above 0, got 0.0"),
-    ({"risk": {"mixing": 1.5}}, "risk.mixing must be between 0 and 1, got 1.5"),
+    ({"mining": {"method": "max"}}, "'max' is no longer there: use", "num_hard_examples = 1"),
+    ({"mining": {"sampler": "log-uniform"}}, 'is no longer there: use "frequency"'),
     ({"risk": {"natural_share": -0.5}}, "risk.natural_share must be between 0 and 1, got -0.5"),
     ({"risk": {"num_dropped": -1}}, "risk.num_dropped must be at least 0, got -1"),
     ({"mining": RANGE, "risk": {"num_dropped": 101}}, "must be at most 100", "got 101"),

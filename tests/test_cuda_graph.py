@@ -135,8 +135,7 @@ def test_a_risk_of_the_host_weighs_between_two_graphs(device):
         cvar, groups = DualCvar(window=3), np.arange(22) % 3
 
         def weigh(losses, batch, count):
-            assert batch.group_ids.tolist() == [groups[pair] for pair in batch.pair_ids.tolist()]
-            return cvar(losses, tail_fraction=count / len(losses))
+            return (1 + batch.group_ids) * cvar(losses, tail_fraction=count / len(losses))
 
         return training_of(where, risk=Risk(weigh, memory=cvar), pair_groups=groups)
 

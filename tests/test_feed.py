@@ -175,12 +175,13 @@ def test_on_a_gpu_the_batches_are_the_same(part):
 @pytest.mark.parametrize("has_whole_queries", [False, True])
 def test_the_shares_of_the_ranks_are_the_batch_in_order(num_ranks, has_whole_queries):
     how = {"batch_size": 4 if has_whole_queries else 10, "has_whole_queries": has_whole_queries}
+    how["pair_groups"] = np.arange(len(PAIRS))  # a group for each pair, to tell them apart
     whole = feed_of(**how)
     shares = [feed_of(share=(rank, num_ranks), **how) for rank in range(num_ranks)]
     for _ in range(7):
         batch, parts = whole.next_batch(), [feed.next_batch() for feed in shares]
         assert [pair for part in parts for pair in pairs_in(part)] == pairs_in(batch)
-        assert torch.equal(torch.cat([part.pair_ids for part in parts]), batch.pair_ids)
+        assert torch.equal(torch.cat([part.group_ids for part in parts]), batch.group_ids)
         if not has_whole_queries:
             ends = [10 * rank // num_ranks for rank in range(num_ranks + 1)]
             assert [len(part.label_ids) for part in parts] == np.diff(ends).tolist()
@@ -298,15 +299,16 @@ def test_the_index_finds_the_pairs_of_pairs_of(lengths, most_entries):
 def test_a_feed_in_blocks_hands_out_every_pair_once_and_shares_from_any_place():
     rows = random_rows(np.random.default_rng(1).integers(0, 4, size=500))
     part = Part(Rows(np.arange(501), np.arange(500, dtype=np.int32)), rows, block_pairs=13)
-    feed, per_epoch = feed_of(part, batch_size=32), len(rows.ids) // 32
+    how = {"batch_size": 32, "pair_groups": np.arange(len(rows.ids))}
+    feed, per_epoch = feed_of(part, **how), len(rows.ids) // 32
     for _ in range(2):
-        pair_ids = torch.cat([feed.next_batch().pair_ids for _ in range(per_epoch)])
+        pair_ids = torch.cat([feed.next_batch().group_ids for _ in range(per_epoch)])
         assert len(pair_ids.unique()) == 32 * per_epoch
     state = feed.state()
     expected = [feed.next_batch() for _ in range(5)]
-    shares = [feed_of(part, batch_size=32, share=(rank, 3)) for rank in range(3)]
+    shares = [feed_of(part, share=(rank, 3), **how) for rank in range(3)]
     for share in shares:
         share.load(state)
     for batch in expected:
-        pieces = [share.next_batch().pair_ids for share in shares]
-        assert torch.equal(torch.cat(pieces), batch.pair_ids)
+        pieces = [share.next_batch().group_ids for share in shares]
+        assert torch.equal(torch.cat(pieces), batch.group_ids)

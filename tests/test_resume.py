@@ -37,7 +37,6 @@ KINDS = {  # the data set, and what differs from `small.settings`; 40 steps if n
         "mining__method": "group-dro", "risk__group": "tag", "risk__step_size": 0.5,
     }),
     "even": ("data", {"mining__method": "s2m-even", "risk__held_out_share": 0.3}),
-    "maximum": ("data", {"mining__method": "stochastic-max", "risk__step_size": 0.5}),
     "without validation": ("trained", {"training__evaluate_every": 0}),
 }  # fmt: skip
 
@@ -92,7 +91,6 @@ KILLS = [  # kind, function, its n-th call, when, the folders of checkpoints it 
     ("cvar", APPEND, 7, "kill", [15]),
     ("groups", APPEND, 7, "kill", [15]),
     ("even", APPEND, 7, "kill", [15]),
-    ("maximum", APPEND, 7, "kill", [15]),
 ]  # more of them are in tests/nightly/test_kills.py
 
 

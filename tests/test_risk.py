@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import oracles
@@ -14,12 +14,8 @@ from evenhand.risk import (
     DualCvar,
     EvenMining,
     GroupRisk,
-    StochasticMaximum,
-    chi_square_weights,
     even_weights,
-    kl_weights,
     mean_weights,
-    nonzero_weights,
     ranked_range_weights,
     tail_weights,
     top_weights,
@@ -29,7 +25,6 @@ losses_of_a_batch = st.lists(st.floats(0, 100), min_size=1, max_size=8)
 # Few different values, so that ties are frequent.
 tied_losses = st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=1, max_size=8)
 tail_fractions = st.floats(0.01, 1)
-radii = st.sampled_from([0.0, 0.01, 0.3, 1.0, 3.0, 100.0])
 
 
 def as_losses(values):
@@ -46,7 +41,6 @@ def every_risk(batch_size):
     half = max(1, batch_size // 2)
     return {
         "mean": mean_weights,
-        "nonzero": nonzero_weights,
         "top": partial(top_weights, num_hard_examples=half),
         "max": partial(top_weights, num_hard_examples=1),
         "tail": partial(tail_weights, tail_fraction=0.3),
@@ -59,10 +53,7 @@ def every_risk(batch_size):
         "ranked range": partial(
             ranked_range_weights, num_dropped=batch_size - half, num_hard_examples=half
         ),
-        "chi-square": partial(chi_square_weights, radius=1.0),
-        "kl": partial(kl_weights, radius=0.5),
         "dual cvar": partial(DualCvar(), tail_fraction=0.3),
-        "stochastic maximum": lambda losses: StochasticMaximum(batch_size)(losses, ids),
         "groups": lambda losses: GroupRisk(3)(losses, ids % 3),
         "several groups": lambda losses: GroupRisk(3)(
             losses, torch.stack([ids % 3, torch.where(ids % 2 == 1, (ids + 1) % 3, -1)], dim=1)
@@ -96,7 +87,7 @@ def test_weights_are_sound_at_extreme_losses_and_never_all_zero(name, extreme):
     assert weights.isfinite().all()
     assert (weights >= 0).all()
     assert weights.sum() > 0
-    if name not in ("dual cvar", "stochastic maximum"):
+    if name != "dual cvar":
         assert weights.sum().item() == pytest.approx(1, rel=1e-6)
 
 
@@ -120,7 +111,7 @@ def test_a_loss_that_is_not_a_number_is_not_hidden(name):
     assert math.isnan(risk(weights[counted], losses[counted]))
 
 
-BY_PLACE = ("even", "even mining", "stochastic maximum", "groups", "several groups", "mixtures")
+BY_PLACE = ("even", "even mining", "groups", "several groups", "mixtures")
 
 
 @pytest.mark.parametrize("name", [name for name in every_risk(4) if name not in BY_PLACE])
@@ -131,7 +122,7 @@ def test_the_order_of_the_examples_does_not_matter(name, order):
     assert torch.allclose(every_risk(6)[name](losses[order]), weights[order])
 
 
-# --- mean, nonzero, top ---------------------------------------------------------------------------
+# --- mean, top ------------------------------------------------------------------------------------
 
 
 @given(losses_of_a_batch)
@@ -139,18 +130,6 @@ def test_the_mean_weights_give_the_mean(values):
     losses = as_losses(values)
     expected = sum(values) / len(values)
     assert risk(mean_weights(losses), losses) == pytest.approx(expected, rel=1e-12)
-
-
-@given(tied_losses)
-def test_the_nonzero_weights_give_the_mean_of_the_losses_above_zero(values):
-    losses = as_losses(values)
-    expected = risk_oracles.mean_of_nonzero(values)
-    assert risk(nonzero_weights(losses), losses) == pytest.approx(expected, rel=1e-6)
-
-
-def test_in_half_precision_many_examples_are_still_counted():
-    weights = nonzero_weights(torch.ones(70_000, dtype=torch.float16))  # more than its largest
-    assert weights[0].item() == pytest.approx(1 / 70_000, rel=1e-2)
 
 
 @given(losses_of_a_batch, st.data())
@@ -306,53 +285,6 @@ def test_the_ranked_range_is_the_average_of_the_largest_after_those_dropped(valu
     assert (weights > 0).sum() == count
 
 
-# --- chi-square and Kullback-Leibler balls --------------------------------------------------------
-
-BALLS = {
-    "chi-square": (
-        chi_square_weights, risk_oracles.chi_square_distance, risk_oracles.worst_chi_square,
-    ),
-    "kl": (kl_weights, risk_oracles.kl_distance, risk_oracles.worst_kl),
-}  # fmt: skip
-each_ball = pytest.mark.parametrize("ball", BALLS.values(), ids=BALLS)
-
-
-@each_ball
-@given(st.lists(st.floats(0, 10), min_size=2, max_size=7), radii)
-def test_the_weights_of_a_ball_are_the_worst_within_it(ball, values, radius):
-    assume(max(values) - min(values) > 1e-3)
-    weights_fn, distance, worst = ball
-    weights = weights_fn(as_losses(values), radius=radius).tolist()
-    assert distance(weights) <= radius + 1e-9
-    assert sum(weights) == pytest.approx(1, rel=1e-9)
-    expected = worst(values, radius)
-    assert risk_oracles.risk(weights, values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
-
-
-@each_ball
-def test_losses_that_differ_by_little_are_no_tie(ball):
-    weights = ball[0](torch.tensor([1.0, 2.0, 1.9999], dtype=torch.float64), radius=50)
-    assert torch.allclose(weights, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64), atol=1e-6)
-
-
-@each_ball
-def test_a_ball_that_holds_everything_is_the_maximum_and_ties_share_it(ball):
-    weights = ball[0](torch.tensor([1.0, 5.0, 5.0, 2.0]), radius=50)
-    assert torch.allclose(weights, torch.tensor([0, 0.5, 0.5, 0]), atol=1e-6)
-
-
-@each_ball
-@given(st.integers(2, 9), st.data())
-def test_a_ball_that_reaches_k_of_b_examples_is_worse_than_the_top_k(ball, batch_size, data):
-    """Equal weights for k' examples lie on its edge."""
-    count = data.draw(st.integers(1, batch_size))
-    losses = torch.arange(batch_size, dtype=torch.float64).square()
-    weights_fn, distance, _ = ball
-    top = top_weights(losses, num_hard_examples=count)
-    weights = weights_fn(losses, radius=distance(top.tolist()))
-    assert risk(weights, losses) >= risk(top, losses) * (1 - 1e-9)
-
-
 # --- dual CVaR ------------------------------------------------------------------------------------
 
 
@@ -413,37 +345,6 @@ def test_the_window_forgets():
     dual(torch.full((4,), 100.0), tail_fraction=0.25)
     dual(torch.tensor([1.0, 3.0, 2.0, 0.0]), tail_fraction=0.25)
     assert dual.state()["recent"].tolist() == [1, 3, 2, 0]
-
-
-# --- stochastic maximum ---------------------------------------------------------------------------
-
-
-def test_the_weights_are_those_of_multiplicative_weights_mixed_with_uniform_ones():
-    maximum = StochasticMaximum(4, step_size=0.5, mixing=0.2)
-    maximum(torch.tensor([1.0, 3.0]), torch.tensor([0, 2]))
-    weights = maximum(torch.tensor([0.0, 0.0]), torch.tensor([2, 1]))
-    adversary = risk_oracles.multiplicative_weights([0, 0, 0, 0], [1, 0, 3, 0], 0.5)
-    expected = [4 * (0.8 * adversary[i] + 0.2 / 4) / 2 for i in (2, 1)]
-    assert weights.tolist() == pytest.approx(expected)
-
-
-def test_the_adversary_finds_the_largest_loss_of_all():
-    maximum = StochasticMaximum(50, step_size=0.2)
-    losses = torch.linspace(0, 1, 50, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(4000):
-        batch = torch.randperm(50, generator=generator)[:5]
-        maximum(losses[batch], batch)
-    weights = maximum(losses, torch.arange(50))
-    assert weights.argmax() == 49
-    assert weights[49].item() > 0.4  # half of the mass, the other half is uniform
-    assert weights[0].item() == pytest.approx(0.5 / 50, rel=1e-3)
-
-
-def test_the_same_example_twice_in_a_batch_moves_twice():
-    maximum = StochasticMaximum(3, step_size=1.0)
-    maximum(torch.tensor([1.0, 1.0]), torch.tensor([1, 1]))
-    assert maximum.state()["log_weights"].tolist() == [0, 2, 0]
 
 
 # --- known groups ---------------------------------------------------------------------------------
@@ -517,9 +418,6 @@ WITH_MEMORY = {
         lambda r, x: r(x, torch.tensor([0, 2, 1, 3]), num_hard_examples=1),
     ),
     "dual cvar": (lambda: DualCvar(window=2), lambda r, x: r(x, tail_fraction=0.4)),
-    "stochastic maximum": (
-        lambda: StochasticMaximum(9, step_size=0.5), lambda r, x: r(x, torch.arange(4)),
-    ),
     "groups": (lambda: GroupRisk(4, step_size=0.5), lambda r, x: r(x, torch.arange(4) % 3)),
 }  # fmt: skip
 
@@ -556,13 +454,7 @@ REFUSALS = [
             (-1, 2, "num_dropped"), (3, 2, "num_dropped"),
         )
     ),
-    *(
-        (lambda x, r=r, ball=ball: ball[0](x, radius=r), "radius")
-        for r in (-0.1, math.nan)
-        for ball in BALLS.values()
-    ),
     (lambda x: DualCvar(window=0), "window"),
-    *((lambda x, m=m: StochasticMaximum(3, mixing=m), "mixing") for m in (0, 1.1)),
     (lambda x: GroupRisk(3, mixtures=torch.ones(2, 4)), "mixtures"),
 ]  # fmt: skip
 

@@ -9,7 +9,6 @@ from evenhand.sampling import (
     Distinct,
     FrequencySampler,
     InBatchSampler,
-    LogUniformSampler,
     MixedSampler,
     SampleRequest,
     UniformSampler,
@@ -18,7 +17,6 @@ from evenhand.sampling import (
 
 NUM_LABELS = 12
 COUNTS = [0, 5, 3, 1, 8, 0, 2, 4, 1, 6, 2, 0]  # zeros at both ends and in the middle
-ORDER = [4, 9, 1, 7, 2, 6, 10, 3, 8, 0, 5, 11]  # most frequent first
 BATCH_SIZE, NUM_SAMPLED = 4, 6
 POSITIVES = [4, 7, 4]  # of the example that is looked at; the last repeats the first
 EVERY_LABEL = set(range(NUM_LABELS))
@@ -26,19 +24,15 @@ COUNTED_LABELS = {label for label, count in enumerate(COUNTS) if count > 0}
 
 
 def samplers():
-    counts, order = torch.tensor(COUNTS), torch.tensor(ORDER)
+    counts = torch.tensor(COUNTS)
     uniform, frequency, in_batch = (
         UniformSampler(NUM_LABELS), FrequencySampler(counts), InBatchSampler(counts)
     )  # fmt: skip
-    by_order = LogUniformSampler(NUM_LABELS, label_order=order)
     return {
         "uniform": uniform,
         "frequency": frequency,
-        "log-uniform": LogUniformSampler(NUM_LABELS),
-        "log-uniform by order": by_order,
         "in-batch": in_batch,
         "distinct frequency": Distinct(frequency),
-        "distinct log-uniform": Distinct(by_order),
         "in-batch and uniform": MixedSampler(in_batch, uniform, first_share=4 / 6),
         "frequency and uniform": MixedSampler(frequency, uniform, first_share=0.5),
     }
@@ -98,30 +92,21 @@ def assert_within_five_deviations(draws, expected):
 
 def expected_count(name, label, positives):
     """How often a label occurs in a sample of 6 for an example of a batch of 4."""
-    chance = {
-        "frequency": lambda y: COUNTS[y] ** 0.75,
-        "log-uniform": lambda y: math.log((y + 2) / (y + 1)),
-        "log-uniform by order": lambda y: math.log((ORDER.index(y) + 2) / (ORDER.index(y) + 1)),
-    }
+    allowed = [y for y in range(NUM_LABELS) if y not in positives]
+    by_frequency = COUNTS[label] ** 0.75 / sum(COUNTS[y] ** 0.75 for y in allowed)
 
-    def probability(source):
-        allowed = [y for y in range(NUM_LABELS) if y not in positives]
-        return chance[source](label) / sum(chance[source](y) for y in allowed)
+    def inclusion(num_draws):
+        return 1 - (1 - by_frequency) ** num_draws
 
-    def inclusion(source, num_draws):
-        return 1 - (1 - probability(source)) ** num_draws
-
-    if name in chance:
-        return NUM_SAMPLED * probability(name)
     in_batch = 1 - (1 - COUNTS[label] / sum(COUNTS)) ** (BATCH_SIZE - 1)
     num_left = NUM_LABELS - len(set(positives))
     return {
         "uniform": NUM_SAMPLED / num_left,
+        "frequency": NUM_SAMPLED * by_frequency,
         "in-batch": in_batch,
         "in-batch and uniform": 1 - (1 - in_batch) * (1 - 2 / num_left),
-        "frequency and uniform": 1 - (1 - inclusion("frequency", 3)) * (1 - 3 / num_left),
-        "distinct frequency": inclusion("frequency", NUM_SAMPLED),
-        "distinct log-uniform": inclusion("log-uniform by order", NUM_SAMPLED),
+        "frequency and uniform": 1 - (1 - inclusion(3)) * (1 - 3 / num_left),
+        "distinct frequency": inclusion(NUM_SAMPLED),
     }[name]
 
 
@@ -257,27 +242,20 @@ def test_slots_are_empty_where_too_few_labels_remain():
     assert len(set(second) - {-1, 2}) == 3
     expected = torch.tensor([0, math.log(3 / 4), 0, 0])
     torch.testing.assert_close(sample.log_counts, expected.unsqueeze(1).expand(4, 3))
-    for single in (UniformSampler(1), LogUniformSampler(1), FrequencySampler(torch.tensor([2]))):
+    for single in (UniformSampler(1), FrequencySampler(torch.tensor([2]))):
         sample = single.sample(torch.tensor([[-1]]), 1, generator=seeded())
         assert (sample.ids.tolist(), sample.log_counts.tolist()) == ([0], [0.0])
 
 
 @both_kinds
-@pytest.mark.parametrize("sampler_class", [UniformSampler, LogUniformSampler])
-def test_a_million_million_labels_cost_nothing(sampler_class, kind):
+def test_a_million_million_labels_cost_nothing(kind):
     num_labels = 2**40
     positive_ids = torch.tensor([[0, num_labels - 1], [5, -1]])
-    sample = draw(sampler_class(num_labels), kind, positive_ids, 3000, seeded())
+    sample = draw(UniformSampler(num_labels), kind, positive_ids, 3000, seeded())
     assert sample.ids.min() >= 0
     assert sample.ids.max() < num_labels
-    if sampler_class is UniformSampler:
-        assert len(sample.ids.unique()) == sample.ids.numel()
-        half = (sample.ids < num_labels // 2).double().flatten()
-        assert_within_five_deviations(half, 0.5)
-    else:  # the square root of L + 1 halves the line of logarithms
-        half = (sample.ids < 2**20 - 1).double().flatten()
-        chance = 0.5 if kind == "shared" else 0.5 - 1 / 40 * 0.25
-        assert abs(half.mean() - chance) < 5 * 0.5 / math.sqrt(len(half)) + 0.01
+    assert len(sample.ids.unique()) == sample.ids.numel()
+    assert_within_five_deviations((sample.ids < num_labels // 2).double().flatten(), 0.5)
 
 
 def test_uniform_draws_do_not_prefer_small_ids():
@@ -302,18 +280,15 @@ def test_a_label_that_is_nearly_always_drawn_can_be_excluded():
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["repeats", "distinct"])
 def test_slots_are_empty_when_no_label_is_left_to_draw(wrapped):
-    for repeating in (
-        FrequencySampler(torch.tensor([0.1, 0.7, 0.0])),
-        LogUniformSampler(2, label_order=torch.tensor([1, 0])),
-    ):
-        sampler = Distinct(repeating) if wrapped else repeating
-        positive_ids = torch.tensor([[1, 0], [0, -1]])
-        ids, log_counts = sampler.sample_for_each(positive_ids, 3, generator=seeded())
-        assert ids[0].tolist() == [-1, -1, -1]
-        assert log_counts[0].tolist() == [0, 0, 0]
-        assert ids[1].tolist() == ([1, -1, -1] if wrapped else [1, 1, 1])
-        expected = torch.tensor([0.0 if wrapped else math.log(3)] * 3)
-        torch.testing.assert_close(log_counts[1], expected)
+    repeating = FrequencySampler(torch.tensor([0.1, 0.7, 0.0]))
+    sampler = Distinct(repeating) if wrapped else repeating
+    positive_ids = torch.tensor([[1, 0], [0, -1]])
+    ids, log_counts = sampler.sample_for_each(positive_ids, 3, generator=seeded())
+    assert ids[0].tolist() == [-1, -1, -1]
+    assert log_counts[0].tolist() == [0, 0, 0]
+    assert ids[1].tolist() == ([1, -1, -1] if wrapped else [1, 1, 1])
+    expected = torch.tensor([0.0 if wrapped else math.log(3)] * 3)
+    torch.testing.assert_close(log_counts[1], expected)
 
 
 # In-batch and mixed.
@@ -396,15 +371,7 @@ REFUSALS = [  # the first word of the sentence, what is refused
         for counts in ([0, 0], [1, -2], [1.0, math.nan], [1.0, math.inf], [[1, 1], [1, 1]])
         for of in (FrequencySampler, InBatchSampler)
     ),
-    *(
-        ("distinct", lambda kind, order=order: LogUniformSampler(3, label_order=order))
-        for order in map(torch.tensor, ([0, 1], [0, 2, 2], [1, 2, 3]))
-    ),
-    *(
-        ("num_labels", lambda kind, of=of, n=n: of(n))
-        for n in (0, 2**40 + 1)
-        for of in (UniformSampler, LogUniformSampler)
-    ),
+    *(("num_labels", lambda kind, n=n: UniformSampler(n)) for n in (0, 2**40 + 1)),
     *(("num_sampled", drawn_by(lambda: UniformSampler(5), [[3]], count)) for count in (0, 6)),
     ("num_sampled", lambda kind: UniformSampler(5).sample_for_each(
         torch.tensor([[3]]), 5, generator=seeded())),

@@ -15,8 +15,6 @@ CASES = {
     "topk-sgd": {"mining__method": "topk-sgd"},
     "annealed": {"mining__method": "s2m-annealed"},
     "cvar": {"mining__method": "cvar"},
-    "chi-square": {"mining__method": "chi-square"},
-    "stochastic-max": {"mining__method": "stochastic-max"},
     "group-dro": {"mining__method": "group-dro", "risk__group": "style"},
     "even": {"mining__method": "s2m-even", "risk__held_out_share": 0.3},
     "even, by group": {

@@ -1,7 +1,6 @@
 """From settings to the parts of a training run: model, feed, sampler, risk, optimisers, plan."""
 
 import hashlib
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -24,11 +23,7 @@ from evenhand.risk import (
     DualCvar,
     EvenMining,
     GroupRisk,
-    StochasticMaximum,
-    chi_square_weights,
     count_below,
-    kl_weights,
-    nonzero_weights,
     ranked_range_weights,
 )
 from evenhand.sampling import (
@@ -36,7 +31,6 @@ from evenhand.sampling import (
     FrequencySampler,
     InBatchSampler,
     LabelSampler,
-    LogUniformSampler,
     MixedSampler,
     UniformSampler,
 )
@@ -126,7 +120,7 @@ def build_training(
     )
     settings = to_toml(config) + dataset.fingerprint
     plan = _build_plan(config, dataset, _build_sampler(config, dataset, device))
-    risk = _build_risk(config, num_pairs=feed.num_pairs, pair_groups=groups, gap_bins=gap_bins)
+    risk = _build_risk(config, pair_groups=groups, gap_bins=gap_bins)
     if mining.loss_ceiling:
         score = model.scale if model.is_cosine else 0.0
         collapsed = collapsed_loss(plan.loss_fn, plan.num_hard_labels, score=score)
@@ -321,9 +315,6 @@ def _build_sampler(config: Config, dataset: Dataset, device: torch.device) -> La
     counts = torch.from_numpy(dataset.label_counts()).to(device)
     if mining.sampler == "frequency":
         return Distinct(FrequencySampler(counts, power=mining.sampler_power))
-    if mining.sampler == "log-uniform":
-        order = counts.argsort(descending=True, stable=True)
-        return Distinct(LogUniformSampler(dataset.num_labels, label_order=order))
     if mining.sampler == "in-batch":
         return InBatchSampler(counts)
     return MixedSampler(InBatchSampler(counts), uniform, first_share=mining.in_batch_share)
@@ -376,28 +367,14 @@ def _gap_bins(config: Config, dataset: Dataset) -> GapBins | None:
     return GapBins(2 * group_ids + bins.pair_bins % 2, np.ones(group_ids.max() + 1))
 
 
-def _build_risk(
-    config: Config, *, num_pairs: int, pair_groups: Groups | None, gap_bins: GapBins | None
-) -> Risk:
+def _build_risk(config: Config, *, pair_groups: Groups | None, gap_bins: GapBins | None) -> Risk:
     """How the method weighs the examples of a batch; k' is the number of hard examples."""
     kind, risk = METHODS[config.mining.method].risk, config.risk
     if kind == "mean":
         return MEAN
-    if kind == "nonzero":
-        return Risk(lambda losses, batch, k: nonzero_weights(losses))
-    # The balls that reach as far as equal weights for k' examples.
-    if kind == "chi-square":
-        return Risk(lambda losses, _, k: chi_square_weights(losses, radius=len(losses) / k - 1))
-    if kind == "kl":
-        return Risk(lambda losses, _, k: kl_weights(losses, radius=math.log(len(losses) / k)))
     if kind == "cvar":
         cvar = DualCvar(window=risk.window)
         return Risk(lambda losses, _, k: cvar(losses, tail_fraction=k / len(losses)), memory=cvar)
-    if kind == "stochastic-max":
-        maximum = StochasticMaximum(num_pairs, step_size=risk.step_size, mixing=risk.mixing)
-        return Risk(
-            lambda losses, batch, _: maximum(losses, cast(Tensor, batch.pair_ids)), memory=maximum
-        )
 
     def num_dropped(losses: Tensor, count: int) -> int:
         """As k' shrinks from the whole batch, the number of dropped examples grows from none.
@@ -433,7 +410,7 @@ def _build_risk(
 
         has_kernel = not drops_hardest and len(shape) <= MOST_KERNEL_BINS
         return Risk(weigh_evenly, kernel_kind="even" if has_kernel else None, memory=even)
-    return HARDEST  # with k' = 1 it is the maximum
+    return HARDEST
 
 
 def _below(risk: Risk, *, ceiling: float) -> Risk:

@@ -17,7 +17,7 @@ import evenhand.losses as losses
 from evenhand.data.weighting import WEIGHTINGS
 from evenhand.errors import UserError
 from evenhand.files import read_text
-from evenhand.methods import METHODS, Method
+from evenhand.methods import DROPPED, METHODS, Method
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ MARGIN_LOSSES = {
     "exponential": losses.exponential,
 }
 LOSSES = ("contrastive", "softmax", "bowl", "crammer-singer", "averaged")
-SAMPLERS = ("uniform", "frequency", "log-uniform", "in-batch", "mixed")
+SAMPLERS = ("uniform", "frequency", "in-batch", "mixed")
 # Tables and products: both float32; float32 and bfloat16; both bfloat16, rows rounded by chance.
 PRECISIONS = ("float32", "mixed", "bfloat16")
 OPTIMIZERS = ("row-adam", "row-adagrad")
@@ -36,12 +36,20 @@ LEARNING_RATE_SHAPES = ("linear", "cosine", "constant")
 MAX_CUTOFF = 10**6  # results of a query that are looked at
 MAX_POWER = 10  # of counts, by which labels are drawn: beyond it, only the most frequent ones are
 MAX_DOTS = 1000  # in a line of TOML
-FORMER = {"training.async_checkpoints"}  # settings that are gone, and still stand in old runs
+FORMER = {
+    "training.async_checkpoints",
+    "risk.mixing",
+}  # settings that are gone, and still stand in old runs
 
 # --- checks of one setting ------------------------------------------------------------------------
 
 
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+def check_choice(
+    name: str, value: str, choices: Sequence[str], dropped: Mapping[str, str] | None = None
+) -> None:
+    """Refuses a value that is none of the choices; `dropped` says what to use instead of which."""
+    if dropped and value in dropped:
+        raise UserError(f"{name} = {value!r} is no longer there: use {dropped[value]}")
     if value not in choices:
         close = difflib.get_close_matches(value, choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -167,7 +175,9 @@ class MiningConfig(Section):
     """How many labels and examples a step looks at, and how many it keeps."""
 
     # which labels and which examples count; docs/methods.md describes them
-    method: Annotated[str, partial(check_choice, choices=tuple(METHODS))] = "s2m-annealed"
+    method: Annotated[str, partial(check_choice, choices=tuple(METHODS), dropped=DROPPED)] = (
+        "s2m-annealed"
+    )
     batch_size: Count = 2048  # examples in a step
     num_sampled_labels: Count = 4096  # labels drawn in a step; K-bar in the paper
     num_hard_labels: int = 64  # k; the paper's advice: the r of the recall@r one cares about
@@ -178,7 +188,9 @@ class MiningConfig(Section):
     # of a model that tells no labels apart; against the collapse of deep encoders
     loss_ceiling: Share = 0.0
     # how labels are drawn; mixed: from the batch, and uniformly
-    sampler: Annotated[str, partial(check_choice, choices=SAMPLERS)] = "uniform"
+    sampler: Annotated[
+        str, partial(check_choice, choices=SAMPLERS, dropped={"log-uniform": '"frequency"'})
+    ] = "uniform"
     # frequency: labels are drawn by count ** power
     sampler_power: Annotated[float, partial(check_range, low=-MAX_POWER, high=MAX_POWER)] = 0.75
     in_batch_share: float = 0.5  # mixed: part of the sample that is the batch's own labels
@@ -247,8 +259,6 @@ class MiningConfig(Section):
     @property
     def num_counting(self) -> int:
         """k', as a number, for every method: how many examples of a batch count in the end."""
-        if self._method.risk == "max":
-            return 1
         if not self.mines_examples:
             return self.batch_size
         if self.tail_fraction:
@@ -263,9 +273,7 @@ class RiskConfig(Section):
     # ranked-range, even-range: hardest of a batch that do not count in the end
     num_dropped: CountOrNone = 32
     window: Count = 16  # cvar: batches by which the threshold is set
-    step_size: Positive = 0.01  # group-dro, stochastic-max: by which the weights change
-    # stochastic-max: share of the uniform distribution in the one that examples are drawn by
-    mixing: Annotated[Share, check_positive] = 0.5
+    step_size: Positive = 0.01  # group-dro: by which the weights change
     group: str = ""  # group-dro: the column whose groups are known; s2m-even: bins by its groups
     # s2m-even: training queries whose losses show the generalisation gap, and that teach nothing
     held_out_share: Annotated[float, partial(check_range, low=0, high=0.5)] = 0.005

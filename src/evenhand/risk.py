@@ -2,7 +2,7 @@
 
 Every risk is sum_b w_b * loss_b with the weights held fixed, so one backward pass serves them
 all, and only examples with a weight need one. Weights are not negative. Those of one batch sum
-to 1, but for `DualCvar` and `StochasticMaximum`, whose weights nearly do so over many batches.
+to 1, but for `DualCvar`, whose weights nearly do so over many batches.
 
 A risk without memory is a function. One that remembers is a class: its state goes into the
 checkpoint by `state` and `load`. A loss that is NaN makes a weight that counts, so that it is seen.
@@ -21,7 +21,6 @@ RiskFn = Callable[[Tensor], Tensor]  # (B,) -> (B,)
 WINDOW = 100  # steps over which gaps are measured
 GOLDEN = 2654435769  # 2**32 over the golden ratio: its multiples are spread evenly over 2**32
 PRIOR_COUNT = 32  # held-out examples of a bin that weigh as much as the curve through all bins
-TIE = 1e-9  # losses nearer to the largest than this part of their range count as equal to it
 
 
 class Memory(Protocol):
@@ -44,21 +43,6 @@ def mean_weights(losses: Tensor) -> Tensor:
         tensor([0.5000, 0.5000])
     """
     return torch.full_like(losses, 1 / len(losses))
-
-
-@torch.no_grad()
-def nonzero_weights(losses: Tensor) -> Tensor:
-    """Equal weights for the examples that have a loss at all.
-
-    The control for mining: it takes the same larger steps, without looking for hard examples.
-
-    Example:
-        >>> nonzero_weights(torch.tensor([3.0, 0.0, 1.0]))
-        tensor([0.5000, 0.0000, 0.5000])
-    """
-    counts = (~(losses <= 0)).float()  # NaN counts
-    weights = (counts / counts.sum()).to(losses.dtype)
-    return torch.where(counts.any(), weights, mean_weights(losses))
 
 
 @torch.no_grad()
@@ -182,71 +166,6 @@ def ranked_range_weights(losses: Tensor, *, num_dropped: int, num_hard_examples:
     return torch.where(losses.isnan(), torch.nan, weights)
 
 
-@torch.no_grad()
-def chi_square_weights(losses: Tensor, *, radius: float) -> Tensor:
-    """The worst weights within a chi-square ball around equal ones.
-
-    maximises sum_b w_b loss_b over weights that sum to 1 with mean_b (B w_b - 1)^2 <= radius
-
-    Equal weights for k' examples alone are B/k' - 1 away from equal ones for all.
-
-    The solution is w_b = c (loss_b - t)_+. For each number k of examples with a weight, c and t
-    have a closed form by the mean and the variance of the k largest losses; the right k is the
-    largest one that leaves no weight negative.
-
-    Example:
-        >>> chi_square_weights(torch.tensor([0.0, 1.0]), radius=0.25)
-        tensor([0.2500, 0.7500])
-    """
-    _check_radius(radius)
-    scaled, order = _scaled(losses).sort(descending=True)  # (B,) 0 first
-    counts = torch.arange(1, len(losses) + 1, dtype=scaled.dtype, device=scaled.device)
-    means = scaled.cumsum(0) / counts
-    variances = (scaled.square().cumsum(0) / counts - means.square()).clamp(min=TIE**2)
-    budget = (1 + radius) / len(losses)  # of the sum of squares of the weights
-    slopes = ((budget - 1 / counts).clamp(min=0) / (counts * variances)).sqrt()
-    smallest = 1 / counts + slopes * (scaled - means)  # weight of the k-th
-    num_tied = (scaled >= -TIE).sum()
-    is_valid = (smallest >= 0) & (budget * counts >= 1) & (counts > num_tied)
-    last = (is_valid * counts).argmax()
-    weights = 1 / counts[last] + slopes[last] * (scaled - means[last])  # 1-D, largest first
-    weights = weights.masked_fill(counts > counts[last], 0).clamp(min=0)
-    of_ties = (counts <= num_tied) / num_tied.to(scaled.dtype)
-    weights = torch.where((budget * num_tied >= 1) | ~is_valid.any(), of_ties, weights)
-    weights = torch.where(scaled.isnan().any(), torch.nan, weights / weights.sum())
-    return torch.empty_like(weights).scatter_(0, order, weights).to(losses.dtype)
-
-
-@torch.no_grad()
-def kl_weights(losses: Tensor, *, radius: float) -> Tensor:
-    """The worst weights within a Kullback-Leibler ball around equal ones.
-
-    maximises sum_b w_b loss_b over weights that sum to 1 with sum_b w_b log(B w_b) <= radius
-
-    Equal weights for k' examples alone are log(B/k') away from equal ones for all.
-
-    The solution is a softmax of the losses. Its sharpness is found by narrowing a range 8 times
-    to one of 32 parts: few calls, and no value leaves the device.
-
-    Example:
-        >>> weights = kl_weights(torch.tensor([0.0, 1.0]), radius=0.1)
-        >>> weights, (weights * (2 * weights).log()).sum()
-        (tensor([0.2802, 0.7198]), tensor(0.1000))
-    """
-    _check_radius(radius)
-    scaled = _scaled(losses)  # (B,) between -1 and 0
-    low, high = scaled.new_tensor(math.log(1e-10)), scaled.new_tensor(math.log(1e10))
-    steps = torch.linspace(0, 1, 33, dtype=scaled.dtype, device=scaled.device)
-    for _ in range(8):
-        logs = low + (high - low) * steps  # (33,) of the sharpness
-        log_weights = torch.log_softmax(logs.exp().unsqueeze(1) * scaled, dim=1)  # (33, B)
-        divergences = (log_weights.exp() * log_weights).sum(1) + math.log(len(losses))
-        inside = (divergences[1:-1] <= radius).sum()  # from 0 to 31: they rise with the sharpness
-        low, high = logs[inside], logs[inside + 1]
-    weights = torch.softmax(low.exp() * scaled, dim=0)
-    return torch.where(scaled.isnan().any(), torch.nan, weights).to(losses.dtype)
-
-
 # --- with memory ----------------------------------------------------------------------------------
 
 
@@ -339,7 +258,7 @@ class EvenMining:
     def gaps(self) -> Tensor:
         """(G,) float64, as measured up to now."""
         (num_trained, num_held_out), (trained, held_out) = self.sums.unbind(1)
-        means = trained / num_trained.clamp(min=TIE)
+        means = trained / num_trained.clamp(min=1e-9)
         counts = torch.where(num_trained > 0, num_held_out, 0)  # (G,)
         excess = torch.where(num_trained > 0, held_out - num_held_out * means, 0)  # counts * gaps
         squares = (counts * self.shape.square()).sum()
@@ -351,39 +270,6 @@ class EvenMining:
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.sums = state["sums"].clone()  # kernels add to it in place
-
-
-class StochasticMaximum:
-    """The largest loss of *all* the data, by a distribution over its N examples.
-
-    Shalev-Shwartz and Wexler, 2016: a learner against an adversary who moves mass to the examples
-    with large losses, by multiplicative weights. They draw examples by that distribution mixed
-    with the uniform one; here batches are uniform, and the weights N q_i / B make up for it.
-    N variables, all read in each step: for small data.
-    """
-
-    def __init__(self, num_examples: int, *, step_size: float = 0.01, mixing: float = 0.5) -> None:
-        if not 0 < mixing <= 1:
-            raise ValueError(f"mixing must be above 0 and at most 1, got {mixing}")
-        self.step_size = step_size
-        self.mixing = mixing  # share of the uniform distribution: no example is ever lost
-        self.log_weights = torch.zeros(num_examples, dtype=torch.float64)
-
-    @torch.no_grad()
-    def __call__(self, losses: Tensor, example_ids: Tensor) -> Tensor:
-        """(B,), (B,) ids of the examples among all N -> (B,)."""
-        self.log_weights = self.log_weights.to(losses.device)
-        adversary = torch.softmax(self.log_weights, dim=0)[example_ids]  # (N,) -> (B,)
-        num_examples = len(self.log_weights)
-        weights = ((1 - self.mixing) * num_examples * adversary + self.mixing) / len(losses)
-        self.log_weights.index_add_(0, example_ids, self.step_size * losses.double())
-        return weights.to(losses.dtype)
-
-    def state(self) -> dict[str, Tensor]:
-        return {"log_weights": self.log_weights}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        self.log_weights = state["log_weights"]
 
 
 class GroupRisk:
@@ -471,16 +357,3 @@ def _weights_of_tail(losses: Tensor, reference: Tensor, tail_fraction: float) ->
     parts = (losses > threshold) + part * (losses == threshold)
     parts = torch.where(losses.isnan(), torch.nan, parts)
     return (parts / (tail_fraction * len(losses))).to(losses.dtype)
-
-
-def _scaled(losses: Tensor) -> Tensor:
-    """The losses moved and scaled to between -1 and 0 in float64; all 0 where they are equal."""
-    values = losses.double()
-    values = values / values.abs().amax().clamp(min=1e-300)
-    values = values - values.amax()
-    return values / values.amin().neg().clamp(min=1e-15)
-
-
-def _check_radius(radius: float) -> None:
-    if not radius >= 0:
-        raise ValueError(f"radius must be at least 0, got {radius}")

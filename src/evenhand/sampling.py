@@ -32,9 +32,7 @@ from evenhand.kernels.random import (
     draw_ranks,
     inclusion,
     is_among,
-    is_first_occurrence,
     log_draw_counts,
-    lookup,
     permute,
     random_integers,
     row_keys,
@@ -251,59 +249,6 @@ class FrequencySampler:
         last_point = torch.nextafter(self.total, torch.zeros_like(self.total))
         points = torch.minimum(points, last_point)
         return torch.searchsorted(self.edges, points, right=True) - 1
-
-
-class LogUniformSampler:
-    """M independent draws, with repeats, Zipfian over rank, without a table of probabilities.
-
-    p(rank) = log((rank + 2) / (rank + 1)) / log(L + 1), rank 0 the most frequent label. For each
-    example the draws are from the distribution without its positives. Mine from its `Distinct`.
-
-    Args:
-        num_labels: L.
-        label_order: (L,) the label of each rank, the most frequent first; None: the label's id is
-            its rank, and nothing of size L is kept.
-
-    Example:
-        >>> sampler = LogUniformSampler(2**40)
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> sampler.sample(torch.tensor([[7]]), 4, generator=generator).ids.shape
-        torch.Size([4])
-    """
-
-    has_repeats = True
-    sample = _sample
-    sample_for_each = _sample_for_each
-
-    def __init__(self, num_labels: int, *, label_order: Tensor | None = None) -> None:
-        _check_num_labels(num_labels)
-        self.num_labels = num_labels
-        self.label_order = label_order
-        self.label_ranks: Tensor | None = None  # (L,), the inverse
-        if label_order is not None:
-            labels, self.label_ranks = label_order.sort()
-            if not torch.equal(labels, torch.arange(num_labels, device=labels.device)):
-                raise ValueError(
-                    f"label_order must hold each label from 0 to {num_labels - 1} once, got "
-                    f"{len(labels)} ids, {int(is_first_occurrence(labels).sum())} of them distinct"
-                )
-        self.total = torch.tensor(math.log(num_labels + 1), dtype=torch.float64)
-
-    def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
-        excluded = lookup(self.label_ranks, request.excluded_ids)
-        ranks = draw_ranks(self, excluded, request.num_sampled_labels, generator)
-        return lookup(self.label_order, ranks)
-
-    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
-        ranks = lookup(self.label_ranks, ids)
-        excluded = lookup(self.label_ranks, request.excluded_ids)
-        return log_draw_counts(self, ranks, excluded, request.num_sampled_labels)
-
-    def spans(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        return ranks.double().log1p(), (1 / (ranks + 1).double()).log1p()
-
-    def ranks_at(self, points: Tensor) -> Tensor:
-        return (points.exp().long() - 1).clamp(0, self.num_labels - 1)
 
 
 class InBatchSampler:

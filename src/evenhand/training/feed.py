@@ -29,7 +29,6 @@ class Batch(NamedTuple):
     features: Features  # of B examples, or of U queries
     label_ids: Tensor  # (B,) the positive each example was drawn with
     positive_ids: Tensor  # (B or U, P) labels that may not be negatives, padded with -1
-    pair_ids: Tensor | None = None  # (B,) which of all training pairs each example is
     group_ids: Tensor | None = None  # (B,) of groups or sets, for risks of known memberships alone
     query_rows: Tensor | None = None  # (B,) ascending: each example's of the U queries; None: own
 
@@ -177,7 +176,6 @@ class PairFeed:
             features=features_of(self.part, query_ids, device=CPU),
             label_ids=torch.from_numpy(label_ids),
             positive_ids=torch.from_numpy(positives),
-            pair_ids=torch.from_numpy(pair_ids),
             group_ids=None if groups is None else torch.from_numpy(groups),
             query_rows=query_rows,
         )

@@ -271,7 +271,7 @@ class GpuStep:
         step = self.step
         groups = None if self.pair_groups is None else self.pair_groups[self.pair_ids]
         nothing = Bags(self.documents, self.documents)  # no risk looks at features
-        batch = Batch(nothing, step.label_ids, step.positive_ids, self.pair_ids, groups)
+        batch = Batch(nothing, step.label_ids, step.positive_ids, groups)
         weights = self.training.risk.weights(step.kept.losses, batch, num_hard_examples)
         step.kept.weights.copy_(weights)
 

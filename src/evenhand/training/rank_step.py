@@ -145,15 +145,13 @@ class RankStep:
         """Weighs the examples of all ranks together; (b,) the weights of this rank's own."""
         unknown = torch.zeros_like(batch.label_ids)
         is_asked = torch.full_like(batch.label_ids, int(self.should_stop_fn()))
-        known = (batch.pair_ids, batch.group_ids, is_asked)
+        group_ids = unknown if batch.group_ids is None else batch.group_ids
         # One message of float64, which holds float32 and ids below 2**53 exactly.
-        columns = [losses, *(unknown if ids is None else ids for ids in known)]
-        all_columns = self._gather(
-            torch.stack([column.double() for column in columns], dim=1), what="losses"
-        )  # (B, 4)
+        columns = torch.stack([losses.double(), group_ids.double(), is_asked.double()], dim=1)
+        all_columns = self._gather(columns, what="losses")  # (B, 3)
         all_losses = all_columns[:, 0].to(losses.dtype)
-        pair_ids, group_ids, are_asked = all_columns[:, 1:].long().unbind(dim=1)
-        whole = batch._replace(pair_ids=pair_ids, group_ids=group_ids)
+        group_ids, are_asked = all_columns[:, 1:].long().unbind(dim=1)
+        whole = batch._replace(group_ids=group_ids)
         weights = self.training.risk.weights(all_losses, whole, num_hard_examples)  # (B,)
         self.is_stop_asked = bool(are_asked.any())
         objective = (weights * all_losses).sum()

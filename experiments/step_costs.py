@@ -18,7 +18,7 @@ from experiments.scaling_laws import Law, expected_distinct, thin
 ID_BYTES = 8
 STATE_BYTES = 4  # of a row under row-wise Adagrad
 GRADIENT_BYTES = 4  # of a weight, whatever the table is kept in
-LOSS_BYTES = 32  # of an example: its loss, pair, group and wish to stop, as float64
+LOSS_BYTES = 24  # of an example: its loss, group and wish to stop, as float64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -193,7 +193,7 @@ def _ask(url: str, headers: dict[str, str]) -> Any:
         if isinstance(reason, LASTING_FAILURES):
             raise _UnusableError(f"cannot be reached ({words})") from error
         raise _CutOffError(words) from error
-    except ValueError as error:  # of a redirection: no host, or one that no host can have
+    except (ValueError, OverflowError) as error:  # of a redirection: no host, an absurd length
         raise _UnusableError(f"leads to an address that cannot be asked ({error})") from error
 
 

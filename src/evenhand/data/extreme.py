@@ -13,7 +13,7 @@ import codecs
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -245,7 +245,7 @@ def parse_block(text: bytes, header: Header) -> Documents | None:
     bounds = np.column_stack([starts, ends]).ravel().astype(np.int32)
     tokens = pa.StringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds), pa.py_buffer(text))
 
-    def parse(kind: int, dtype: pa.DataType) -> IntArray:
+    def parse(kind: int, dtype: pa.DataType) -> Any:
         return tokens.take(2 * np.flatnonzero(kinds == kind)).cast(dtype).to_numpy()
 
     try:

@@ -112,14 +112,13 @@ def stream_extreme(
             raise UserError(
                 "no row is left to train on; use a smaller validation fraction or validation block"
             )
-        in_train_file = [part for name, part in parts.items() if name != "test"]
-        num_pairs = sum(len(part.positives.ids) for part in in_train_file)
-        num_values = sum(len(part.features.ids) for part in in_train_file)
-        check_promises(train_path, header, num_pairs, num_values)
+        (num_pairs, num_values), (more_pairs, more_values) = (
+            [writer.num_ids for writer in writers[part]] for part in ("train", "validation")
+        )
+        check_promises(train_path, header, num_pairs + more_pairs, num_values + more_values)
         train = parts["train"]
-        num_train_pairs = len(train.positives.ids)
-        num_bytes = 4 * (4 * len(train) + num_train_pairs + 2 * len(train.features.ids))
-        block_pairs = max(1, int(BLOCK_BYTES * num_train_pairs / num_bytes))
+        num_bytes = 4 * (4 * len(train) + num_pairs + 2 * num_values)
+        block_pairs = max(1, int(BLOCK_BYTES * num_pairs / num_bytes))
         parts["train"] = dataclasses.replace(train, block_pairs=block_pairs)
         dataset = Dataset(
             name=name,

@@ -165,7 +165,7 @@ def find_slices(runs: RunSet) -> dict[str, Any]:
     """The slices that explain the failures of the last run, and how the first one does there."""
     first, last = runs.results[0].outcome, runs.results[-1].outcome
     run, where = len(runs.results) - 1, (runs.dataset, runs.part_name)
-    most = {"num_permutations": NUM_PERMUTATIONS, "max_slices": NUM_SLICES}
+    most: Any = {"num_permutations": NUM_PERMUTATIONS, "max_slices": NUM_SLICES}
     found = slices_of(last, *where, metric=runs.metric, **most)
     before = checked_slices(found, first, *where, metric=runs.metric) if found.slices else found
     rows = []

@@ -104,7 +104,8 @@ def describe_comparisons(runs: RunSet, comparisons: list[Comparison]) -> str:
     if not runs.is_of_pairs:
         verb, more, less = "ranks", "better", "worse"
     alike = "as much" if runs.is_of_pairs else "as well"
-    verdicts, gains = [], []
+    verdicts: list[str] = []
+    gains = []
     for found in comparisons:
         everyone, *others = (row for row in found.rows if row.metric == runs.metric)
         name, points = runs.run_names[found.run], signed(everyone.difference)

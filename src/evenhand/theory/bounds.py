@@ -157,8 +157,9 @@ def empirical_corrected_bound(
 def _corrected(complexity: float, sample: Sample, deviation: float) -> Bound:
     bound, num_examples = sample.loss_bound, sample.num_examples
     threshold = threshold_rademacher(loss_bound=bound, num_examples=num_examples)
-    terms = [x / sample.tail_fraction for x in (2 * complexity, 2 * threshold, bound * deviation)]
-    return Bound(*terms, sum(terms))
+    terms = 2 * complexity, 2 * threshold, bound * deviation
+    first, second, third = (term / sample.tail_fraction for term in terms)
+    return Bound(first, second, third, total=first + second + third)
 
 
 def finite_class_bound(sample: Sample, *, num_functions: int) -> float:

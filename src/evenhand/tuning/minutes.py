@@ -144,7 +144,9 @@ class _Trials:
                     f"another --run folder"
                 )
             self.rows = saved["trials"]
-        self.ends = time.monotonic() + 60 * minutes - sum(row["seconds"] for row in self.rows)
+        self.ends: float = (
+            time.monotonic() + 60 * minutes - sum(row["seconds"] for row in self.rows)
+        )
         self.tried: list[Config] = []  # with their steps; undoing a change leads to one again
         self.seconds_a_step = self.seconds_to_score = 0.0  # of the last trial that was trained
 

@@ -322,9 +322,8 @@ def _run_trial(
     }  # fmt: skip
     began = time.monotonic()
     if not (run / "evaluation" / PART / "scores.json").is_file():
-        stopping = {"title": title, "should_stop_fn": should_stop_fn}
-        failure = train_trial(run, config, dataset, **how, **stopping)
-        if failure:
+        training = how | {"title": title, "should_stop_fn": should_stop_fn}
+        if failure := train_trial(run, config, dataset, **training):
             seconds = round(time.monotonic() - began, 1)
             return dataclasses.replace(trial, failure=failure, seconds=seconds)
         began = time.monotonic()

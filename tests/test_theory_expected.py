@@ -14,8 +14,6 @@ from evenhand.theory.expected import (
     LossDistribution,
     expected_order_weighted_average,
     expected_s2m_loss,
-    expected_shared_s2m_loss,
-    expected_shared_snm_loss,
     expected_snm_loss,
     lemma_1_right_side,
     simulated_s2m_loss,
@@ -96,9 +94,8 @@ def test_the_expected_loss_of_an_example_is_the_mean_over_all_its_draws(problem)
 @given(shared_problems())
 def test_with_shared_labels_too(problem):
     positives, label_losses, labels, counts = problem
-    actual = expected_shared_snm_loss(
-        floats(positives), masked(label_losses, labels), **of_labels(counts)
-    )
+    losses = floats(positives), masked(label_losses, labels)
+    actual = expected_snm_loss(*losses, **of_labels(counts), is_shared=True)
     draws = list(itertools.combinations(range(len(label_losses[0])), counts[2]))
     rows = [
         oracles.shared_losses(positives, label_losses, labels, drawn, counts[3]) for drawn in draws
@@ -193,14 +190,11 @@ def test_the_expected_s2m_loss_is_that_of_every_batch_and_every_draw(problem):
 @given(shared_problems())
 def test_with_shared_labels_it_is_that_of_every_batch_and_every_draw(problem):
     positives, label_losses, labels, counts = problem
-    actual = expected_shared_s2m_loss(
-        floats(positives), masked(label_losses, labels), **by_name(counts)
-    )
+    losses = floats(positives), masked(label_losses, labels)
+    actual = expected_s2m_loss(*losses, **by_name(counts), is_shared=True)
     expected = oracles.expected_shared_s2m_loss(positives, label_losses, labels, counts)
     assert actual == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
-    of_each = expected_shared_snm_loss(
-        floats(positives), masked(label_losses, labels), **of_labels(counts)
-    )
+    of_each = expected_snm_loss(*losses, **of_labels(counts), is_shared=True)
     assert actual >= lemma_1_right_side(of_each, **of_examples(counts)) - 1e-12
 
 
@@ -251,32 +245,19 @@ def problem_of_size(num_examples, num_labels):
     return generator.random(num_examples), generator.exponential(size=(num_examples, num_labels))
 
 
-def test_drawing_as_the_algorithm_does_agrees_with_the_exact_loss():
-    positives, negatives = problem_of_size(12, 9)
-    counts = by_name((6, 2, 4, 2))
-    left, right = both_sides(positives, negatives, **counts)
-    estimate = simulated_s2m_loss(
-        positives, negatives, **counts, num_draws=4000, generator=np.random.default_rng(2)
-    )
-    assert estimate.mean == pytest.approx(left, abs=5 * estimate.standard_error)
-    # The draws tell the two sides apart: the right side is more than ten standard errors below.
-    assert right < estimate.mean - 10 * estimate.standard_error
-
-
-def test_drawing_shared_labels_agrees_with_the_exact_loss():
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_drawing_as_the_algorithm_does_agrees_with_the_exact_loss(is_shared):
     positives, losses = problem_of_size(12, 9)
-    losses[np.arange(12), np.arange(12) % 9] = -np.inf
+    if is_shared:
+        losses[np.arange(12), np.arange(12) % 9] = -np.inf
     counts = by_name((6, 2, 4, 2))
-    left = expected_shared_s2m_loss(positives, losses, **counts)
-    estimate = simulated_s2m_loss(
-        positives,
-        losses,
-        **counts,
-        num_draws=4000,
-        generator=np.random.default_rng(2),
-        is_shared=True,
-    )
+    left = expected_s2m_loss(positives, losses, **counts, is_shared=is_shared)
+    how = {"num_draws": 4000, "generator": np.random.default_rng(2), "is_shared": is_shared}
+    estimate = simulated_s2m_loss(positives, losses, **counts, **how)
     assert estimate.mean == pytest.approx(left, abs=5 * estimate.standard_error)
+    if not is_shared:  # the draws tell the two sides apart
+        _, right = both_sides(positives, losses, **counts)
+        assert right < estimate.mean - 10 * estimate.standard_error
 
 
 def test_the_standard_error_is_that_of_repeated_estimates():
@@ -310,7 +291,7 @@ def test_counts_that_cannot_be_are_refused(counts, message):
     shared = [[-np.inf, 0.0, 0.0], [-np.inf, 0.0, 0.0]]
     for loss_fn, losses, options in (
         (expected_s2m_loss, np.zeros((2, 3)), {}),
-        (expected_shared_s2m_loss, shared, {}),
+        (expected_s2m_loss, shared, {"is_shared": True}),
         (simulated_s2m_loss, np.zeros((2, 3)), drawing),
         (simulated_s2m_loss, shared, drawing | {"is_shared": True}),
     ):
@@ -323,7 +304,7 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"got \(3,\) and \(2, 2\)"):
         expected_s2m_loss([0, 0, 0], np.zeros((2, 2)), **counts)
     with pytest.raises(ValueError, match=r"must be -inf once in each row .* got a row with 0"):
-        expected_shared_s2m_loss([0, 0], np.zeros((2, 2)), **counts)
+        expected_s2m_loss([0, 0], np.zeros((2, 2)), **counts, is_shared=True)
     with pytest.raises(ValueError, match="num_draws must be at least 2"):
         simulated_s2m_loss(
             [0], np.zeros((1, 2)), **counts, num_draws=1, generator=np.random.default_rng(0)

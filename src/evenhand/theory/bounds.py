@@ -49,9 +49,9 @@ class Sample:
     """What a bound is about."""
 
     num_examples: int  # N
-    loss_bound: float  # B: losses lie in [0, B]
     tail_fraction: float  # alpha
-    failure_probability: float  # delta
+    loss_bound: float = 1.0  # B: losses lie in [0, B]
+    failure_probability: float = 0.05  # delta
 
     def __post_init__(self) -> None:
         check_at_least("num_examples", self.num_examples, 1)
@@ -78,9 +78,7 @@ def paper_bound(rademacher: float, sample: Sample) -> Bound:
     (1/alpha) (Rad_N(F) + B/sqrt N) + sqrt(log(1/delta) / (2N)).
 
     Example:
-        >>> sample = Sample(
-        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
-        ... )
+        >>> sample = Sample(num_examples=100, tail_fraction=0.5)
         >>> round(paper_bound(0.1, sample).total, 3)
         0.522
     """
@@ -90,19 +88,16 @@ def paper_bound(rademacher: float, sample: Sample) -> Bound:
     return Bound(*terms, sum(terms))
 
 
-def paper_covering_bound(sample: Sample, *, diameter: float, constant: float = 1.0) -> float:
-    """M_1 of proposition 5 as printed, times `constant`: a form, not a number to use.
+def paper_covering_bound(sample: Sample, *, diameter: float) -> float:
+    """M_1 of proposition 5 as printed, up to its constant: a form, not a number to use.
 
-    constant * min(diam/(alpha delta), B sqrt(log(diam/(alpha delta)) / (alpha N))). The constant is
-    not given, and no constant can serve every N: put into the inequality it is taken from,
+    min(diam/(alpha delta), B sqrt(log(diam/(alpha delta)) / (alpha N))). The constant is not given,
+    and none can serve every N: put into the inequality it is taken from,
     (diam/(epsilon alpha)) e^(-N alpha epsilon^2/B^2), the second form leaves delta/epsilon, not
     delta, and epsilon falls with N. A factor of sqrt(log N) is missing.
 
     Example:
-        >>> sample = Sample(
-        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
-        ... )
-        >>> round(paper_covering_bound(sample, diameter=1.0), 3)
+        >>> round(paper_covering_bound(Sample(num_examples=100, tail_fraction=0.5), diameter=1), 3)
         0.272
     """
     least = sample.tail_fraction * sample.failure_probability
@@ -112,11 +107,13 @@ def paper_covering_bound(sample: Sample, *, diameter: float, constant: float = 1
             f"the logarithm is 0), got {diameter}"
         )
     second = math.sqrt(math.log(diameter / least) / (sample.tail_fraction * sample.num_examples))
-    return constant * min(diameter / least, sample.loss_bound * second)
+    return min(diameter / least, sample.loss_bound * second)
 
 
-def corrected_bound(rademacher: float, sample: Sample, *, contraction: float = 1.0) -> Bound:
-    """A valid form of proposition 5, for the *expected* Rademacher complexity.
+def corrected_bound(
+    rademacher: float, sample: Sample, *, contraction: float = 1.0, is_empirical: bool = False
+) -> Bound:
+    """A valid form of proposition 5.
 
     (2/alpha) (contraction Rad_N + (B/2) E|mean sigma|) + (B/alpha) sqrt(log(1/delta) / (2N)), which
     is at most (2/alpha) contraction Rad_N + B/(alpha sqrt N) + the same deviation.
@@ -125,39 +122,19 @@ def corrected_bound(rademacher: float, sample: Sample, *, contraction: float = 1
         rademacher: Rad_N, of the losses themselves or of the scores.
         contraction: 1 for losses; L for scalar scores and an L-Lipschitz loss; sqrt(2) L for
             vectors of scores, with a sign for each coordinate.
+        is_empirical: whether it is the complexity of the sample at hand, not the expected one.
+            That is within (B/alpha) sqrt(log(2/delta) / (2N)) of its mean and counts twice, so
+            the deviation is (3B/alpha) sqrt(log(2/delta) / (2N)).
 
     Example:
-        >>> sample = Sample(
-        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
-        ... )
+        >>> sample = Sample(num_examples=100, tail_fraction=0.5)
         >>> round(corrected_bound(0.1, sample).total, 3)
         0.804
     """
-    return _corrected(contraction * rademacher, sample, sample.deviation())
-
-
-def empirical_corrected_bound(
-    rademacher: float, sample: Sample, *, contraction: float = 1.0
-) -> Bound:
-    """The same for the *empirical* Rademacher complexity of the sample at hand.
-
-    That is itself within (B/alpha) sqrt(log(2/delta) / (2N)) of its mean, twice counted, so the
-    deviation is (3B/alpha) sqrt(log(2/delta) / (2N)).
-
-    Example:
-        >>> sample = Sample(
-        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
-        ... )
-        >>> round(empirical_corrected_bound(0.1, sample).total, 3)
-        1.374
-    """
-    return _corrected(contraction * rademacher, sample, 3 * sample.deviation(0.5))
-
-
-def _corrected(complexity: float, sample: Sample, deviation: float) -> Bound:
-    bound, num_examples = sample.loss_bound, sample.num_examples
-    threshold = threshold_rademacher(loss_bound=bound, num_examples=num_examples)
-    terms = 2 * complexity, 2 * threshold, bound * deviation
+    deviation = 3 * sample.deviation(0.5) if is_empirical else sample.deviation()
+    bound = sample.loss_bound
+    threshold = threshold_rademacher(loss_bound=bound, num_examples=sample.num_examples)
+    terms = 2 * contraction * rademacher, 2 * threshold, bound * deviation
     first, second, third = (term / sample.tail_fraction for term in terms)
     return Bound(first, second, third, total=first + second + third)
 
@@ -170,9 +147,7 @@ def finite_class_bound(sample: Sample, *, num_functions: int) -> float:
     of Dvoretzky, Kiefer and Wolfowitz bounds (one-sided, Massart, 1990: delta/M at most 1/2).
 
     Example:
-        >>> sample = Sample(
-        ...     num_examples=100, loss_bound=1.0, tail_fraction=0.5, failure_probability=0.05
-        ... )
+        >>> sample = Sample(num_examples=100, tail_fraction=0.5)
         >>> round(finite_class_bound(sample, num_functions=1), 3)
         0.245
     """
@@ -210,7 +185,7 @@ def known_membership_bound(
         >>> bounds.round(3).tolist()
         [0.136, 0.068]
     """
-    sizes = _sizes(group_sizes)
+    sizes = _checked_sizes(group_sizes)
     complexity = 2 * contraction * np.asarray(group_rademachers, dtype=np.float64)
     if complexity.shape != sizes.shape:
         raise ValueError(
@@ -251,7 +226,7 @@ def mixture_bound(
         >>> round(mixture_bound([0.5, 0.5], [100, 400], **settings), 3)
         0.068
     """
-    sizes, weights = _sizes(group_sizes), np.asarray(mixture, dtype=np.float64)
+    sizes, weights = _checked_sizes(group_sizes), np.asarray(mixture, dtype=np.float64)
     if weights.shape != sizes.shape or (weights < 0).any() or abs(weights.sum() - 1) > 1e-9:
         raise ValueError(
             f"mixture must be {len(sizes)} numbers of at least 0 that sum to 1 (one for each "
@@ -263,7 +238,7 @@ def mixture_bound(
     return 2 * contraction * rademacher + loss_bound * cover_radius + deviation
 
 
-def _sizes(group_sizes: ArrayLike) -> DoubleArray:
+def _checked_sizes(group_sizes: ArrayLike) -> DoubleArray:
     sizes = np.asarray(group_sizes, dtype=np.float64)
     if sizes.ndim != 1 or sizes.size == 0 or not (sizes >= 1).all():
         raise ValueError(f"group_sizes must be numbers of at least 1, got {sizes}")

@@ -13,9 +13,9 @@ for more than the one that lowers it.
 They are equal where theta is flat (k' = n), where labels are not random (all are drawn), and where
 no draw changes the order of the examples.
 
-Labels are drawn for each example, independently, from its `negative_losses` (N, K - 1); or, in the
-functions named *shared*, once for the batch, from `label_losses` (N, K), where a row is -inf at the
-example's own positive, which is never its negative. `positive_losses` are (N,).
+Labels are drawn for each example, independently, from its negatives: `label_losses` are (N, K - 1).
+With `is_shared` they are drawn once for the batch, from all labels: (N, K), where a row is -inf at
+the example's own positive, which is never its negative. `positive_losses` are (N,).
 """
 
 import itertools
@@ -60,46 +60,28 @@ class Estimate(NamedTuple):
 
 def expected_snm_loss(
     positive_losses: ArrayLike,
-    negative_losses: ArrayLike,
-    *,
-    num_sampled_labels: int,
-    num_hard_labels: int,
-) -> DoubleArray:
-    """Each example's loss, expected over labels drawn for it: (N,), (N, K - 1) -> (N,).
-
-    Example:
-        >>> expected_snm_loss([0.5], [[1.0, 3.0]], num_sampled_labels=1, num_hard_labels=1).tolist()
-        [2.5]
-    """
-    positive_losses, negative_losses = _checked(positive_losses, negative_losses)
-    num_negatives = negative_losses.shape[1]
-    weights = label_weights(
-        num_negatives, num_sampled_labels=num_sampled_labels, num_hard_labels=num_hard_labels
-    )
-    return positive_losses + order_weighted_average(negative_losses, weights)
-
-
-def expected_shared_snm_loss(
-    positive_losses: ArrayLike,
     label_losses: ArrayLike,
     *,
     num_sampled_labels: int,
     num_hard_labels: int,
+    is_shared: bool = False,
 ) -> DoubleArray:
-    """The same for labels drawn once for the batch: (N,), (N, K) -> (N,).
+    """Each example's loss, expected over the labels drawn: (N,) and (N, K - 1) or (N, K) -> (N,).
 
     Example:
         >>> counts = {"num_sampled_labels": 1, "num_hard_labels": 1}
-        >>> expected_shared_snm_loss([0.5], [[-np.inf, 1.0, 3.0]], **counts).round(6).tolist()
-        [1.833333]
+        >>> expected_snm_loss([0.5], [[1.0, 3.0]], **counts).tolist()
+        [2.5]
+        >>> expected_snm_loss([0.5], [[-np.inf, 1.0, 3.0]], **counts, is_shared=True).round(6)
+        array([1.833333])
     """
-    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=True)
-    num_labels = label_losses.shape[1]
-    weights = shared_label_weights(
-        num_labels, num_sampled_labels=num_sampled_labels, num_hard_labels=num_hard_labels
-    )
-    negative_losses = np.sort(label_losses, axis=1)[:, 1:]  # (N, K) -> (N, K - 1)
-    return positive_losses + order_weighted_average(negative_losses, weights)
+    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=is_shared)
+    counts = {"num_sampled_labels": num_sampled_labels, "num_hard_labels": num_hard_labels}
+    weights_fn = shared_label_weights if is_shared else label_weights
+    weights = weights_fn(label_losses.shape[1], **counts)
+    if is_shared:  # without the positive, which is -inf
+        label_losses = np.sort(label_losses, axis=1)[:, 1:]  # (N, K) -> (N, K - 1)
+    return positive_losses + order_weighted_average(label_losses, weights)
 
 
 def lemma_1_right_side(
@@ -107,7 +89,7 @@ def lemma_1_right_side(
 ) -> float:
     """owa(expected losses; theta): what the paper states, and a lower bound of the expected loss.
 
-    The (N,) losses are from `expected_snm_loss` or `expected_shared_snm_loss`.
+    The (N,) losses are from `expected_snm_loss`.
 
     Example:
         >>> lemma_1_right_side([1.0, 2.0, 6.0], batch_size=3, num_hard_examples=2)
@@ -125,35 +107,51 @@ def lemma_1_right_side(
 
 def expected_s2m_loss(
     positive_losses: ArrayLike,
-    negative_losses: ArrayLike,
+    label_losses: ArrayLike,
     *,
     batch_size: int,
     num_hard_examples: int,
     num_sampled_labels: int,
     num_hard_labels: int,
+    is_shared: bool = False,
 ) -> float:
-    """The S2M loss expected over batches and over labels drawn for each example, exactly.
+    """The S2M loss expected over batches and over the labels drawn, exactly.
 
-    The cost grows with the sets of labels an example can keep (see `snm_loss_distribution`), but
-    only as N^3 with the number of examples.
+    Where labels are drawn for each example, the cost grows with the sets of labels that one can
+    keep (see `snm_loss_distribution`), but only as N^3 with the number of examples. Shared labels
+    make the examples depend on each other, so all C(K, M) draws are gone through.
+
+    Raises:
+        ValueError: where there are more than 200,000 such sets, or draws.
 
     Example:
-        >>> expected_s2m_loss(
-        ...     [0.0, 0.0], [[0.0, 2.0], [0.0, 2.0]],
-        ...     batch_size=2, num_hard_examples=1, num_sampled_labels=1, num_hard_labels=1,
-        ... )
+        >>> counts = {"batch_size": 2, "num_hard_examples": 1}
+        >>> counts |= {"num_sampled_labels": 1, "num_hard_labels": 1}
+        >>> expected_s2m_loss([0.0, 0.0], [[0.0, 2.0], [0.0, 2.0]], **counts)
         1.5
+        >>> label_losses = [[-np.inf, 0.0, 3.0], [0.0, -np.inf, 3.0]]
+        >>> expected_s2m_loss([0.0, 0.0], label_losses, **counts, is_shared=True)
+        1.0
     """
-    positive_losses, negative_losses = _checked(positive_losses, negative_losses)
-    counts = {"num_sampled_labels": num_sampled_labels, "num_hard_labels": num_hard_labels}
-    distributions = [
-        snm_loss_distribution(float(positive), negatives, **counts)
-        for positive, negatives in zip(positive_losses, negative_losses, strict=True)
-    ]
+    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=is_shared)
     weights = batch_weights(
         len(positive_losses), batch_size=batch_size, num_hard_examples=num_hard_examples
     )
-    return expected_order_weighted_average(distributions, weights)
+    if not is_shared:
+        counts = {"num_sampled_labels": num_sampled_labels, "num_hard_labels": num_hard_labels}
+        distributions = [
+            snm_loss_distribution(float(positive), negatives, **counts)
+            for positive, negatives in zip(positive_losses, label_losses, strict=True)
+        ]
+        return expected_order_weighted_average(distributions, weights)
+    check_label_counts(num_sampled_labels, num_hard_labels, label_losses.shape[1], "labels")
+    averages = [
+        order_weighted_average(
+            positive_losses + _mean_of_top(label_losses[:, drawn], num_hard_labels), weights
+        )
+        for drawn in _sets(label_losses.shape[1], num_sampled_labels)
+    ]
+    return float(np.mean(averages))
 
 
 def snm_loss_distribution(
@@ -230,44 +228,6 @@ def expected_order_weighted_average(
     return float(total)
 
 
-def expected_shared_s2m_loss(
-    positive_losses: ArrayLike,
-    label_losses: ArrayLike,
-    *,
-    batch_size: int,
-    num_hard_examples: int,
-    num_sampled_labels: int,
-    num_hard_labels: int,
-) -> float:
-    """The S2M loss expected over batches and over labels drawn once for the batch, exactly.
-
-    The examples depend on each other by the draw, so all C(K, M) draws are gone through.
-
-    Raises:
-        ValueError: where there are more than 200,000 draws.
-
-    Example:
-        >>> expected_shared_s2m_loss(
-        ...     [0.0, 0.0], [[-np.inf, 0.0, 3.0], [0.0, -np.inf, 3.0]],
-        ...     batch_size=2, num_hard_examples=1, num_sampled_labels=1, num_hard_labels=1,
-        ... )
-        1.0
-    """
-    positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=True)
-    num_labels = label_losses.shape[1]
-    check_label_counts(num_sampled_labels, num_hard_labels, num_labels, "labels")
-    weights = batch_weights(
-        len(label_losses), batch_size=batch_size, num_hard_examples=num_hard_examples
-    )
-    averages = [
-        order_weighted_average(
-            positive_losses + _mean_of_top(label_losses[:, drawn], num_hard_labels), weights
-        )
-        for drawn in _sets(num_labels, num_sampled_labels)
-    ]
-    return float(np.mean(averages))
-
-
 # --- the left side, by drawing --------------------------------------------------------------------
 
 
@@ -283,14 +243,10 @@ def simulated_s2m_loss(
     generator: np.random.Generator,
     is_shared: bool = False,
 ) -> Estimate:
-    """The mean of the S2M loss over so many batches, with labels drawn for each example.
+    """The mean of the S2M loss over `num_draws` batches.
 
     It draws as Algorithm 1 does and uses none of the weights: a check of all that is exact here,
     and the way for data too large for it.
-
-    Args:
-        label_losses: of the negatives (N, K - 1); or, if labels are shared, of all labels (N, K).
-        is_shared: whether labels are drawn once for each batch.
     """
     positive_losses, label_losses = _checked(positive_losses, label_losses, is_shared=is_shared)
     num_examples, num_labels = label_losses.shape

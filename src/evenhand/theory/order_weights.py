@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike
 
 from evenhand.theory.arguments import DoubleArray, check_count, check_label_counts
 
-# log(x! / (x / e)^x) of small numbers, for which Stirling's series has too few digits.
-SMALL_STIRLING = np.array([math.lgamma(x + 1) - x * math.log(x or 1) + x for x in range(16)])
+MOST_RATIOS = 2**20  # of a product, in memory at once
 
 
 def order_weighted_average(values: ArrayLike, weights: ArrayLike) -> DoubleArray:
@@ -120,10 +119,7 @@ def inclusion_probabilities(
     """
     check_count("num_drawn", num_drawn, population_size, "values")
     check_count("num_kept", num_kept, num_drawn, "values drawn")
-    others, others_drawn = population_size - 1, num_drawn - 1
-    if ranks is None:
-        return _inclusion_of_all(others, others_drawn, num_kept - 1)
-    ranks = np.asarray(ranks)
+    ranks = np.arange(1, population_size + 1) if ranks is None else np.asarray(ranks)
     if ranks.size and not np.issubdtype(ranks.dtype, np.integer):
         raise ValueError(f"ranks must be whole numbers, got {ranks.dtype}")
     if ranks.size and not (ranks.min() >= 1 and ranks.max() <= population_size):
@@ -131,7 +127,8 @@ def inclusion_probabilities(
             f"ranks must be between 1 and {population_size} (the number of values), "
             f"got {ranks.min()} to {ranks.max()}"
         )
-    return _cumulative(num_kept - 1, others, ranks.astype(np.float64) - 1, others_drawn)
+    num_larger = ranks.astype(np.float64) - 1
+    return _cumulative(num_kept - 1, population_size - 1, num_larger, num_drawn - 1)
 
 
 def _draw_weights(
@@ -146,23 +143,7 @@ def _draw_weights(
 # --- the hypergeometric law -----------------------------------------------------------------------
 #
 # Differences of log-gamma are of no use here: log-gamma of 1e9 is 2e10, whose last digit is 4e-6.
-# The mass of one point is written instead as a 2 x 2 table (drawn or not, marked or not) against
-# what the margins predict (Loader, 2000, for the binomial): nothing large is subtracted.
-
-
-def _inclusion_of_all(population: int, drawn: int, limit: int) -> DoubleArray:
-    """P[H <= limit] for every number of marked values from 0 to the population, in O(N).
-
-    One more marked value lowers P by the chance that it is drawn and `limit` others are too. All
-    these steps are positive, so that their sum from the far end keeps its digits.
-    """
-    if limit >= drawn:
-        return np.ones(population + 1)
-    marked = np.arange(population, dtype=np.float64)
-    steps = np.exp(_log_mass(limit, population - 1, marked, drawn - 1)) * (drawn / population)
-    probabilities = np.append(np.cumsum(steps[::-1])[::-1], 0.0)
-    probabilities[: limit + 1] = 1.0
-    return probabilities.clip(max=1.0)
+# The mass of one point is a product of ratios instead, one for each value drawn.
 
 
 def _cumulative(limit: int, population: int, marked: DoubleArray, drawn: int) -> DoubleArray:
@@ -187,52 +168,21 @@ def _lower_tail(limit: int, population: int, marked: DoubleArray, drawn: int) ->
             break
         num_left = (population - drawn - marked + count).clip(min=0)  # not drawn, not marked
         terms *= (count / (drawn - count + 1)) * (num_left / (marked - count + 1))
-    return np.asarray(np.exp(_log_mass(limit, population, marked, drawn)) * total)
+    if not 0 <= limit <= drawn:
+        return np.zeros_like(marked)
+    # P[H = limit]: ways to place the marked ones among those drawn, times the chance of one way.
+    log_mass = _log_of_draws(marked, population, limit) + math.log(math.comb(drawn, limit))
+    log_mass += _log_of_draws(population - marked, population - limit, drawn - limit)
+    return np.asarray(np.exp(log_mass) * total)
 
 
-def _log_mass(count: int, population: int, marked: DoubleArray, drawn: int) -> DoubleArray:
-    """log P[H = count]; -inf for a count that cannot be."""
-    fewest = np.maximum(0, drawn - (population - marked))
-    most = np.minimum(drawn, marked)
-    log_mass = np.where((fewest <= count) & (count <= most), 0.0, -np.inf)
-    is_open = (log_mass == 0) & (fewest < most)
-    if not is_open.any():
-        return log_mass
-    marked = marked[is_open]
-    unmarked, left = population - marked, population - drawn
-    expected = marked * (drawn / population)
-    excess = count - expected  # every cell is off by as much, up to sign
-    cells = [  # number, what the margins predict, their difference
-        (np.full_like(marked, count), expected, excess),
-        (marked - count, marked * (left / population), -excess),
-        (np.full_like(marked, drawn - count), unmarked * (drawn / population), -excess),
-        (left - marked + count, unmarked * (left / population), excess),
-    ]
-    given = _stirling(np.array([drawn, left, population], dtype=np.float64))
-    margins = _stirling(marked) + _stirling(unmarked) + (given[0] + given[1] - given[2])
-    log_mass[is_open] = margins - sum(_stirling(cell[0]) + _deviance(*cell) for cell in cells)
-    return log_mass
-
-
-def _deviance(counts: DoubleArray, expected: DoubleArray, excess: DoubleArray) -> DoubleArray:
-    """x log(x / e) + e - x for numbers x and their expectations e, given the excess x - e."""
-    far = counts * np.log(np.where(counts > 0, counts, 1) / expected) - excess
-    # Near e the terms cancel: with v = (x - e) / (x + e), log(x / e) is 2 (v + v^3 / 3 + ...).
-    ratio = excess / (counts + expected)
-    series = np.zeros_like(ratio)
-    for power in range(21, 1, -2):
-        series = (series + 1 / power) * ratio**2
-    near = excess * ratio + 2 * counts * ratio * series
-    return np.where(np.abs(ratio) < 0.1, near, far)
-
-
-def _stirling(counts: DoubleArray) -> DoubleArray:
-    """log(x! / (x / e)^x), about log(2 pi x) / 2: what is left of log x! without its bulk."""
-    smallest = len(SMALL_STIRLING)
-    x = counts.clip(min=smallest)
-    series = 1 / 1680 - 1 / (1188 * x**2)
-    for coefficient in (1260, 360, 12):
-        series = 1 / coefficient - series / x**2
-    large = 0.5 * np.log(2 * np.pi * x) + series / x
-    small = SMALL_STIRLING[counts.clip(max=smallest - 1).astype(np.int64)]
-    return np.asarray(np.where(counts < smallest, small, large))
+def _log_of_draws(wanted: DoubleArray, population: int, num_drawn: int) -> DoubleArray:
+    """log of the chance that all values drawn are among those wanted; -inf where they cannot be."""
+    total = np.zeros_like(wanted)
+    at_once = max(1, MOST_RATIOS // max(1, len(wanted)))
+    for start in range(0, num_drawn, at_once):
+        before = np.arange(start, min(start + at_once, num_drawn))  # drawn already
+        ratios = (wanted[:, None] - before).clip(min=0) / (population - before)
+        with np.errstate(divide="ignore"):
+            total += np.log(ratios).sum(axis=1)
+    return total

@@ -4,7 +4,9 @@ Everything random is drawn from one seed: the first weights, the batches, dropou
 are moved. So models of one seed differ in nothing but what is compared.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,16 +20,19 @@ from evenhand.risk import EvenMining, top_weights
 from experiments.imbalanced_images import IntArray, Pictures
 from experiments.table2_rows import NUM_CLASSES, STEMS, Row
 
+BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 EDGE = 4  # points that a picture is moved by at most, each way
 HELD_OUT_SHARE = 0.05  # of the training pictures, by even-handed mining: 3 of 60 in a rare class
 STEPS_AT_ONCE = 100  # between questions whether to stop
+WARM_UP_STEPS = 3  # before a step is recorded: kernels are chosen and momentum is allocated
+NUM_COUNTS = 12  # values of k' below the whole batch, while it comes down
 
 
 def build_model(row: Row, *, is_small: bool = False) -> nn.Module:
     """The model of the paper's row; a small one of its kind for the quick look."""
-    if row.model == "resnet50":
-        blocks, width = ((1, 1), 8) if is_small else ((3, 4, 6, 3), 64)
-        return ResNet(row.stem, blocks, width)
+    if row.model != "lenet":
+        blocks, width = ((1, 1), 8) if is_small else (BLOCKS[row.model], 64)
+        return ResNet(row.stem, blocks, width, is_bottleneck=row.model == "resnet50")
     first, second, hidden = (4, 8, 16) if is_small else row.widths or (20, 50, 500)
     channels, side = (1, 28) if row.data == "mnist" else (3, 32)
     for _ in range(2):
@@ -41,7 +46,7 @@ def build_model(row: Row, *, is_small: bool = False) -> nn.Module:
 
 
 class ResNet(nn.Sequential):
-    """A ResNet with bottleneck blocks (He et al. 2016) and a stem for small pictures or large ones.
+    """A ResNet (He et al. 2016) with a stem for small pictures or large ones.
 
     "imagenet" (7 x 7 with stride 2, then pooling) is that of the article; "cifar" (3 x 3, no
     stride, no pooling) sees small pictures at 16 times the places and the cost, "small" (3 x 3 with
@@ -49,16 +54,24 @@ class ResNet(nn.Sequential):
     """
 
     def __init__(
-        self, stem: str, blocks: tuple[int, ...], width: int, num_classes: int = NUM_CLASSES
+        self,
+        stem: str,
+        blocks: tuple[int, ...],
+        width: int,
+        *,
+        is_bottleneck: bool = True,
+        num_classes: int = NUM_CLASSES,
     ) -> None:
         size, stride = STEMS[stem]
         pool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
         layers, inputs = [_convolution(3, width, size, stride), nn.ReLU(), pool], width
+        widening = 4 if is_bottleneck else 1
         for stage, count in enumerate(blocks):
+            inner = width * 2**stage
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1
-                layers.append(Bottleneck(inputs, width * 2**stage, stride))
-                inputs = 4 * width * 2**stage
+                layers.append(Block(inputs, inner, stride, is_bottleneck=is_bottleneck))
+                inputs = widening * inner
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes)]
         super().__init__(*layers)
         for module in self.modules():
@@ -66,21 +79,23 @@ class ResNet(nn.Sequential):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-class Bottleneck(nn.Module):
-    """Three convolutions around a shortcut."""
+class Block(nn.Module):
+    """Two convolutions of 3 x 3 around a shortcut; a bottleneck has three, the outer two 1 x 1."""
 
-    def __init__(self, inputs: int, inner: int, stride: int) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, *, is_bottleneck: bool) -> None:
         super().__init__()
+        outputs = 4 * inner if is_bottleneck else inner
         self.shortcut = (
             nn.Identity()
-            if inputs == 4 * inner and stride == 1
-            else _convolution(inputs, 4 * inner, 1, stride)
+            if inputs == outputs and stride == 1
+            else _convolution(inputs, outputs, 1, stride)
         )
-        self.layers = nn.Sequential(
-            _convolution(inputs, inner, 1, 1), nn.ReLU(),
-            _convolution(inner, inner, 3, stride), nn.ReLU(),
-            _convolution(inner, 4 * inner, 1, 1),
-        )  # fmt: skip
+        if is_bottleneck:
+            kinds = [(inputs, inner, 1, 1), (inner, inner, 3, stride), (inner, outputs, 1, 1)]
+        else:
+            kinds = [(inputs, inner, 3, stride), (inner, inner, 3, 1)]
+        layers = [layer for kind in kinds for layer in (_convolution(*kind), nn.ReLU())]
+        self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.layers(x) + self.shortcut(x))
@@ -91,76 +106,161 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int) -> nn.Module
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
 
-def train_model(
-    row: Row,
+class Job(NamedTuple):
+    """A training: a row of a table, the pictures it learns from, and its seed."""
+
+    row: Row
+    ids: IntArray  # (N,)
+    seed: int
+
+
+def train_models(
+    jobs: Sequence[Job],
     pictures: Pictures,
-    rows: IntArray,
     *,
     num_steps: int,
-    seed: int,
     device: torch.device,
     is_small: bool = False,
     should_stop_fn: Callable[[], bool] = lambda: False,
     on_step_fn: Callable[[int, int], None] = lambda done, total: None,
-) -> nn.Module:
-    """The model of a row after so many steps over these rows of the pictures.
+) -> list[nn.Module]:
+    """A model for each job after so many steps: side by side on a GPU, one by one on a CPU.
 
     Raises:
-        StoppedError: the user asked to stop; an unfinished training leaves nothing.
+        StoppedError: the user asked to stop; unfinished trainings leave nothing.
     """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        model = build_model(row, is_small=is_small).to(device)
-        optimizer = torch.optim.SGD(
-            model.parameters(), row.learning_rate, row.momentum, weight_decay=row.weight_decay
-        )
-        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
-        pixels, labels = pictures.pixels[rows].to(device), pictures.labels[rows].to(device)
-        weigh_fn = weights_fn(row, pictures.labels[rows], num_steps=num_steps, seed=seed)
-        order = torch.empty(0, dtype=torch.int64)
-        for step in range(num_steps):
-            if step % STEPS_AT_ONCE == 0:
-                on_step_fn(step, num_steps)
-                if should_stop_fn():
-                    raise StoppedError("stopped; the same command trains what is missing")
-            if len(order) < row.batch_size:  # the next epoch; a last partial batch is left out
-                order = torch.randperm(len(rows))
-            ids, order = order[: row.batch_size].to(device), order[row.batch_size :]
-            images = _seen(pixels[ids], pictures)
-            if row.augments:
-                images = move_and_mirror(images)
-            with torch.autocast("cuda", torch.bfloat16, enabled=_is_halved(row, device)):
-                scores = model(images).float()
-            losses = F.cross_entropy(scores, labels[ids], reduction="none")  # (B,)
-            weights = weigh_fn(losses.detach(), ids, step)  # (B,)
-            optimizer.zero_grad()
-            # A zero weight must not carry the infinite loss of an example that was not chosen.
-            objective = (weights * losses.masked_fill(weights == 0, 0)).sum()
-            objective.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if row.schedule == "cosine":
-                decay.step()
+    is_on_gpu = device.type == "cuda"
+    torch.backends.cudnn.benchmark = True  # the fastest kernels: shapes never change
+    models: list[nn.Module] = []
+    for group in [jobs] if is_on_gpu else [[job] for job in jobs]:
+        with torch.random.fork_rng(devices=[device] if is_on_gpu else []):
+            trainings = [Training(job, pictures, num_steps, device, is_small) for job in group]
+            if is_on_gpu:
+                torch.cuda.synchronize()  # their streams do not wait for this one
+            for step in range(num_steps):
+                if step % STEPS_AT_ONCE == 0:
+                    on_step_fn(step, num_steps)
+                    if should_stop_fn():
+                        raise StoppedError("stopped; the same command trains what is missing")
+                for training in trainings:
+                    training.advance(step)
+            if is_on_gpu:
+                torch.cuda.synchronize()
+            models += [training.model.eval() for training in trainings]
     on_step_fn(num_steps, num_steps)
-    return model.eval()
+    return models
+
+
+class Training:
+    """A model in training. On a GPU its step is a CUDA graph on a stream of its own.
+
+    The step number, the learning rate and the order of the pictures are therefore tensors; only k'
+    is not, and a step with another k' is recorded anew.
+    """
+
+    def __init__(
+        self, job: Job, pictures: Pictures, num_steps: int, device: torch.device, is_small: bool
+    ) -> None:
+        row = self.row = job.row
+        self.num_steps, self.pictures = num_steps, pictures
+        torch.manual_seed(job.seed)
+        self.model = build_model(row, is_small=is_small).to(device)
+        if row.model != "lenet":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.order = _order(len(job.ids), row.batch_size, num_steps).to(device)  # (steps, B)
+        shape = (num_steps, row.batch_size, 3) if row.augments else (num_steps, 0)
+        self.draws = torch.rand(shape).to(device)
+        self.pixels = pictures.pixels[job.ids].to(device)
+        self.labels = pictures.labels[job.ids].to(device)
+        self.weigh_fn = weights_fn(row, pictures.labels[job.ids], seed=job.seed, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)  # the step
+        self.rates = torch.full((num_steps,), row.learning_rate, device=device)
+        if row.schedule == "cosine":
+            progress = torch.arange(num_steps, device=device) / num_steps
+            self.rates *= 0.5 * (1 + (math.pi * progress).cos())
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), self.rates[0].clone(), row.momentum,
+            weight_decay=row.weight_decay, fused=True,
+        )  # fmt: skip
+        self.stream = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.count = 0  # k' that the graph was recorded with
+
+    def advance(self, step: int) -> None:
+        count = count_at(self.row, step / self.num_steps)
+        if self.stream is None:
+            self._step(count)
+            return
+        with torch.cuda.stream(self.stream):
+            if step < WARM_UP_STEPS:
+                self._step(count)
+                return
+            if self.graph is None or count != self.count:
+                self.stream.synchronize()  # the graph that is replaced may still run
+                self.graph, self.count = torch.cuda.CUDAGraph(), count
+                with torch.cuda.graph(
+                    self.graph, stream=self.stream, capture_error_mode="thread_local"
+                ):
+                    self._step(count)
+            self.graph.replay()
+
+    def _step(self, count: int) -> None:
+        row = self.row
+        ids = self.order.index_select(0, self.at).squeeze(0)  # (B,)
+        images = _seen(self.pixels[ids], self.pictures)
+        if row.augments:
+            images = move_and_mirror(images, self.draws.index_select(0, self.at).squeeze(0))
+        with torch.autocast("cuda", torch.bfloat16, enabled=_is_halved(row, images.device)):
+            scores = self.model(images).float()
+        losses = F.cross_entropy(scores, self.labels[ids], reduction="none")  # (B,)
+        weights = self.weigh_fn(losses.detach(), ids, count)  # (B,)
+        self.optimizer.zero_grad()
+        # A zero weight must not carry the infinite loss of an example that was not chosen.
+        objective = (weights * losses.masked_fill(weights == 0, 0)).sum()
+        objective.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.param_groups[0]["lr"].copy_(self.rates.index_select(0, self.at).squeeze(0))
+        self.optimizer.step()
+        self.at += 1
+
+
+def _order(num_pictures: int, batch_size: int, num_steps: int) -> Tensor:
+    """(num_steps, B): a permutation for each epoch, without its last partial batch."""
+    per_epoch = num_pictures // batch_size
+    epochs = [
+        torch.randperm(num_pictures)[: per_epoch * batch_size]
+        for _ in range(math.ceil(num_steps / per_epoch))
+    ]
+    return torch.cat(epochs).view(-1, batch_size)[:num_steps]
+
+
+def count_at(row: Row, progress: float) -> int:
+    """k' of a step; even-handed mining comes down from the whole batch in NUM_COUNTS steps."""
+    if not row.is_even:
+        return row.num_hard_examples
+    progress = math.floor(progress * (NUM_COUNTS + 1)) / NUM_COUNTS
+    return round(row.batch_size + progress * (row.num_hard_examples - row.batch_size))
 
 
 def weights_fn(
-    row: Row, labels: Tensor, *, num_steps: int, seed: int
+    row: Row, labels: Tensor, *, seed: int, device: torch.device
 ) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """How the row weighs a batch: (B,) losses, (B,) ids of the pictures, the step -> (B,)."""
-    count = row.num_hard_examples
+    """How the row weighs a batch: (B,) losses, (B,) ids of the pictures, k' -> (B,)."""
     if not row.is_even:
-        return lambda losses, ids, step: top_weights(losses, num_hard_examples=count)
+        return lambda losses, ids, count: top_weights(losses, num_hard_examples=count)
     positives = Rows(np.arange(len(labels) + 1), labels.numpy())
     is_held_out = hold_out_queries(
         positives, num_labels=NUM_CLASSES, share=HELD_OUT_SHARE, seed=seed
     )
     bins = frequency_bins(positives, is_held_out, num_labels=NUM_CLASSES)
-    mining, bin_ids = EvenMining(torch.from_numpy(bins.shape)), torch.from_numpy(bins.pair_bins)
+    mining = EvenMining(torch.from_numpy(bins.shape).to(device))
+    bin_ids = torch.from_numpy(bins.pair_bins).to(device)
+    sums = mining.sums.to(device)
 
-    def weigh_evenly(losses: Tensor, ids: Tensor, step: int) -> Tensor:
-        k = round(row.batch_size + step / num_steps * (count - row.batch_size))
-        return mining(losses, bin_ids.to(losses.device)[ids], num_hard_examples=k)
+    def weigh_evenly(losses: Tensor, ids: Tensor, count: int) -> Tensor:
+        mining.load({"sums": sums})
+        weights = mining(losses, bin_ids[ids], num_hard_examples=count)
+        sums.copy_(mining.sums)  # in place: a graph that is replayed knows no other tensor
+        return weights
 
     return weigh_evenly
 
@@ -179,10 +279,13 @@ def has_diverged(model: nn.Module) -> bool:
     return not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
 
 
-def move_and_mirror(images: Tensor) -> Tensor:
-    """(B, C, H, W): each moved by up to 4 points either way, and half of them mirrored."""
+def move_and_mirror(images: Tensor, draws: Tensor) -> Tensor:
+    """(B, C, H, W): each moved by up to 4 points either way, and half of them mirrored.
+
+    Args:
+        draws: (B, 3) between 0 and 1: down, right, and below .5 if mirrored.
+    """
     padded = F.pad(images, (EDGE,) * 4)
-    draws = torch.rand(len(images), 3).to(images.device)
     down, right = (draws[:, :2] * (2 * EDGE + 1)).long().unsqueeze(2).unbind(1)  # (B, 1) each
     rows = down + torch.arange(images.shape[2], device=images.device)  # (B, H)
     columns = right + torch.arange(images.shape[3], device=images.device)  # (B, W)

@@ -91,6 +91,7 @@ def _table2(options: argparse.Namespace) -> int:
             folder=folder,
             **_circumstances(options),
             should_stop_fn=_with_limit(should_stop_fn, options.minutes),
+            at_once=options.at_once,
         )
         tuned = tune(rows, data, run) if options.tune else rows
         if options.tune_only:
@@ -265,6 +266,8 @@ def _parser() -> argparse.ArgumentParser:
         settings = "any setting of the rows, such as row.tail_classes=[1,3,5,7,9]"
         add("--set", action="append", default=[], metavar="ROW.KEY=VALUE", help=settings)
         add("--rows", nargs="+", metavar="NAME", help="these rows and SGD, such as top-16")
+        side_by_side = "trainings side by side on a GPU (%(default)s); a stop loses what they did"
+        add("--at-once", type=_positive_int, default=1, metavar="N", help=side_by_side)
         add("--no-controls", action="store_true", help="without SGD at larger learning rates")
     return parser
 

@@ -25,7 +25,7 @@ from evenhand.files import read_json, write_json
 from evenhand.progress import count_bar
 from evenhand.version import __version__
 from experiments.image_data import ImageData
-from experiments.image_training import has_diverged, predict, train_model
+from experiments.image_training import Job, has_diverged, predict, train_models
 from experiments.imbalanced_images import accuracies, held_out, pictures_of, training_rows
 from experiments.seed_statistics import add_summaries, format_table
 from experiments.table2_rows import Row
@@ -43,17 +43,19 @@ class Run:
     device: torch.device
     console: Console
     is_small: bool = False  # models, for the quick look
+    at_once: int = 1  # trainings, side by side on a GPU; what a stop loses
     should_stop_fn: Callable[[], bool] = lambda: False
 
 
 def tune(rows: list[Row], data: ImageData, run: Run) -> list[Row]:
     """The rows with the learning rates that validation prefers, as written to tuning.json."""
-    trials = [
-        figures_of("tuning", dataclasses.replace(row, learning_rate=rate), seed, data, run)
+    planned = [
+        (dataclasses.replace(row, learning_rate=rate), seed)
         for seed in rows[0].tuning_seeds
         for row in rows
         for rate in row.learning_rates
     ]
+    trials = figures_of("tuning", planned, data, run)
     chosen = [choose_rate(row, trials) for row in rows]
     report = {
         "what": "accuracy on validation pictures held out of each seed's training rows; the choice "
@@ -95,9 +97,8 @@ def choose_rate(row: Row, trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def run_table(rows: list[Row], data: ImageData, run: Run) -> dict[str, Any]:
     """Trains every row with every seed, evaluates on the test part, writes the result."""
     first, planned = rows[0], with_controls(rows)
-    of_seeds = [  # a seed of every row before the next seed
-        [figures_of("table", row, seed, data, run) for row in planned] for seed in first.seeds
-    ]
+    # A seed of every row before the next seed.
+    found = figures_of("table", [(row, seed) for seed in first.seeds for row in planned], data, run)
     measured = [
         {
             "name": row.name,
@@ -106,9 +107,9 @@ def run_table(rows: list[Row], data: ImageData, run: Run) -> dict[str, Any]:
             "learning_rate": row.learning_rate,
             "is_baseline": row in rows and row.is_sgd,
             "paper": (row.paper or None) if row in rows else None,
-            "per_seed": list(per_seed),
+            "per_seed": found[place :: len(planned)],
         }
-        for row, per_seed in zip(planned, zip(*of_seeds, strict=True), strict=True)
+        for place, row in enumerate(planned)
     ]
     result = {
         "table": run.table,
@@ -144,44 +145,77 @@ def with_controls(rows: list[Row]) -> list[Row]:
     return [*rows, *controls]
 
 
-def figures_of(kind: str, row: Row, seed: int, data: ImageData, run: Run) -> dict[str, Any]:
-    """Accuracies of one training, from the folder if it is there; NaN where it diverged.
+def figures_of(
+    kind: str, planned: Sequence[tuple[Row, int]], data: ImageData, run: Run
+) -> list[dict[str, Any]]:
+    """Accuracies of trainings (row, seed), from the folder if they are there; NaN where diverged.
 
     Args:
         kind: "tuning" is judged by pictures held out of training, "table" by the test part.
     """
-    num_steps = row.tuning_steps if kind == "tuning" else row.num_steps
-    values = kind, row.num_hard_examples, row.is_even, row.learning_rate, seed, num_steps
-    key, path = dict(zip(KEY, values, strict=True)), run.folder / "trainings.json"
+    path = run.folder / "trainings.json"
     finished = read_json(path) if path.exists() else []
     if not isinstance(finished, list) or not all(isinstance(one, dict) for one in finished):
         raise UserError(f"{path} is damaged (it is no list of trainings); begin in another --out")
-    for one in finished:
-        if one.items() >= key.items():
-            return {name: math.nan if value is None else value for name, value in one.items()}
-    labels = data.train_labels
-    train_rows = training_rows(labels, row, seed)
+    keys = [_key(kind, row, seed) for row, seed in planned]
+    missing = [
+        (key, *job)
+        for key, job in zip(keys, planned, strict=True)
+        if not any(one.items() >= key.items() for one in finished)
+    ]
+    for start in range(0, len(missing), run.at_once):
+        finished += _train_and_judge(kind, missing[start : start + run.at_once], data, run)
+        write_json(path, finished)
+    found = [next(one for one in finished if one.items() >= key.items()) for key in keys]
+    return [{name: math.nan if value is None else value for name, value in one.items()}
+            for one in found]  # fmt: skip
+
+
+def _key(kind: str, row: Row, seed: int) -> dict[str, Any]:
+    num_steps = row.tuning_steps if kind == "tuning" else row.num_steps
+    values = kind, row.num_hard_examples, row.is_even, row.learning_rate, seed, num_steps
+    return dict(zip(KEY, values, strict=True))
+
+
+def _train_and_judge(
+    kind: str, missing: Sequence[tuple[dict[str, Any], Row, int]], data: ImageData, run: Run
+) -> list[dict[str, Any]]:
+    """Trains these together; their keys with what is found, and the seconds all of them took."""
+    labels, first = data.train_labels, missing[0][1]
     pictures = pictures_of(data.train_images, labels)
-    judged = pictures_of(data.test_images, data.test_labels)
-    if kind == "tuning":
-        train_rows, own = held_out(labels, train_rows, row, seed)
-        judged = pictures_of(data.train_images[own], labels[own])
-    if len(train_rows) < row.batch_size:
-        raise UserError(
-            f"{len(train_rows)} training pictures do not fill a batch of {row.batch_size}"
+    jobs, judged = [], []
+    for _, row, seed in missing:
+        ids, judge = (
+            training_rows(labels, row, seed),
+            pictures_of(data.test_images, data.test_labels),
         )
+        if kind == "tuning":
+            ids, own = held_out(labels, ids, row, seed)
+            judge = pictures_of(data.train_images[own], labels[own])
+        if len(ids) < row.batch_size:
+            raise UserError(f"{len(ids)} training pictures do not fill a batch of {row.batch_size}")
+        jobs.append(Job(row, ids, seed))
+        judged.append(judge)
     began = time.perf_counter()
-    title = f"{kind}: {row.name}, rate {row.learning_rate:g}, seed {seed}"
+    more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+    title = f"{kind}: {first.name}, rate {first.learning_rate:g}, seed {missing[0][2]}{more}"
     with count_bar(run.console, title) as advance:
-        model = train_model(
-            row, pictures, train_rows, num_steps=num_steps, seed=seed, device=run.device,
+        models = train_models(
+            jobs, pictures, num_steps=missing[0][0]["num_steps"], device=run.device,
             is_small=run.is_small, should_stop_fn=run.should_stop_fn, on_step_fn=advance,
         )  # fmt: skip
-    found: dict[str, Any] = dict(accuracies(predict(model, judged), judged.labels.numpy(), row))
-    if diverged := has_diverged(model):
-        found = dict.fromkeys(found, math.nan)
-    new = {**key, **found, "diverged": diverged, "seconds": round(time.perf_counter() - began, 1)}
-    write_json(path, [*finished, new])
+    seconds = round(time.perf_counter() - began, 1)
+    new = []
+    for (key, row, _), model, judge in zip(missing, models, judged, strict=True):
+        found: dict[str, Any] = dict(accuracies(predict(model, judge), judge.labels.numpy(), row))
+        if diverged := has_diverged(model):
+            found = dict.fromkeys(found, math.nan)
+        new.append({**key, **found, "diverged": diverged, "seconds": seconds})
+        words = ", ".join(f"{part} {found[part]:.4f}" for part in ("tail", "head"))
+        run.console.print(
+            f"{kind}: {row.name}, rate {row.learning_rate:g}, seed {key['seed']}: {words} "
+            f"({seconds:.0f} s for {len(jobs)})"
+        )
     return new
 
 

@@ -11,9 +11,10 @@ TABLES = {
     "table2-mnist": "LeNet on MNIST, the tail classes cut 100 : 1",
     "table2-mnist-odd": "the same with odd digits as the tail",
     "table2-cifar10": "ResNet-50 on CIFAR-10, the tail classes cut 100 : 1",
+    "table2-cifar10-resnet18": "ResNet-18 on the same, with even-handed mining",
 }
 STEMS = {"imagenet": (7, 2), "cifar": (3, 1), "small": (3, 2)}  # kernel size, stride
-MODELS = ("lenet", "resnet50")
+MODELS = ("lenet", "resnet18", "resnet50")
 SCHEDULES = ("constant", "cosine")
 NUM_CLASSES = 10  # of both
 DATA = ("mnist", "cifar10")

@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from experiments.image_training import (
+    Job,
     ResNet,
     build_model,
+    count_at,
     has_diverged,
     move_and_mirror,
-    train_model,
+    train_models,
     weights_fn,
 )
 from experiments.imbalanced_images import Pictures
@@ -40,8 +42,8 @@ def pictures(shape):
 )
 def test_a_training_is_momentum_sgd_on_the_mean_of_the_largest_losses(row, shape):
     data, ids = pictures(shape), np.arange(3, 37)
-    how = {"num_steps": 6, "seed": 5, "device": CPU, "is_small": row is RESNET}
-    model = train_model(row, data, ids, **how)
+    job = Job(row, ids, 5)
+    (model,) = train_models([job], data, num_steps=6, device=CPU, is_small=row is RESNET)
     assert not model.training
     torch.manual_seed(5)
     expected = build_model(row, is_small=row is RESNET)
@@ -71,20 +73,24 @@ def test_a_training_is_momentum_sgd_on_the_mean_of_the_largest_losses(row, shape
 
 def test_models_of_a_seed_see_the_same_whatever_k_is_and_the_caller_draws_as_before():
     row, data = dataclasses.replace(LENET, dropout=0.5, augments=True), pictures((28, 28, 1))
-    how = {"num_steps": 4, "seed": 5, "device": CPU}
+    how = {"num_steps": 4, "device": CPU}
     torch.manual_seed(1)
-    first = train_model(row, data, np.arange(40), **how)
+    first, again = train_models([Job(row, np.arange(40), 5)] * 2, data, **how)
     drawn = torch.rand(1)
-    again = train_model(row, data, np.arange(40), **how)
     torch.manual_seed(1)
     assert torch.rand(1) == drawn
     for one, other in zip(first.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
-    still = [  # at no learning rate, models of all k' are the first weights
-        train_model(dataclasses.replace(row, num_hard_examples=k, learning_rate=1e-30),
-                    data, np.arange(40), **how)
-        for k in (1, 8)
-    ]  # fmt: skip
+    still = train_models(  # at no learning rate, models of all k' are the first weights
+        [
+            Job(
+                dataclasses.replace(row, num_hard_examples=k, learning_rate=1e-30), np.arange(40), 5
+            )
+            for k in (1, 8)
+        ],
+        data,
+        **how,
+    )
     for one, other in zip(*(model.parameters() for model in still), strict=True):
         assert torch.equal(one, other)
 
@@ -92,20 +98,23 @@ def test_models_of_a_seed_see_the_same_whatever_k_is_and_the_caller_draws_as_bef
 def test_an_even_handed_row_is_weighed_as_a_run_is():
     row = dataclasses.replace(LENET, is_even=True)
     labels = torch.tensor([0] * 64 + [1] * 4 + [2])  # class 2 is never held out
-    weigh_fn = weights_fn(row, labels, num_steps=5, seed=1)
+    weigh_fn = weights_fn(row, labels, seed=1, device=CPU)
     ids = torch.tensor([0, 1, 2, 3, 4, 64, 65, 68])
     losses = torch.tensor([0.9, 0.8, 0.1, 0.1, 0.1, 0.7, 0.7, 0.75])
-    counts = [int((weigh_fn(losses, ids, step) > 0).sum()) for step in range(5)]
+    k = [count_at(row, progress) for progress in (0, 0.25, 0.5, 0.75, 0.999)]
+    counts = [int((weigh_fn(losses, ids, count) > 0).sum()) for count in k]
+    assert k[-1] == row.num_hard_examples
     assert counts[0] == 8  # k' is the batch size at first, and shrinks
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] < 8
     # Nothing is held out of so few, so the gap is .2/sqrt(n): .2 for class 2, .1 and .025.
-    assert weigh_fn(losses, ids, 4)[7] > 0
+    assert weigh_fn(losses, ids, k[-1])[7] > 0
 
 
 def test_a_model_that_diverges_is_seen():
     row = dataclasses.replace(LENET, learning_rate=1e30)
-    model = train_model(row, pictures((28, 28, 1)), np.arange(40), num_steps=5, seed=1, device=CPU)
+    job = Job(row, np.arange(40), 1)
+    (model,) = train_models([job], pictures((28, 28, 1)), num_steps=5, device=CPU)
     assert has_diverged(model)
     assert not has_diverged(build_model(LENET))
 
@@ -115,6 +124,8 @@ def test_models_have_the_sizes_of_their_papers():
         return sum(parameter.numel() for parameter in model.parameters())
 
     assert count(ResNet("imagenet", (3, 4, 6, 3), 64, num_classes=1000)) == 25_557_032
+    model = ResNet("imagenet", (2, 2, 2, 2), 64, is_bottleneck=False, num_classes=1000)
+    assert count(model) == 11_689_512
     assert count(build_model(table_rows("table2-mnist")[0])) == 431_080
     for stem in STEMS:
         assert ResNet(stem, (1, 1), 8)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -126,10 +137,9 @@ def test_models_have_the_sizes_of_their_papers():
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 6, 9)])
 def test_pictures_are_those_padded_cropped_and_mirrored_one_by_one(shape):
     images = torch.rand(50, *shape)
-    torch.manual_seed(3)
-    found = move_and_mirror(images)
-    torch.manual_seed(3)
-    for picture, draws, moved in zip(images, torch.rand(50, 3).tolist(), found, strict=True):
+    all_draws = torch.rand(50, 3)
+    found = move_and_mirror(images, all_draws)
+    for picture, draws, moved in zip(images, all_draws.tolist(), found, strict=True):
         down, right = (math.floor(9 * draw) for draw in draws[:2])
         part = F.pad(picture, (4, 4, 4, 4))[:, down : down + shape[1], right : right + shape[2]]
         assert torch.equal(moved, part.flip(2) if draws[2] < 0.5 else part)

@@ -41,6 +41,8 @@ def tables() -> dict[str, list[str]]:
         "mnist odd": table2("table2-mnist-odd.json"),
         "mnist odd cosine": table2("table2-mnist-odd-cosine.json"),
         "cifar10": table2("table2-cifar10.json"),
+        "cifar10 resnet18": without_paper("table2-cifar10-resnet18.json"),
+        "cifar10 resnet18 short": without_paper("table2-cifar10-resnet18-10000.json"),
         "table3 choices": choices(),
         "table3 pairs": recalls(" over pairs"),
         "table3 best": best_of_both_powers(),
@@ -65,6 +67,19 @@ def table2(file: str) -> list[str]:
                 "" if paper is None else f"{paper[part]:.4f}",
                 _difference(figures.get("minus_sgd")),
             ]
+        lines.append(cells)
+    return table(["method", "learning rate", *heads], lines)
+
+
+def without_paper(file: str) -> list[str]:
+    """A table of configurations that the paper has not."""
+    heads = [head for part in PARTS for head in (part, "minus SGD")]
+    lines = []
+    for row in read(file)["rows"]:
+        cells = [_name(row), f"{row['learning_rate']:g}"]
+        for part in PARTS:
+            cells.append(f"{row[part]['mean']:.4f} ± {row[part]['sd']:.4f}")
+            cells.append(_difference(row[part].get("minus_sgd")))
         lines.append(cells)
     return table(["method", "learning rate", *heads], lines)
 

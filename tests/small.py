@@ -225,6 +225,12 @@ class Answer:
         assert "Traceback" not in self.err + self.out
         return self.err.removeprefix("evenhand: ").strip()
 
+    def says(self, *fragments):
+        """The sentence of a refused command, checked to hold every fragment."""
+        for fragment in fragments:
+            assert str(fragment) in self.sentence, f"{fragment!r} is not in: {self.sentence}"
+        return self.sentence
+
 
 def parse_words(words):
     """(verb, its parameters by name) of a command line, and nothing is run."""
@@ -321,6 +327,18 @@ def start_ranks(folder, *arguments, num_ranks, num_restarts=0):
         start(folder, *arguments, environment={**common, "RANK": str(r), "LOCAL_RANK": str(r)})
         for r in range(num_ranks)
     ]
+
+
+def trained(tmp_path_factory, runs=None, **changes):
+    """A folder with the data set `data`, the settings a.toml, and runs: name -> further words."""
+    from evenhand.data import save_dataset
+
+    folder = tmp_path_factory.mktemp("home")
+    save_dataset(text_dataset(), folder / "data")
+    settings_file(folder / "a.toml", "data", **{"training__num_steps": 20} | changes)
+    for name, words in ({"a": []} if runs is None else runs).items():
+        assert run(folder, "train", "a.toml", "--run", f"runs/{name}", *words).output
+    return folder
 
 
 def wait_for(condition_fn):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import pytest
 
-from .mutants import MUTANTS, TESTED_BY, Mutant
+from .mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "evenhand"
@@ -34,31 +34,27 @@ class Job(NamedTuple):
     """A mutant, or None for the package as it is, and what is run on it."""
 
     mutant: Mutant | None
-    test_files: tuple[str, ...]
+    test_file: str
     names: str  # pytest's -k
 
     def __str__(self) -> str:
         if self.mutant is None:
-            return f"the package as it is: {', '.join(self.test_files)}"
+            return f"the package as it is: {self.test_file}"
         old, new = (" ".join(text.split()) for text in (self.mutant.old, self.mutant.new))
         return f"{self.mutant.file}: {old} -> {new or 'nothing'}"
 
 
 def job_of(mutant: Mutant) -> Job:
-    words = mutant.tests.split()
-    files = tuple(word for word in words if word.endswith(".py"))
-    names = " ".join(word for word in words if not word.endswith(".py"))
-    return Job(mutant, files or (TESTED_BY[mutant.file],), names)
+    return Job(mutant, mutant.test_file, mutant.names)
 
 
 def unchanged_jobs(jobs: list[Job]) -> list[Job]:
     """One for each test file: all of its tests that a mutant relies on."""
     names: dict[str, set[str]] = {}
     for job in jobs:
-        for test_file in job.test_files:
-            names.setdefault(test_file, set()).add(job.names)
+        names.setdefault(job.test_file, set()).add(job.names)
     return [
-        Job(None, (file,), "" if "" in of else " or ".join(f"({name})" for name in sorted(of)))
+        Job(None, file, "" if "" in of else " or ".join(f"({name})" for name in sorted(of)))
         for file, of in sorted(names.items())
     ]
 
@@ -107,7 +103,7 @@ def run_tests(folder: Path, job: Job) -> None:
     # A mutant is killed by a test that fails. What it leaves unclosed comes to light when the
     # garbage is collected: now or never, and after the last test as an error of pytest's own.
     options += ["-p", "no:unraisableexception", "-p", "no:threadexception"]
-    status = pytest.main([*options, *(str(ROOT / "tests" / name) for name in job.test_files)])
+    status = pytest.main([*options, str(ROOT / "tests" / job.test_file)])
     import evenhand
 
     assert Path(evenhand.__file__).is_relative_to(folder), evenhand.__file__

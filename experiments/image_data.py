@@ -11,8 +11,10 @@ MNIST is four idx files, plain or .gz. CIFAR-10 is its binary version, cifar-10-
 import argparse
 import gzip
 import math
+import shutil
 import sys
 import tarfile
+import urllib.request
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand.cli import guard
-from evenhand.data.download import RemoteFile, fetch
 from evenhand.errors import UserError
-from evenhand.files import check_is_file
-from evenhand.progress import PipedConsole, download_bar
+from evenhand.files import atomic_path, check_is_file, file_digest
+from evenhand.progress import PipedConsole
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -44,8 +45,8 @@ MNIST_MD5 = {
 }
 CIFAR_URL = f"https://www.cs.toronto.edu/~kriz/{CIFAR_ARCHIVE}"
 FILES = {
-    "mnist": [RemoteFile(name, MNIST_URL + name, digest) for name, digest in MNIST_MD5.items()],
-    "cifar10": [RemoteFile(CIFAR_ARCHIVE, CIFAR_URL, "c32a1d4ab5d03f1284b67883e8d87530")],
+    "mnist": {MNIST_URL + name: digest for name, digest in MNIST_MD5.items()},
+    "cifar10": {CIFAR_URL: "c32a1d4ab5d03f1284b67883e8d87530"},
 }
 CITATIONS = {
     "mnist": "LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document "
@@ -147,6 +148,23 @@ def _checked_labels(labels: Bytes, path: Path) -> Labels:
 # --- fetching -------------------------------------------------------------------------------------
 
 
+def fetch(url: str, folder: Path, *, md5: str) -> None:
+    """A published file, which gets its name when its checksum is right; none is fetched twice."""
+    path = folder / url.rpartition("/")[2]
+
+    def check(copy: Path) -> None:
+        if (found := file_digest(copy, "md5")) != md5:
+            raise UserError(f"{path} has the md5 {found}, but {md5} is published; fetch it again")
+
+    if path.exists():
+        check(path)
+        return
+    with atomic_path(path) as staging:
+        with urllib.request.urlopen(url, timeout=30) as answer, open(staging, "wb") as file:
+            shutil.copyfileobj(answer, file)
+        check(staging)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.image_data", description="Fetches MNIST and CIFAR-10."
@@ -159,9 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> int:
         for name in options.names:
             folder = Path(options.folder) / name
-            with download_bar(console) as advance:
-                for file in FILES[name]:
-                    fetch(file, folder, progress_fn=advance)
+            for url, md5 in FILES[name].items():
+                with console.status(f"fetching {url}"):
+                    fetch(url, folder, md5=md5)
             console.print(f"{folder}. Cite: {CITATIONS[name]}")
         return 0
 

@@ -34,7 +34,7 @@ from evenhand.evaluation import (
     save_outcome,
 )
 from evenhand.files import read_json, write_json
-from evenhand.progress import count_bar, download_bar, step_bar
+from evenhand.progress import count_bar, stage_bar, step_bar
 from evenhand.runs import evaluate_model, open_data
 from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import train
@@ -103,7 +103,7 @@ def open_any(name: str, console: Console) -> Dataset:
             f"{folder} holds neither a dataset.json nor train.txt and test.txt (plain, .gz, .bz2 "
             f"or .xz); name 'places', a folder made by evenhand data, or one with those files"
         )
-    with download_bar(console) as progress_fn:
+    with stage_bar(console) as progress_fn:
         return load_extreme(
             *(path for path in paths if path), name=folder.name, progress_fn=progress_fn
         )

@@ -203,7 +203,7 @@ def test_a_run_in_a_terminal_ends_with_a_checkpoint_and_gives_the_cursor_back(ho
 # --- pipes ----------------------------------------------------------------------------------------
 
 READERS = {
-    "data show": ["data", "show", "data"], "data list": ["data", "list"],
+    "data show": ["data", "show", "data"],
     "data table": ["data", "table", "pairs.csv", "--out", "{}"],
     "train": ["train", "quick.toml", "--run", "{}"],
     "tune": ["tune", "quick.toml", "--run", "{}", "--trials", "2"],

@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from evenhand.progress import PipedConsole, count_bar, download_bar, step_bar, stop_requested
+from evenhand.progress import PipedConsole, count_bar, stage_bar, step_bar, stop_requested
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def test_in_a_file_training_is_about_ten_lines_and_a_line_a_step_where_there_are
     assert [int(step) for step in found] == told
 
 
-def test_counted_bars_and_bars_of_files_show_how_many_of_how_many(screen):
+def test_counted_bars_and_bars_of_stages_show_how_many_of_how_many(screen):
     with count_bar(screen, "evaluating runs/[/x]") as advance:
         advance(30, 120)
-    with download_bar(screen) as advance:
+    with stage_bar(screen) as advance:
         advance("train[/x].txt", 5, 10)
         advance("test.txt", 7, 7)
         advance("train[/x].txt", 10, 10)
-    shown = ("evaluating runs/[/x]", "30/120", "train[/x].txt", "10/10 bytes", "test.txt", "7/7")
+    shown = ("evaluating runs/[/x]", "30/120", "train[/x].txt", "100%", "test.txt")
     assert all(words in text_of(screen) for words in shown)
 
 

@@ -77,26 +77,14 @@ def count_bar(console: Console, title: str) -> Iterator[Callable[[int, int], Non
 def stage_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar per stage: call it with its title, how much is done and, if known, of how much."""
     with _bars(console, progress.TaskProgressColumn(), progress.TimeElapsedColumn()) as bars:
-        yield _bar_per_name(bars)
+        tasks: dict[str, progress.TaskID] = {}
 
+        def advance(title: str, done: int, total: int | None) -> None:
+            if title not in tasks:
+                tasks[title] = bars.add_task(title, total=None, figures="")
+            bars.update(tasks[title], completed=done, total=total)
 
-@contextlib.contextmanager
-def download_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar per file: call it with its name, the bytes received and, if known, the bytes in all."""
-    sizes, speeds = progress.DownloadColumn(), progress.TransferSpeedColumn()
-    with _bars(console, sizes, speeds, progress.TimeRemainingColumn()) as bars:
-        yield _bar_per_name(bars)
-
-
-def _bar_per_name(bars: progress.Progress) -> Callable[[str, int, int | None], None]:
-    tasks: dict[str, progress.TaskID] = {}
-
-    def advance(name: str, done: int, total: int | None) -> None:
-        if name not in tasks:
-            tasks[name] = bars.add_task(name, total=None, figures="")
-        bars.update(tasks[name], completed=done, total=total)
-
-    return advance
+        yield advance
 
 
 class PipedConsole(Console):

@@ -14,7 +14,6 @@ from unittest.mock import patch
 import numpy as np
 
 from evenhand.data import Strings, extreme, table
-from evenhand.data.public_data import _find_in
 from evenhand.data.text import NgramFeaturizer, WordFeaturizer, normalize, script_of
 from evenhand.data.text_io import read_blocks, read_lines
 
@@ -197,21 +196,4 @@ def read_compressed(data: bytes) -> Exception | None:
         require(all(isinstance(line, str) for line in read), "lines")
         is_cut = any(data != seed and seed.startswith(data) for seed in COMPRESSED)
         require(not is_cut or len(data) < 2 or ending == ".gz", "an archive cut short was read")
-    return refusal
-
-
-@target(
-    "zip",
-    _zip(KINDS[0], b"1 2 3\n0 0:1\n", "a/train.txt", "a/test.txt", "__MACOSX/train.txt"),
-    _zip(KINDS[1], b"1 2 3\n0 0:1\n", "train.txt", "test.txt"),
-    _zip(KINDS[3], b"1 2 3\n0 0:1\n", "é/train.txt", "b/test.txt"),
-    _zip(KINDS[2], b"1 2 3\n0 0:1\n", "/train.txt", "test.txt"),
-)
-def read_zip(data: bytes) -> Exception | None:
-    path = write("a.zip", data)
-    files, refusal = answer(lambda: _find_in(path, ("train.txt", "test.txt")))
-    for file in files or ():
-        lines, unread = answer(lambda place=file: list(read_lines(place)))
-        is_right = unread is not None or lines == ["1 2 3", "0 0:1"]
-        require(is_right or b"1 2 3" not in data, "another text than was packed")
     return refusal

@@ -116,7 +116,6 @@ VERBS = {
 DATA_VERBS = {
     "Prepare": (data.places, data.extreme, data.stream, data.table),
     "Look at one": (data.show, data.check),
-    "Public data sets": (data.list_, data.fetch),
 }
 INDEX_VERBS = {"Commands": (index.build, index.check, index.push)}
 GROUPS = ((app, VERBS), (data_app, DATA_VERBS), (index_app, INDEX_VERBS))

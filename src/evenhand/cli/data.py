@@ -1,24 +1,20 @@
-"""`evenhand data`: prepares data sets, looks at them, and fetches public ones."""
+"""`evenhand data`: prepares data sets and looks at them."""
 
-import dataclasses
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from evenhand.cli.options import TableFlags, argument, flag, takes_flags
-from evenhand.errors import UserError
 
 if TYPE_CHECKING:
     from evenhand.data import Dataset
 
 Out = Annotated[Path | None, flag("Folder to write.", show_default="datasets/NAME")]
 Folder = Annotated[Path, argument("Folder of the data set.", "FOLDER")]
-Downloads = Annotated[Path, flag("Folder of public data sets, or of one.")]
 ValidationFraction = Annotated[float, flag("Share of the training rows.")]
 ValidationBlock = Annotated[int, flag("Rows that are split together.")]
 LabelNames = Annotated[Path | None, flag("File with a name a line.")]
 Train = Annotated[Path, flag("Training part: a file, or archive.zip/member.")]
-Test = Annotated[Path | None, flag("The same for the test part.")]
 Name = Annotated[str | None, flag("Name of the data set.", show_default="the folder of --train")]
 
 # --- prepare --------------------------------------------------------------------------------------
@@ -41,14 +37,8 @@ def places(
 
 
 def extreme(
-    public: Annotated[
-        str | None, argument("A public data set, such as EURLex-4K.", "[PUBLIC]")
-    ] = None,
-    folder: Downloads = Path("downloads"),
-    train: Annotated[
-        Path | None, flag("Instead of a public data set: a file, or archive.zip/member.")
-    ] = None,
-    test: Test = None,
+    train: Train,
+    test: Annotated[Path, flag("The same for the test part.")],
     name: Name = None,
     label_names: LabelNames = None,
     train_groups: Annotated[Path | None, flag("TSV: id, group; a line a document.")] = None,
@@ -59,40 +49,27 @@ def extreme(
 ) -> None:
     """The Extreme Classification text format."""
     from evenhand.cli.console import console
-    from evenhand.data import load_extreme, load_public_extreme
-    from evenhand.progress import download_bar
+    from evenhand.data import load_extreme
+    from evenhand.progress import stage_bar
 
-    files: dict[str, Any] = {
-        "label_names_path": label_names,
-        "train_groups_path": train_groups,
-        "test_groups_path": test_groups,
-    }
-    with download_bar(console) as advance:
-        shared: dict[str, Any] = {
-            "validation_fraction": validation_fraction,
-            "validation_block": validation_block,
-            "progress_fn": advance,
-        }
-        if public is not None and any((train, test, *files.values())):
-            raise UserError(
-                f"{public} is opened by its name, so the files are known; give the name alone, or "
-                f"files alone"
-            )
-        if public is not None:
-            dataset = load_public_extreme(public, folder, **shared)
-        elif train is not None and test is not None:
-            dataset = load_extreme(train, test, name=_name_of_folder(train), **files, **shared)
-        else:
-            raise UserError(
-                "evenhand data extreme needs the name of a public data set (see: evenhand data "
-                "list), or --train and --test"
-            )
-    _save(dataclasses.replace(dataset, name=name) if name else dataset, out)
+    with stage_bar(console) as advance:
+        dataset = load_extreme(
+            train,
+            test,
+            name=name or _name_of_folder(train),
+            label_names_path=label_names,
+            train_groups_path=train_groups,
+            test_groups_path=test_groups,
+            validation_fraction=validation_fraction,
+            validation_block=validation_block,
+            progress_fn=advance,
+        )
+    _save(dataset, out)
 
 
 def stream(
     train: Train,
-    test: Test = None,
+    test: Annotated[Path | None, flag("The same for the test part.")] = None,
     name: Name = None,
     label_names: LabelNames = None,
     seed: Annotated[int, flag("Seed of the shuffle.")] = 0,
@@ -104,11 +81,11 @@ def stream(
     """The same format, of any size, in bounded memory, shuffled."""
     from evenhand.cli.console import console
     from evenhand.data.stream import stream_extreme
-    from evenhand.progress import download_bar
+    from evenhand.progress import stage_bar
 
     name = name or _name_of_folder(train)
     folder = out or Path("datasets") / name
-    with download_bar(console) as advance:
+    with stage_bar(console) as advance:
         dataset = stream_extreme(
             train,
             folder,
@@ -168,65 +145,11 @@ def check(folder: Folder) -> None:
     """Compare all of a data set with its fingerprint, as after a copy."""
     from evenhand.cli.console import console
     from evenhand.data.dataset import check_content
-    from evenhand.progress import download_bar
+    from evenhand.progress import stage_bar
 
-    with download_bar(console) as advance:
+    with stage_bar(console) as advance:
         check_content(folder, progress_fn=advance)
     console.print(f"{folder}: all is as it was written")
-
-
-# --- public data sets -----------------------------------------------------------------------------
-
-
-def list_(folder: Downloads = Path("downloads")) -> None:
-    """The public data sets that are known, and which are here."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from evenhand.cli.console import console
-    from evenhand.data.public_data import PUBLIC_DATA, stored_files
-
-    table = Table("name", "what it is", f"in {folder}")
-    for data in PUBLIC_DATA.values():
-        what = "{:,} / {:,} documents, {:,} features, {:,} labels".format(*data.counts)
-        archive = folder / data.name / data.archive.name
-        try:
-            here = ", ".join(sorted({str(path.parent) for path in stored_files(data, folder)}))
-        except UserError:
-            is_begun = any(archive.parent.glob(f"{archive.name}*"))
-            here = "not complete" if is_begun else "-"
-        table.add_row(data.title, what, Text(here))
-    console.print(table)
-    console.print("fetch one with: evenhand data fetch NAME")
-
-
-def fetch(
-    names: Annotated[list[str], argument("Such as EURLex-4K, Wiki10-31K.", "NAME...")],
-    folder: Downloads = Path("downloads"),
-) -> None:
-    """Fetch public data sets that are not here yet, and verify their files."""
-    from evenhand.cli.console import console
-    from evenhand.data import download, public_data
-    from evenhand.progress import download_bar
-
-    for data in [public_data.find_public_data(name) for name in names]:
-        own_folder = folder / data.name
-        try:
-            public_data.stored_files(data, folder)
-        except UserError:  # not all of them are here
-            try:
-                with download_bar(console) as advance:
-                    download.fetch(data.archive, own_folder, progress_fn=advance)
-            except UserError as error:
-                raise UserError(
-                    f"{error}; by hand: {public_data.REPOSITORY}, saved in {own_folder} as "
-                    f"{data.archive.name}"
-                ) from error
-        with console.status(f"reading {data.title}"):
-            sentences = public_data.verify_files(data, folder)
-        console.print("\n".join(sentences))
-        console.print(f"{public_data.LICENCE} Cite: {public_data.CITATION}")
-        console.print(f"open it with: evenhand data extreme {data.name} --folder {folder}")
 
 
 # --- helpers --------------------------------------------------------------------------------------

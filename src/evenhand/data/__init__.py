@@ -3,10 +3,9 @@
     dataset = load_table("pairs.parquet", query="title", label="category", groups=["country"])
     dataset = save_dataset(dataset, Path("datasets/pairs"))
 
-`load_places` is the default data set, `load_table` reads one's own table, `load_extreme`
-the Extreme Classification format (`stream_extreme`, of any size), `load_public_extreme` opens a
-public data set by name from a folder. All return a `Dataset`: parts (train, validation, test) of
-queries with features, positives and groups.
+`load_places` is the default data set, `load_table` reads one's own table, `load_extreme` the
+Extreme Classification format (`stream_extreme`, of any size). All return a `Dataset`: parts (train,
+validation, test) of queries with features, positives and groups.
 """
 
 from importlib import import_module
@@ -19,7 +18,6 @@ from evenhand.data.groups import Groups, frequency_groups, memberships
 if TYPE_CHECKING:
     from evenhand.data.extreme import load_extreme, read_extreme
     from evenhand.data.places import load_places
-    from evenhand.data.public_data import PUBLIC_DATA, PublicData, load_public_extreme
     from evenhand.data.stream import stream_extreme
     from evenhand.data.table import TableOptions, load_table
     from evenhand.data.text import (
@@ -32,14 +30,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "PUBLIC_DATA",
     "Dataset",
     "FloatArray",
     "Groups",
     "IntArray",
     "NgramFeaturizer",
     "Part",
-    "PublicData",
     "Rows",
     "Strings",
     "TableOptions",
@@ -49,7 +45,6 @@ __all__ = [
     "frequency_groups",
     "load_extreme",
     "load_places",
-    "load_public_extreme",
     "load_table",
     "make_featurizer",
     "memberships",
@@ -64,7 +59,7 @@ __all__ = [
     "take_rows",
 ]
 
-_READERS = ("text", "table", "extreme", "places", "public_data", "stream")
+_READERS = ("text", "table", "extreme", "places", "stream")
 
 if not TYPE_CHECKING:  # else every name would pass the type check
 

@@ -129,12 +129,6 @@ def test_scores_comparison_report_and_chart_say_the_same(second, home):
     assert set(second.evaluate("validation")["group"]) > {"all", "head"}
 
 
-def test_without_pandas_tables_are_those_of_pyarrow(second, monkeypatch):
-    monkeypatch.setattr("evenhand.api.importlib.util.find_spec", lambda name: None)
-    assert isinstance(second.search("ba", 2), pa.Table)
-    assert second.compare("runs/first")._repr_html_().endswith("</pre>")
-
-
 def test_quiet_is_quiet(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     evenhand.train(cells(), **COLUMNS, settings=FEW, progress=False).report()

@@ -129,20 +129,6 @@ def test_without_a_folder_the_run_is_named_after_data_method_and_seed(user, home
     assert (home / "runs/small-sgd-seed5/model/weights").is_dir()
 
 
-@pytest.mark.parametrize("name", ["2024", "true", "a b", "it's [b]", "1e3"])
-def test_a_folder_may_have_any_name(user, home, tmp_path, monkeypatch, name):
-    """Also one that would be a number, a truth or markup elsewhere."""
-    shutil.copytree(home / "data", tmp_path / name)
-    settings_file(tmp_path / "a.toml", "unused", **QUICK)
-    monkeypatch.chdir(tmp_path)
-    out = user("train", "a.toml", "--data", name, "--run", f"runs/{name}", "--steps", 2)
-    assert f"run folder: runs/{name}\n" in out
-    assert user("evaluate", f"runs/{name}").rstrip().endswith(f"runs/{name}/evaluation/test")
-    first_line = (tmp_path / "runs" / name / "config.toml").read_text("utf-8").splitlines()[0]
-    command = shlex.split(first_line.removeprefix("# "))
-    assert command == ["evenhand", "train", f"runs/{name}/config.toml"]
-
-
 VARIANTS = {
     **{f"method {method}": {"mining__method": method} for method in METHODS},
     "method ranked-range": {"mining__method": "ranked-range", "risk__num_dropped": 2},
@@ -260,18 +246,6 @@ def test_compare_takes_every_metric_that_is_computed(user, home, capsys, metric)
     assert sentence.endswith("got 'ndcg@7'")
 
 
-def test_compare_works_where_no_group_is_large_enough_to_judge(user, tmp_path):
-    for seed, name in enumerate(("one", "two")):
-        words = ("--run", tmp_path / name, "--steps", 2, "--seed", seed)
-        few = ("--set", "evaluation.min_pairs={style=999, region=999}")
-        user("train", "a.toml", *words, *few)
-    out = user("compare", tmp_path / "one", tmp_path / "two")
-    assert "two minus one" in out
-    assert "worst 3" not in out
-    weights = [small.weights_file(tmp_path / name).read_bytes() for name in ("one", "two")]
-    assert weights[0] != weights[1]  # another seed is another run
-
-
 def test_search_prints_the_labels_found_best_first(user, home):
     names = list(open_dataset(home / "data").label_names)
     out = user("search", "runs/first", names[7], names[30], "--results", "4")
@@ -305,29 +279,6 @@ def test_labels_and_queries_are_printed_as_they_are(user, tmp_path, home):
 
 
 # --- data -----------------------------------------------------------------------------------------
-
-
-def test_data_extreme_makes_a_data_set_to_train_on(user, home, tmp_path):
-    lines = [f"{n % 5} {n % 5}:1 {5 + n * n % 20}:0.5\n" for n in range(60)]
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.txt").write_text("".join(["60 25 5\n", *lines]))
-        groups = "".join(f"{row}\t{'even' if row % 2 else 'odd'}\n" for row in range(60))
-        (tmp_path / f"{name}.tsv").write_text(groups)
-    (tmp_path / "names.txt").write_text("\n".join("abcde") + "\n")
-    out = user(
-        "data", "extreme", "--train", tmp_path / "train.txt", "--test", tmp_path / "test.txt",
-        "--name", "letters", "--label-names", tmp_path / "names.txt",
-        "--train-groups", tmp_path / "train.tsv", "--test-groups", tmp_path / "test.tsv",
-        "--out", tmp_path / "letters",
-    )  # fmt: skip
-    assert "5 labels, 25 features" in out
-    assert f"train on it with: evenhand train --data {tmp_path / 'letters'}" in out
-    dataset = open_dataset(tmp_path / "letters")
-    assert dataset.label_name(4) == "e"
-    assert dataset.parts["test"].groups["group"].names == ("even", "odd")
-    out = user("data", "show", "data")
-    assert re.search(r"train +│ 420 +│ 525 +│ style \(3\)", out)
-    assert "60 labels, 512 features; labels are grouped by region (4)" in out
 
 
 def test_the_demonstration_trains_both_compares_and_can_be_run_again(

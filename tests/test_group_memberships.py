@@ -10,7 +10,6 @@ import re
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 import metric_oracles as oracles
@@ -19,10 +18,8 @@ from evenhand.build import build_training
 from evenhand.data import load_table, open_dataset, pairs_of, save_dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import (
-    group_columns,
     score_table,
     slices_of,
-    worst_groups,
 )
 from evenhand.evaluation.slice_attributes import attributes_of
 from evenhand.evaluation.slice_search import is_in_slice, slices_to_look_at
@@ -144,23 +141,6 @@ def test_tuning_counts_every_membership(dataset, of_language):
         assert count_members(dataset, f"language={language}") == (sum(is_member), len(is_member))
 
 
-def test_no_column_is_lost_by_its_name(dataset, outcome):
-    """Not one that begins like a column of ours, nor one whose new name is taken as well."""
-    columns = ["frequency", "frequency of queries", "frequency of visits"]
-    languages = dataset.parts["test"].groups["language"]
-    part = dataclasses.replace(dataset.parts["test"], groups=dict.fromkeys(columns, languages))
-    renamed = small.with_parts(dataset, test=part)
-    own = ["frequency of queries", "frequency of queries of queries", "frequency of visits"]
-    names = [column.name for column in group_columns(renamed, "test")]
-    assert names == ["all", "frequency", "frequency over pairs", *own]
-    lists = worst_groups(
-        outcome, renamed, chosen_on="test", compared_on="test", metric="recall@5",
-        min_pairs=dict.fromkeys(own, 1),
-    )  # fmt: skip
-    assert {chosen.column for chosen in lists.values()} == set(own)
-    assert {len(lists[f"worst 3 of {column}"].names) for column in own} == {3}
-
-
 # --- slices and the report ------------------------------------------------------------------------
 
 
@@ -206,36 +186,6 @@ def user(tmp_path, lines, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "table.csv", lines)
     return lambda *arguments: run_main(capsys, *arguments).output
-
-
-def test_training_is_the_same_bit_for_bit_with_and_without_group_columns(user, tmp_path):
-    user("data", "table", "table.csv", "--out", "plain")
-    user("data", "table", "table.csv", "--group", "language", "--out", "grouped")
-    for name in ("plain", "grouped"):
-        user("train", "--data", name, "--run", f"runs/{name}", *TINY)
-    plain, grouped = (
-        safetensors.torch.load_file(small.weights_file(tmp_path / f"runs/{name}"))
-        for name in ("plain", "grouped")
-    )
-    assert plain.keys() == grouped.keys()
-    assert all(torch.equal(plain[name], grouped[name]) for name in plain)
-
-
-def test_a_user_sees_all_languages_in_every_command(user, tmp_path):
-    user("data", "table", "table.csv", "--group", "language")
-    for name, method in {"first": "s2m", "second": "snm"}.items():
-        words = ("--data", "datasets/table", "--method", method, "--run", f"runs/{name}")
-        user("train", *words, *TINY, "--set", "evaluation.min_pairs={language=5}")
-    both = ("runs/first", "runs/second")
-    assert "worst 3 languages" in user("evaluate", "runs/first")
-    assert "worst 3 languages" in user("compare", *both, "--metric", "recall@1")
-    user("slices", "runs/first", "--min-pairs", 5, "--permutations", 19)
-    user("report", *both)
-    page = (tmp_path / "runs/first/report.html").read_text("utf-8")
-    assert all(f">{language}</bdi>" in page for language in LANGUAGES)
-    one = f"({'|'.join(LANGUAGES)})"
-    examples = page[page.index('<section id="examples"') :]
-    assert re.search(rf">({one}, )+{one}</bdi>", examples)  # what an example belongs to
 
 
 def test_group_dro_weighs_an_example_by_all_of_its_groups(dataset, of_language):

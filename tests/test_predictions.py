@@ -148,20 +148,6 @@ def test_ids_are_ordered_as_numbers_and_then_as_texts():
     assert sorted_ids(pa.array(ids, pa.large_string())).to_pylist() == ordered
 
 
-def test_a_table_of_scores_and_a_page_come_from_arrays_too(tmp_path):
-    dataset = small.text_dataset()
-    pairs = pairs_of(dataset.parts["test"].positives)
-    groups = {"third": pairs.query_ids % 3}
-    found = evaluate_predictions(*neighbours(dataset), truth=tuple(pairs), groups=groups)
-    table = found.table().to_pandas().query("metric == 'recall@10'")
-    assert table[table.group == "all"]["count"].tolist() == [150]
-    assert sum(table.column == "third") == 3 + 3  # and the worst of them
-    assert found.slices(num_permutations=19).num_looks == 3  # and no length of an id
-    found.report(tmp_path / "page.html")
-    assert "What is guaranteed" in (tmp_path / "page.html").read_text("utf-8")
-    assert len(repr(found)) < 300
-
-
 def test_tables_are_read_as_pandas_writes_them(tmp_path):
     """An index without a name, whole numbers that became floats, categories, other columns."""
     pandas = pytest.importorskip("pandas")

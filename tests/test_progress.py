@@ -4,7 +4,6 @@ import errno
 import io
 import re
 import signal
-import sys
 
 import pytest
 from rich.console import Console
@@ -82,11 +81,6 @@ def test_a_bar_and_prints_to_standard_output_do_not_call_each_other_for_ever(cap
     assert "printed" in shown
     assert "1/2" in shown
     assert "\x1b]" not in shown
-
-
-def test_without_standard_output_nothing_is_printed(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    PipedConsole().print("a")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

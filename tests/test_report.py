@@ -19,9 +19,7 @@ from evenhand.data import Dataset, Groups, Strings
 from evenhand.errors import UserError
 from evenhand.evaluation import Difference, score_table
 from evenhand.evaluation.certificate import certify
-from evenhand.evaluation.scores import main_cutoff
-from evenhand.report import groups, rendering, write_report
-from evenhand.report.charts import line_plot
+from evenhand.report import rendering, write_report
 from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.headline import (
     Comparison,
@@ -33,7 +31,7 @@ from evenhand.report.headline import (
 from evenhand.report.rendering import interval, join_words, percent, shorten, signed
 from evenhand.report.run_set import make_run_set
 from evenhand.report.world_map import change_classes, dot_path, draw_dots, recall_classes
-from evenhand.result_tables import difference_title, differences_table, main_rows, row_title
+from evenhand.result_tables import difference_title, differences_table
 from evenhand.run_folder import RunResult
 from small import part_of
 from test_evaluation import evaluated
@@ -273,21 +271,6 @@ def test_a_fact_of_a_run_is_shown_for_people(page_of, dataset, key, value, shown
     assert "is_running" not in page
 
 
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    [
-        (["D-snm-seed0", "D-s2m-even-seed0"], ["snm", "s2m-even"]),
-        (["D-snm-seed0", "D-snm-seed1"], None),  # what differs is the seed
-        (["D-snm-seed0", "mine"], None),
-        (["D-snm-seed0"], None),
-    ],
-)
-def test_of_names_that_train_gave_what_differs_is_shown(dataset, names, shown):
-    results = [dataclasses.replace(result_of(dataset), name=name) for name in names]
-    named = dataclasses.replace(dataset, name="D")
-    assert make_run_set(results, named).run_names == tuple(shown or names)
-
-
 def test_runs_that_do_not_belong_together_are_refused(tmp_path, dataset):
     run = result_of(dataset)
     assert make_run_set([run, run, run], dataset).run_names == ("snm", "snm (2)", "snm (3)")
@@ -360,23 +343,6 @@ def test_several_runs_are_told_in_one_sentence(dataset):
     assert describe_comparisons(runs, best).endswith(
         "; no row of the table is significantly worse."
     )
-
-
-@pytest.mark.parametrize("names", [("snm", "s2m"), ("snm", "s2m", "sgd")])
-def test_every_metric_that_is_computed_has_a_headline(dataset, names):
-    results = [result_of(dataset, name, share=0.3 + 0.2 * n) for n, name in enumerate(names)]
-    for metric in results[0].outcome.query_metrics:
-        runs = make_run_set(results, dataset, metric)
-        comparisons = compare_runs(runs)
-        sentence = headline(runs, comparisons)
-        for found in comparisons:
-            everyone = found.rows[0]
-            assert (everyone.metric, everyone.group) == (metric, "all")
-            assert f"{signed(everyone.difference)}" in sentence
-        assert f"points of {metric} over all queries" in sentence
-        assert "ranks " in sentence
-        with pytest.raises(UserError, match="metric of a page must be one of recall@1, recall@10"):
-            write_report(results, dataset, None, metric=metric)
 
 
 def test_runs_are_compared_query_by_query(dataset):
@@ -518,13 +484,6 @@ def test_numbers_and_names_are_written_for_people():
     assert shorten("x" * 161).endswith("x…")
 
 
-def test_the_page_lists_the_worst_groups_that_the_terminal_does(dataset):
-    run = result_of(dataset)
-    titles = [row.title for row in groups.main_rows(make_run_set([run], dataset), [], "recall@10")]
-    rows = [row for row in main_rows(run.scores) if row.metric == "recall@10"]
-    assert sorted(t for t in titles if "worst" in t) == sorted(map(row_title, rows[4:]))
-
-
 def test_the_gap_is_to_the_best_wrong_result(dataset):
     outcome = dataclasses.replace(
         result_of(dataset).outcome,
@@ -565,16 +524,6 @@ def test_north_is_up_and_east_is_right_on_a_map_and_its_dots_are_small():
         (change_classes, [np.nan, -1, -0.1, 0, 0.1, 0.5]),
     ):
         assert classes(np.array(values)).tolist() == [-1, 0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("ys", [[0.0, 0.0], [5.0, 5.0], [1e-9, 3e-9], [-2.0, 1e6]])
-def test_a_line_chart_stays_inside_its_frame(ys):
-    plot = line_plot("t", [(0, [1, 1], ys)], "x", is_share=False)
-    for x, y in [(mark.x, mark.y) for mark in plot.marks]:
-        assert plot.frame.left <= x <= plot.frame.right
-        assert plot.frame.top <= y <= plot.frame.bottom
-    heights = [place for place, _ in plot.y_axis.ticks]
-    assert heights == sorted(heights, reverse=True)  # upwards is more
 
 
 # --- what is guaranteed ---------------------------------------------------------------------------
@@ -623,9 +572,3 @@ def test_the_failed_are_those_of_the_last_run_with_the_first_beside_it(page_of, 
     text = section(page_of(result_of(dataset, is_missed=0 * missed)), "slices")
     assert "No slice is worse than chance explains" in text
     assert "<table" not in text
-
-
-def test_a_page_of_few_labels_is_about_the_first_result():
-    for num_labels, cutoff in ((20, 1), (21, 10)):
-        assert main_cutoff((1, 5, 10, 50), num_labels=num_labels) == cutoff
-    assert main_cutoff((5, 25), num_labels=1000) == 5

@@ -261,16 +261,6 @@ def test_where_nothing_is_held_out_the_gaps_are_the_curve_and_rare_labels_are_mi
         assert even.gaps().tolist() == pytest.approx([0.4, 0.2], rel=1e-12)
 
 
-def test_many_held_out_examples_outweigh_the_curve_and_few_do_not():
-    even = EvenMining(torch.tensor([1.0, 1.0]))
-    losses = torch.cat([torch.zeros(2), torch.full((3200,), 0.6), torch.zeros(32)])
-    ids = torch.cat([torch.tensor([0, 2]), torch.ones(3200), torch.full((32,), 3)]).long()
-    even(losses, ids, num_hard_examples=1)
-    curve = 3200 * 0.6 / 3232  # through both bins
-    expected = [(3200 * 0.6 + 32 * curve) / 3232, curve / 2]
-    assert even.gaps().tolist() == pytest.approx(expected, rel=1e-6)
-
-
 # --- ranked range ---------------------------------------------------------------------------------
 
 

@@ -1,11 +1,8 @@
 """A run is begun, trained, resumed and evaluated; its folder is read as it was written."""
 
 import copy
-import dataclasses
-import json
 import math
 import shutil
-import unittest.mock
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
 from evenhand.run_folder import (
-    about_run,
     check_trained_on,
     load_model,
     load_result,
@@ -154,16 +150,6 @@ def test_a_result_is_read_as_it_was_written(trained):
     assert len(result.outcome.retrieved_ids) == small.SIZES["test"]
 
 
-def test_what_is_missing_is_said(folder, tmp_path):
-    with pytest.raises(UserError, match=r"is not a run folder: it holds no run\.json"):
-        load_result(tmp_path)
-    with pytest.raises(UserError, match="evaluated on the train part; run: evenhand evaluate"):
-        load_result(folder, "train")
-    (folder / "config.toml").unlink()
-    with pytest.raises(UserError, match=r"config\.toml does not exist"):
-        load_result(folder)
-
-
 @pytest.mark.parametrize("name", ["run.json", "evaluation/test/scores.json"])
 @pytest.mark.parametrize("text", ["[3]", "{}", '{"dataset": 3}', '[{"value": 1}]', "3", "{"])
 def test_json_that_is_not_what_was_written_is_damaged(folder, dataset, name, text):
@@ -196,25 +182,3 @@ def test_another_data_set_is_refused_by_its_fingerprint_and_a_moved_one_is_not(
     with pytest.raises(UserError) as caught:
         check_trained_on(folder, other)
     assert all(one.fingerprint[:12] in str(caught.value) for one in (dataset, other))
-
-
-def test_what_is_said_of_a_run_can_be_written_and_read(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/bin/evenhand", "train", "--run", "a b"])
-    monkeypatch.setenv("PATH", "")  # without git
-    config = small.config("unused", training__seed=5, mining__method="snm")
-    about = about_run(tmp_path / "a b", config, dataset, CPU)
-    assert json.loads(json.dumps(about)) == about
-    said = {"command": "evenhand train --run 'a b'", "name": "a b", "method": "snm", "seed": 5}
-    assert about | said | {"is_complete": False, "commit": None} == about
-    assert about["dataset"]["fingerprint"] == dataset.fingerprint
-
-
-def test_places_are_prepared_once(tmp_path, monkeypatch):
-    load = unittest.mock.Mock(return_value=small.text_dataset())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evenhand.data.places.load_places", load)
-    config = dataclasses.replace(small.config("places").data, num_buckets=512)
-    first, second = runs.open_data(config, QUIET), runs.open_data(config, QUIET)
-    load.assert_called_once_with(min_population=15000, num_buckets=512)
-    assert first.fingerprint == second.fingerprint
-    assert (tmp_path / "datasets/places-15000-512/dataset.json").is_file()

@@ -13,7 +13,7 @@ from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
 from evenhand.models import RowRange
-from evenhand.run_folder import load_model, save_model, split_names, weights_folder
+from evenhand.run_folder import load_model, save_model, split_names
 from evenhand.runs import begin_run, evaluate_run, is_trained
 from experiments.simulated_ranks import run_ranks
 from small import config, dense_dataset, text_dataset
@@ -110,24 +110,6 @@ def test_weights_of_version_0_1_are_loaded_and_make_way_for_new_ones(tmp_path):
         load_model(run, dataset, device=CPU)
     save_model(run, make(2))
     assert_equal(load_model(run, dataset, device=CPU), make(2))
-
-
-def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
-    run, dataset, make = begun_run(tmp_path, text_dataset())
-    save_by(2, run, make(0))
-    path = weights_folder(run) / "rank-1-file-0.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=r"model/weights is damaged \(rank-1-file-0.* restore it"):
-        load_model(run, dataset, device=CPU)
-    rows = {"label_rows": RowRange(0, 30), "feature_rows": RowRange(0, 256)}
-    load_model(run, dataset, device=CPU, **rows)  # the other file is not looked at
-    path.with_name("manifest.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"model/weights is damaged.* \(manifest\.json.* restore it"
-    ):
-        load_model(run, dataset, device=CPU)
 
 
 def test_weights_of_other_settings_or_that_are_no_numbers_are_refused(tmp_path):

@@ -390,14 +390,6 @@ def test_a_data_set_is_described_by_its_groups_its_labels_and_its_features():
     assert [a.name for a in attributes].count("script") == 1  # the data set's own goes first
 
 
-def test_dense_features_are_described_by_their_norm():
-    train = part_of([[0]] * 5, np.array([[n, 0] for n in range(1, 6)], dtype=np.float32))
-    test = part_of([[0], [0]], np.array([[0, 1.5], [0, 4.5]], dtype=np.float32))
-    attributes = attributes_of(Dataset("d", 2, 1, {"train": train, "test": test}), "test")
-    assert "norm of the query at most 2" in fulfilled(attributes, 0)
-    assert "norm of the query over 4" in fulfilled(attributes, 1)
-
-
 # --- of an evaluated run --------------------------------------------------------------------------
 
 

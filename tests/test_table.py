@@ -439,16 +439,6 @@ def test_a_table_that_another_process_converts_meanwhile_is_used(tmp_path):
     assert open_dataset(folder).num_labels == 3
 
 
-def test_a_data_set_in_a_folder_is_the_one_in_memory(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_bytes(csv_text(ROWS))
-    on_disk = all_train(path, groups="country", folder=tmp_path / "data")
-    assert lines_of(on_disk) == lines_of(all_train(path, groups="country"))
-    assert on_disk.parts["train"].features.ids.tolist() == (
-        all_train(path).parts["train"].features.ids.tolist()
-    )
-
-
 # --- bad input ------------------------------------------------------------------------------------
 
 LONG = b"query,label\na,b\n" + b"x" * 300_000 + b",c\n"

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 import small
-from evenhand.data import Rows
 from evenhand.evaluation import Difference, Score
 from evenhand.result_tables import (
     differences_table,
@@ -17,7 +16,6 @@ from evenhand.result_tables import (
     parts_table,
     results_table,
     row_title,
-    unseen_notes,
 )
 
 
@@ -27,7 +25,6 @@ def score(column, group, value=0.5, *, metric="recall@10", count=100, is_judged=
 
 
 ALL, TAIL = score("all", "all", 0.25, count=1234), score("frequency", "tail", 0.75)
-SCRIPTS = [score("script", name) for name in ("THAI", "CJK", "GREEK", "LATIN")]
 
 
 def text_of(table, **options):
@@ -102,11 +99,6 @@ def test_what_is_missing_is_a_dash_and_what_is_too_small_in_brackets_that_are_ex
     assert explained not in text_of(results_table([("one", [ALL, TAIL, none])]))
 
 
-def test_worst_groups_of_different_size_show_the_range_of_their_pairs():
-    runs = [(str(n), [*SCRIPTS, score("script", "worst 3", count=n)]) for n in (423, 3632)]
-    assert cells_of(text_of(results_table(runs)), "worst 3 scripts")[0] == "423–3,632"
-
-
 @pytest.mark.parametrize("num_runs", [1, 3])
 def test_differences_have_a_sign_and_intervals_over_queries_and_seeds(num_runs):
     first = Difference(
@@ -129,16 +121,3 @@ def test_the_parts_of_a_data_set_are_counted():
     assert "[i]" in text
     assert cells_of(text, "train") == ["420", "525", "style (3)"]
     assert cells_of(text_of(parts_table(small.dense_dataset())), "train")[2] == "–"
-
-
-def test_labels_that_cannot_be_learnt_are_counted():
-    dataset = small.dense_dataset()
-    assert unseen_notes(dataset) == []
-    train = dataset.parts["train"]
-    ids = train.positives.ids.copy()
-    missing = ids[0]
-    ids[ids == missing] = (missing + 1) % small.NUM_LABELS
-    positives = Rows(train.positives.offsets, ids)
-    dataset = small.with_parts(dataset, train=dataclasses.replace(train, positives=positives))
-    count = int((dataset.parts["test"].positives.ids == missing).sum())
-    assert any(n.startswith(f"note: {count} of the 120 test pairs") for n in unseen_notes(dataset))

@@ -153,12 +153,6 @@ def test_texts_hashed_in_blocks_give_the_same_rows(texts):
         assert np.array_equal(one, other)
 
 
-def test_spellings_that_count_as_one_have_the_same_features():
-    featurizer = NgramFeaturizer()
-    one, other = (featurizer.featurize([text]) for text in ("  STRASSE\t１", "straße 1"))
-    assert np.array_equal(one.ids, other.ids)
-
-
 @given(st.text(max_size=20))
 def test_what_is_normalised_has_no_outer_or_double_white_space(text):
     assert normalize(text) == " ".join(normalize(text).split())
@@ -216,7 +210,3 @@ def test_settings_that_describe_no_featurizer_are_refused():
 def test_a_setting_out_of_range_is_refused_with_its_range(kind, settings, message):
     with pytest.raises(UserError, match=message):
         make_featurizer(kind, **settings)
-
-
-def test_settings_that_are_not_given_have_their_defaults():
-    assert make_featurizer("words", num_buckets=5, max_words=None) == WordFeaturizer(num_buckets=5)

@@ -260,20 +260,6 @@ def test_drawing_as_the_algorithm_does_agrees_with_the_exact_loss(is_shared):
         assert right < estimate.mean - 10 * estimate.standard_error
 
 
-def test_the_standard_error_is_that_of_repeated_estimates():
-    positives, negatives = problem_of_size(8, 6)
-    counts = by_name((4, 1, 2, 1))
-    generator = np.random.default_rng(3)
-    estimates = [
-        simulated_s2m_loss(positives, negatives, **counts, num_draws=50, generator=generator)
-        for _ in range(100)
-    ]
-    spread = np.std([estimate.mean for estimate in estimates], ddof=1)
-    # The standard deviation of a hundred is known to about 7 %.
-    claimed = np.mean([estimate.standard_error for estimate in estimates])
-    assert spread == pytest.approx(claimed, rel=0.35)
-
-
 # Refusals.
 
 

@@ -7,11 +7,9 @@ import math
 import re
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy.stats import qmc
 
 import small
 from evenhand.errors import UserError
@@ -21,10 +19,8 @@ from evenhand.tuning.space import (
     Choices,
     Span,
     Trial,
-    _even_points,
     count_members,
     default_space,
-    format_settings,
     num_hard_examples_for,
     parse_space,
     plan_trials,
@@ -150,31 +146,6 @@ def test_a_space_that_holds_few_trials_gives_each_of_them_once():
     pairs = [(s[K_PRIME], s["mining.anneal_fraction"]) for s in settings_of(trials)]
     # As given: k' = 8, annealed over the whole run. For k' = 32, the batch, it makes no difference.
     assert sorted(pairs) == [(4, 0.0), (4, 1.0), (8, 0.0), (8, 1.0), (32, 1.0)]
-
-
-def test_people_are_shown_what_differs_and_k_prime_always():
-    words = ["training.learning_rate=0.01,0.02", "mining.anneal_fraction=0,1"]
-    trials = plan_trials(config(), parse_space(words, config()), num_trials=4, seed=0)
-    shown = format_settings(settings_of(trials))
-    assert shown[0] == {"k'": "all", "rate": "0.05", "anneal": "–"}
-    assert shown[1] == {"k'": "8", "rate": "0.05", "anneal": "1.0"}
-    assert format_settings([{"mining.method": "s2m", K_PRIME: 4}]) == [{"k'": "4"}]
-    methods = [{"mining.method": method, K_PRIME: 4} for method in ("s2m", "cvar")]
-    assert list(format_settings(methods)[0]) == ["k'", "method"]
-
-
-@pytest.mark.parametrize("shape", [(16, 1), (50, 1), (16, 2), (50, 3), (16, 5)])
-def test_points_fill_the_space_more_evenly_than_chance(shape):
-    generator = np.random.default_rng(0)
-    chance = [qmc.discrepancy(generator.random(shape), method="CD") for _ in range(200)]
-    for seed in range(10):
-        points = np.array(list(_even_points(shape[1], seed=seed, num_points=shape[0])))
-        assert points.shape == shape
-        assert 0 <= points.min() <= points.max() < 1
-        assert qmc.discrepancy(points, method="CD") < np.mean(chance)
-        if shape[1] == 1:  # the golden ratio
-            step = (points[1, 0] - points[0, 0]) % 1
-            assert step == pytest.approx((math.sqrt(5) - 1) / 2, abs=1e-12)
 
 
 def test_the_default_space_is_around_the_config():
@@ -380,15 +351,6 @@ def test_the_picture_has_a_mark_a_trial_with_better_ones_up_and_to_the_right(pag
     drawn = re.search(r'<path d="(M[^"]*)" class="line front"', page)[1]
     (x, y), *others = [(x, y) for x, y, _ in reversed(marks)]
     assert drawn == f"M{x} {y}" + "".join(f"V{y}H{x}" for x, y in others)
-
-
-def test_a_trial_far_below_the_others_does_not_press_them_together(page_of):
-    far, snm = (dataclasses.replace(TRIALS[n], average=0.01) for n in (3, 0))
-    page = page_of([*TRIALS[:3], far])
-    assert "1 trial with a much lower recall@10 is in the table only." in words_of(page)
-    assert len(marks_of(page)) == 3
-    for trials in (TRIALS, [snm, *TRIALS[1:3]]):  # those that the legend names are always there
-        assert "in the table only" not in page_of(trials)
 
 
 @pytest.mark.parametrize(

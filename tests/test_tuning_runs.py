@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 import shutil
 import signal
 
@@ -96,21 +95,6 @@ def test_the_folder_holds_all_that_was_promised_and_the_figures_are_those_of_eva
         assert {"all", "head", "torso", "tail", "worst 3 regions"} <= set(figures)
 
 
-def test_what_is_printed_says_what_was_chosen_by_which_rule_and_what_to_do_next(home):
-    out = (home / "whole.out").read_text("utf-8")
-    chosen = tuning_of(home / "whole")["chosen"]
-    assert "4 trials, judged on the validation part: the highest recall@10 on worst" in out
-    assert "step 1" not in out  # a line a trial is enough where the output is a file
-    assert re.search(rf"│ +{chosen} │.*│ yes +│ chosen", out)
-    for words in (
-        f"searched: {K_PRIME}=2,4,8,16,32 mining.num_hard_labels=1,5,20",
-        "trial 2 of 4 (as given): recall@10 0.",
-        f"chosen: trial {chosen}, the highest recall@10 on worst tenth of region",
-        "too good", "train whole/best.toml --run whole-best", "whole/tuning.json", "tradeoff.html",
-    ):  # fmt: skip
-        assert words in out
-
-
 def test_the_best_settings_train_as_their_first_line_says(home, user):
     first, second, *_ = (home / "whole/best.toml").read_text("utf-8").splitlines()
     assert first == "# evenhand train whole/best.toml --run whole-best"
@@ -152,15 +136,6 @@ def test_a_few_settings_can_be_searched_and_the_rest_stays(user, home):
         assert build_config(run_settings) == with_settings(base, planned)
     best = max(trial["criterion"] for trial in tuning["trials"])
     assert tuning["trials"][tuning["chosen"] - 1]["criterion"] == best
-
-
-def test_the_smallest_share_is_where_the_search_begins(user, home):
-    # A batch into which the k' of the file, 8, would not fit.
-    flags = ("--smallest-share", 0.5, "--set", "mining.batch_size=7")
-    out = user(*TUNE[:3], 2, "--run", "share", *flags)
-    assert "k' = 4, what a share of 50.00% is expected to fill of a batch of 7" in out
-    assert f"{K_PRIME}=2,4,5,6,7 " in out  # half of it, it, and up to the batch
-    assert tuning_of(home / "share")["planned"][1][K_PRIME] == 4
 
 
 def test_train_takes_k_prime_from_the_smallest_group_too(user, home):

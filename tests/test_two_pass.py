@@ -15,8 +15,6 @@ from torch import nn
 from evenhand.encoding import (
     SeededDropout,
     draw_seeds,
-    encode_in_chunks,
-    survivors_in_chunks,
     take_examples,
     two_pass,
 )
@@ -236,25 +234,6 @@ def test_features_of_every_form():
     assert taken["b"].tolist() == [3, 1]
 
 
-class Lengths(nn.Module):
-    """Of texts, in a list: (b, 1)."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, texts):
-        return torch.tensor([[float(len(text))] for text in texts]) * self.weight
-
-
-def test_texts_are_encoded_in_chunks():
-    encoder = Lengths()
-    vectors = two_pass(encoder, ["a", "bb", "ccc"], chunk_size=2)
-    vectors[1:].sum().backward()
-    assert vectors.flatten().tolist() == [1, 2, 3]
-    assert encoder.weight.grad.tolist() == [5]
-
-
 def test_mixed_precision_is_that_of_the_first_pass():
     seen = []
 
@@ -269,11 +248,6 @@ def test_mixed_precision_is_that_of_the_first_pass():
         vectors = two_pass(encoder, torch.ones(3, 2), chunk_size=3)
     vectors.sum().backward()
     assert seen == [(True, torch.bfloat16)] * 2
-
-
-def test_frozen_encoders_have_no_gradient():
-    encoder = nn.Linear(2, 2).requires_grad_(False)
-    assert not two_pass(encoder, torch.ones(3, 2), chunk_size=2).requires_grad
 
 
 def test_what_cannot_be_repeated_is_refused():
@@ -300,19 +274,6 @@ def test_weights_changed_before_the_second_pass_are_refused():
         encoder.weight += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_the_second_pass_can_be_taken_by_hand():
-    encoder, features = nn.Linear(2, 3), torch.randn(5, 2)
-    seeds = draw_seeds(5)
-    vectors = encode_in_chunks(encoder, features, chunk_size=2, seeds=seeds)
-    gradients = torch.zeros(5, 3).index_fill(0, torch.tensor([1, 4]), 1.0)
-    for own, gradient in survivors_in_chunks(
-        encoder, features, gradients, chunk_size=2, seeds=seeds
-    ):
-        own.backward(gradient)
-    torch.testing.assert_close(vectors, encoder(features).detach())
-    torch.testing.assert_close(encoder.bias.grad, torch.full((3,), 2.0))
 
 
 @pytest.mark.parametrize("chunk_size", [2, 4, B])

@@ -72,10 +72,3 @@ def test_features_without_values_are_refused(train):
 def test_an_unknown_weighting_is_refused():
     with pytest.raises(UserError, match=r"data\.weighting"):
         DataConfig(weighting="bm25")
-
-
-def test_the_data_set_that_was_given_is_not_changed():
-    data, before = dataset(), TRAIN.values.copy()
-    assert weight_features(data, "as-is") is data
-    weight_features(data, "tf-idf")
-    assert np.array_equal(TRAIN.values, before)

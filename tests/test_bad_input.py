@@ -17,17 +17,12 @@ from small import bytes_of, run_main, settings_file
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A folder with a data set, a settings file and an evaluated run, which no test may change."""
-    folder = tmp_path_factory.mktemp("bad")
-    save_dataset(small.text_dataset(), folder / "data")
+    folder = small.trained(tmp_path_factory, {"a": ["--keep-checkpoints"]})
     save_dataset(small.text_dataset(seed=1), folder / "other")
     save_dataset(small.dense_dataset(), folder / "dense")
-    settings_file(folder / "a.toml", "data", training__num_steps=20)
     settings_file(folder / "dense.toml", "dense", training__num_steps=20)
-    for name, words in {"a": [], "dense": ["--set", "model.hidden_widths=[9]"]}.items():
-        answer = small.run(
-            folder, "train", f"{name}.toml", "--keep-checkpoints", "--run", f"runs/{name}", *words
-        )
-        assert answer.code == 0, answer.err
+    words = ("--set", "model.hidden_widths=[9]", "--run", "runs/dense")
+    assert small.run(folder, "train", "dense.toml", *words).output
     return folder
 
 
@@ -46,15 +41,6 @@ def copy(home, tmp_path, monkeypatch):
     """A copy of the run that a test may damage."""
     monkeypatch.chdir(home)
     return shutil.copytree(home / "runs/a", tmp_path / "copy")
-
-
-def refused(capsys, *arguments):
-    return run_main(capsys, *arguments).sentence
-
-
-def assert_says(sentence, *fragments):
-    for fragment in fragments:
-        assert str(fragment) in sentence, f"{fragment!r} is not in: {sentence}"
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -113,7 +99,7 @@ REFUSED = [  # words, what the sentence must hold
 
 @pytest.mark.parametrize(("words", "fragments"), REFUSED)
 def test_what_is_wrong_is_refused_before_anything_is_made(here, capsys, words, fragments):
-    assert_says(refused(capsys, *words), *fragments)
+    run_main(capsys, *words).says(*fragments)
     assert not (here / "new").exists()
 
 
@@ -130,7 +116,7 @@ def test_what_is_wrong_is_refused_before_anything_is_made(here, capsys, words, f
 def test_a_wrong_settings_file_is_refused(here, tmp_path, capsys, text, fragments):
     path = tmp_path / "bad.toml"
     path.write_bytes(text.encode("latin-1"))
-    assert_says(refused(capsys, "train", path, "--run", "new"), *fragments)
+    run_main(capsys, "train", path, "--run", "new").says(*fragments)
     assert not (here / "new").exists()
 
 
@@ -148,9 +134,10 @@ def test_a_wrong_line_is_named_and_nothing_is_made(here, tmp_path, capsys, suffi
     table.write_text("query,label\nx,\n")
     out = ("--out", tmp_path / "out")
     for train, test in ((bad, good), (good, bad)):
-        sentence = refused(capsys, "data", "extreme", "--train", train, "--test", test, *out)
-        assert_says(sentence, bad, "line 3", "'1=1'", "id:value")
-    assert_says(refused(capsys, "data", "table", table, *out), table, "row 1", "of label", "empty")
+        run_main(capsys, "data", "extreme", "--train", train, "--test", test, *out).says(
+            bad, "line 3", "'1=1'", "id:value"
+        )
+    run_main(capsys, "data", "table", table, *out).says(table, "row 1", "of label", "empty")
     assert sorted(tmp_path.iterdir()) == sorted([bad, good, table])
 
 
@@ -168,8 +155,9 @@ def test_a_feature_that_is_not_finite_is_refused_by_the_number_of_its_query(
     for dataset, place in ((dense, "query 7 of the validation"), (sparse, "query 11 of the train")):
         save_dataset(dataset, tmp_path / dataset.name)
         as_is = ("--set", "data.weighting=as-is")
-        sentence = refused(capsys, *TRAIN, "--data", tmp_path / dataset.name, *as_is)
-        assert_says(sentence, f"{place} part", "NaN or infinite", "mend it")
+        run_main(capsys, *TRAIN, "--data", tmp_path / dataset.name, *as_is).says(
+            f"{place} part", "NaN or infinite", "mend it"
+        )
     assert not (here / "new").exists()
 
 
@@ -177,18 +165,18 @@ def test_a_damaged_data_set_is_named_and_a_whole_one_not_written_over(here, tmp_
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/dataset.json").write_text("{")
     for command in (("data", "show"), ("train", "--data")):
-        assert_says(refused(capsys, *command, tmp_path / "broken"), "broken", "damaged", "again")
+        run_main(capsys, *command, tmp_path / "broken").says("broken", "damaged", "again")
     (tmp_path / "pairs.csv").write_text("query,label\nq,l\n")
-    sentence = refused(capsys, "data", "table", tmp_path / "pairs.csv", "--out", "data")
-    assert_says(sentence, "data exists already")
+    run_main(capsys, "data", "table", tmp_path / "pairs.csv", "--out", "data").says(
+        "data exists already"
+    )
     without_test = small.with_parts(small.text_dataset(), test=None)
     save_dataset(without_test, tmp_path / "data")
     words = ("--data", tmp_path / "data", "--run", tmp_path / "run", "--steps", 5)
     answer = run_main(capsys, "train", "a.toml", *words)
     assert answer.code == 0  # evaluated on the validation part instead
     assert "pair recall on the validation part" in answer.out
-    sentence = refused(capsys, "evaluate", tmp_path / "run")
-    assert_says(sentence, "no test part", "train, validation")
+    run_main(capsys, "evaluate", tmp_path / "run").says("no test part", "train, validation")
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -211,8 +199,7 @@ def on(command, folder):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_that_is_no_run_is_named(here, tmp_path, capsys, command):
     for folder in (tmp_path, here / "data", here / "nowhere"):
-        sentence = refused(capsys, *on(command, folder))
-        assert_says(sentence, folder, "it holds no")
+        run_main(capsys, *on(command, folder)).says(folder, "it holds no")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +214,7 @@ def test_what_a_run_lacks_is_named_with_the_command_for_it(copy, capsys, gone, c
     shutil.rmtree(copy / gone)
     for command in commands:
         fragments = [fragment.format(copy) for fragment in says]
-        assert_says(refused(capsys, *on(command, copy)), copy, *fragments)
+        run_main(capsys, *on(command, copy)).says(copy, *fragments)
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "search"])
@@ -237,8 +224,9 @@ def test_a_data_set_other_than_the_one_trained_on_is_refused(
     shutil.copytree(home / "other", tmp_path / "work/data")  # same name and sizes, other content
     shutil.copytree(home / "runs", tmp_path / "work/runs")
     monkeypatch.chdir(tmp_path / "work")
-    sentence = refused(capsys, *on(command, copy))
-    assert_says(sentence, "was trained on another data set", "fingerprint", "restore")
+    run_main(capsys, *on(command, copy)).says(
+        "was trained on another data set", "fingerprint", "restore"
+    )
 
 
 CHANGES = {
@@ -279,10 +267,9 @@ def test_a_damaged_file_of_a_run_is_named(copy, capsys, name, damage, command, p
     (copy / name).write_bytes(CHANGES[damage]((copy / name).read_bytes()))
     if name.startswith("checkpoints"):
         shutil.rmtree(copy / "checkpoints/step-00000015")  # it would be used instead
-    sentence = refused(capsys, *on(command, copy))
     folder, _, file_name = name.rpartition("/")  # a store is named, and then its file
     places = [folder, file_name] if folder.startswith(("checkpoints", "model")) else [name]
-    assert_says(sentence, *places, problem)
+    run_main(capsys, *on(command, copy)).says(*places, problem)
 
 
 # --- a disk that is full --------------------------------------------------------------------------
@@ -296,8 +283,9 @@ def test_a_full_disk_at_the_metrics(here, tmp_path, capsys, monkeypatch):
     run, place = tmp_path / "run", "evenhand.training.loop.open"
     with monkeypatch.context() as patch:
         patch.setattr(place, full, raising=False)
-        sentence = refused(capsys, "train", "a.toml", "--run", run)
-    assert_says(sentence, run / "metrics.jsonl", "No space left", "--resume")
+        run_main(capsys, "train", "a.toml", "--run", run).says(
+            run / "metrics.jsonl", "No space left", "--resume"
+        )
     assert run_main(capsys, "train", "--keep-checkpoints", "--resume", "--run", run).code == 0
     assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
 
@@ -319,7 +307,7 @@ def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, c
     train = ("train", "--keep-checkpoints")
     words = (*train, "a.toml", "--run", run)
     answer = small.run(here, *words, disturb=[function, call, errno.ENOSPC])
-    assert_says(answer.sentence, name, "No space left")
+    answer.says(name, "No space left")
     names = [path.name for path in tmp_path.rglob("*")]
     assert not [name for name in names if "partial" in name or ".step" in name]
     again = small.run(here, *((*train, "--resume", "--run", run) if run.exists() else words))
@@ -330,5 +318,5 @@ def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, c
 def test_a_wrong_setting_is_refused_before_a_table_is_converted(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pairs.csv").write_text("query,label\na,b\nc,d\n")
-    assert_says(refused(capsys, "train", "pairs.csv", "--steps", "-3"), "training.num_steps")
+    run_main(capsys, "train", "pairs.csv", "--steps", "-3").says("training.num_steps")
     assert not (tmp_path / "datasets").exists()

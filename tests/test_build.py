@@ -13,10 +13,8 @@ from evenhand.build import build_model, build_training, check_against_data
 from evenhand.data import pairs_of
 from evenhand.data.csr import rows_from_lists
 from evenhand.errors import UserError
-from evenhand.mining import hardest_labels, mask_positives
 from evenhand.sampling import (
     Distinct,
-    FrequencySampler,
     InBatchSampler,
     MixedSampler,
     UniformSampler,
@@ -64,22 +62,6 @@ def test_no_run_draws_a_label_twice(dataset, sampler):
     assert isinstance(all_labels.plan.sampler, UniformSampler)
 
 
-def test_the_hardest_labels_of_a_run_are_different_labels(dataset):
-    """Counted by the inclusion probability, a label drawn many times is one label of the sample."""
-    parts = built(dataset, mining__sampler="frequency")
-    assert isinstance(parts.plan.sampler.source, FrequencySampler)
-    batch = parts.training.feed.next_batch()
-    num_drawn = 4 * dataset.num_labels  # so many that repeats are certain
-    sample = parts.plan.sampler.sample(
-        batch.positive_ids, num_drawn, generator=torch.Generator().manual_seed(0)
-    )
-    scores = torch.randn(dataset.num_labels)[sample.ids.clamp(min=0)]
-    scores = mask_positives(scores.expand(len(batch.label_ids), -1), sample.ids, batch.positive_ids)
-    kept = sample.ids[hardest_labels(scores, 4)]  # (B, 4)
-    assert all(len(row.unique()) == 4 for row in kept)
-    assert (sample.log_counts <= 0).all()  # a label is in a set at most once
-
-
 def test_the_precision_of_tables_and_steps_on_a_cpu(dataset):
     for precision in ("mixed", "float32"):
         parts = built(dataset, training__precision=precision)
@@ -91,24 +73,6 @@ def test_the_precision_of_tables_and_steps_on_a_cpu(dataset):
     assert parts.training.model.label_table.dtype == torch.bfloat16
     with pytest.raises(UserError, match=r"training\.precision 'bfloat16' needs .* GPU.*'mixed'"):
         parts.choose_step()
-
-
-@pytest.mark.parametrize(
-    ("method", "num_sampled", "num_labels", "num_examples", "fraction"),
-    [
-        ("sgd", 60, 60, 32, 0.0),
-        ("snm", 40, 5, 32, 0.0),
-        ("topk-sgd", 60, 60, 8, 0.0),
-        ("s2m", 40, 5, 8, 0.0),
-        ("s2m-annealed", 40, 5, 8, 0.4),
-    ],
-)
-def test_a_method_is_four_numbers_of_the_plan(
-    dataset, method, num_sampled, num_labels, num_examples, fraction
-):
-    plan = built(dataset, mining__method=method, mining__anneal_fraction=0.4).plan
-    assert (plan.num_sampled_labels, plan.num_hard_labels) == (num_sampled, num_labels)
-    assert (plan.num_hard_examples, plan.anneal_fraction) == (num_examples, fraction)
 
 
 def test_the_model_and_its_optimizer_are_those_of_the_settings(dataset):

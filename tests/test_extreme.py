@@ -115,32 +115,6 @@ def test_on_damaged_text_the_fast_parser_gives_up_or_agrees_with_the_careful_one
         assert block is None or as_lists(block) == as_lists(expected)
 
 
-edge_numbers = [
-    "16777217", "16777219",  # in the middle between two 32-bit numbers
-    "16777217.00000000000000000000000000001", "16777216.99999999999999999999999999999",
-    "1.00000005960464477539062500", "0.0000000596046447753906250000000000001", "9007199254740993",
-    "3.4028234663852886e38", "3.4028234663852887e38",  # the largest, and beyond
-    "1e-45", "7.006492321624085e-46",  # the smallest, and between 0 and it
-    "-0.0", "0e-300", "1677721700000000000000000000e-20", "0." + "0" * 300 + "1e301",
-]  # fmt: skip
-
-
-@given(
-    st.from_regex(r"[+-]?([0-9]{1,25}\.?[0-9]{0,25}|\.[0-9]{1,25})", fullmatch=True),
-    st.one_of(st.none(), st.integers(-400, 400)),
-    st.floats(1e-250, 1e30) | st.floats(-1e30, -1e-250),
-)
-def test_a_value_is_the_float_of_its_text_or_left_to_the_careful_parser(number, exponent, value):
-    usual = [repr(value), *(format(value, form) for form in (".6f", ".17g", ".9e"))]
-    odd = [number if exponent is None else f"{number}e{exponent}", *edge_numbers]
-    for text in (*odd, *usual):
-        block = parse_block(f"1 2:{text}\n".encode(), HEADER)
-        assert block is not None or text not in usual  # as programs write them
-        if block is not None:
-            assert abs(float(text)) <= float(np.finfo(np.float32).max)
-            assert block.features.values.tobytes() == np.float32(float(text)).tobytes()
-
-
 def test_values_beside_the_middle_of_two_32_bit_numbers_are_rounded_as_python_rounds_them():
     generator = np.random.default_rng(0)
     bits = generator.integers(0x00800000, 0x7F000000, 500, dtype=np.uint32)

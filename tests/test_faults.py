@@ -266,17 +266,6 @@ def test_a_read_only_disk_is_named_by_writers_and_served_to_readers(home, read_o
         assert (answer.code, answer.err) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["data table", "evaluate", "report", "tune"])
-def test_a_limit_on_files_leaves_what_was_there(home, tmp_path, name):
-    shutil.copytree(home / "runs/a", tmp_path / "a")
-    before = small.bytes_of(tmp_path)
-    words = [word.format(tmp_path) for word in WRITERS[name]]
-    most = 1000 if name == "data table" else 200  # what it prints is a file here too
-    answer = small.run(home, *words, disturb=["file size", most, ""])
-    assert "File too large" in answer.sentence
-    assert small.bytes_of(tmp_path) == before
-
-
 # --- what data may not do to a terminal -----------------------------------------------------------
 
 

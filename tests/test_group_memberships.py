@@ -12,17 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-import metric_oracles as oracles
 import small
 from evenhand.build import build_training
 from evenhand.data import load_table, open_dataset, pairs_of, save_dataset
 from evenhand.errors import UserError
 from evenhand.evaluation import (
     score_table,
-    slices_of,
 )
-from evenhand.evaluation.slice_attributes import attributes_of
-from evenhand.evaluation.slice_search import is_in_slice, slices_to_look_at
 from evenhand.tuning.search import default_group
 from evenhand.tuning.space import count_members
 from small import run_main
@@ -100,30 +96,6 @@ def test_a_query_in_five_languages_counts_in_all_five_and_once_in_all(tmp_path):
         assert row(scores, metric).count == 51
 
 
-def test_scores_by_group_match_a_loop_over_the_lines(dataset, outcome, of_language):
-    scores = score_table(outcome, dataset, "test", num_resamples=50)
-    for language in LANGUAGES:
-        is_member = of_language(language)
-        for cutoff in (1, 5, 10):
-            expected, count = oracles.pair_recall(outcome.ranks.tolist(), cutoff, is_member)
-            score = row(scores, f"recall@{cutoff}", "language", language)
-            assert (score.value, score.count) == (pytest.approx(expected, rel=1e-12), count)
-            assert score.low <= score.value <= score.high
-        queries = set(outcome.query_ids[is_member].tolist())
-        places = [0 if query in queries else -1 for query in range(len(dataset.parts["test"]))]
-        for metric in ("query recall@5", "ndcg@10", "mrr"):
-            values = outcome.query_metrics[metric].tolist()
-            (mean,), (count,) = oracles.group_means(values, places, 1)
-            score = row(scores, metric, "language", language)
-            assert (score.value, score.count) == (pytest.approx(mean, rel=1e-6), count)
-    assert row(scores, "recall@5").count == len(set(pair_names(dataset, "test")))
-    summary = row(scores, "recall@5", "language", "worst 3")  # a pair in several counts once
-    assert summary.count == sum(map(any, zip(*map(of_language, summary.members), strict=True)))
-    values = [row(scores, "recall@5", "language", name).value for name in summary.members]
-    assert summary.value == pytest.approx(sum(values) / 3)
-    assert row(scores, "mrr", "language", "worst 3").count <= len(dataset.parts["test"])
-
-
 def test_sets_of_the_queries_are_refused(dataset, outcome):
     part = dataset.parts["test"]
     groups = part.groups["language"]._replace(ids=np.zeros(len(part), dtype=np.int32))
@@ -139,37 +111,6 @@ def test_tuning_counts_every_membership(dataset, of_language):
     for language in LANGUAGES:
         is_member = of_language(language, "train")
         assert count_members(dataset, f"language={language}") == (sum(is_member), len(is_member))
-
-
-# --- slices and the report ------------------------------------------------------------------------
-
-
-def test_conditions_of_slices_hold_for_every_group_of_a_pair(dataset, of_language):
-    attributes = attributes_of(dataset, "test")
-    (place,) = [n for n, attribute in enumerate(attributes) if attribute.name == "language"]
-    for condition, words in enumerate(attributes[place].conditions):
-        is_member = is_in_slice(attributes, ((place, condition),))
-        assert is_member.tolist() == of_language(words.removeprefix("language = "))
-    looks = slices_to_look_at(attributes, max_conditions=2, min_pairs=5)
-    totals = looks.totals(np.ones((len(is_member), 1)))[:, 0]
-    for conditions, total in zip(looks.conditions, totals, strict=True):
-        assert is_in_slice(attributes, conditions).sum() == total
-    assert any(len(c) == 2 and place in dict(c) for c in looks.conditions)
-
-
-def test_a_slice_is_found_that_only_second_lines_name(tmp_path):
-    """Every query is on a line of `web`; those that also are on one of `app` fail."""
-    lines = [(f"query {n}", f"label {n % 9}", "web") for n in range(600)]
-    lines += [(f"query {n}", f"label {n % 9}", "app") for n in range(0, 600, 4)]
-    dataset = write_table(tmp_path / "table.csv", lines, "channel", test_fraction=0.8)
-    texts = dataset.parts["test"].texts
-    is_app = np.array([int(text.split()[1]) % 4 == 0 for text in texts])  # a pair a query
-    ranks = np.where(is_app, 0, 1).astype(np.int32)
-    outcome = dataclasses.replace(evaluated(dataset)[0], ranks=ranks)
-    found = slices_of(outcome, dataset, "test", metric="recall@5", num_permutations=19)
-    assert found.slices[0].conditions == ("channel = app",)
-    assert found.slices[0].num_pairs == is_app.sum()
-    assert found.slices[0].value == 0
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -238,16 +179,6 @@ def test_whatever_is_merged_is_counted_and_printed(user, tmp_path):
 
 
 # --- on disk --------------------------------------------------------------------------------------
-
-
-def test_memberships_move_the_fingerprint_and_the_order_of_lines_does_not(lines, tmp_path):
-    query, label, _ = next(line for line in lines if line[2] == "de")
-    fewer = [line for line in lines if line != (query, label, "de")]
-    prints = [
-        save_dataset(write_table(tmp_path / "a.csv", one), tmp_path / str(n)).fingerprint
-        for n, one in enumerate((lines, lines[::-1], fewer))
-    ]
-    assert prints[0] == prints[1] != prints[2]
 
 
 def test_a_table_with_one_group_a_query_is_stored_as_it_always_was(tmp_path):

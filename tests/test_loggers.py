@@ -6,9 +6,6 @@ import warnings
 
 import pytest
 
-import small
-from evenhand.cli import main
-from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.integrations import loggers
 from evenhand.integrations.loggers import check_logger, log_metrics
@@ -74,21 +71,6 @@ def test_mlflow_has_the_rows_and_the_settings(begun, tmp_path, monkeypatch):
     assert run.data.metrics == {"train/loss": 1.0, "validation/recall_at_1": 0.5}
     assert run.data.params["training.num_steps"] == "20"
     assert run.info.run_name == "run"
-
-
-def test_the_command_logs(tmp_path, monkeypatch, capsys):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    monkeypatch.chdir(tmp_path)
-    save_dataset(small.dense_dataset(), tmp_path / "data")
-    words = ["train", "--data", "data", "--run", "run", "--set", "training.num_steps=20"]
-    assert main([*words, "--log-to", "wandb"]) == 2
-    assert "--log-to must be one of tensorboard, mlflow, got 'wandb'" in capsys.readouterr().err
-    assert main([*words, "--log-to", "tensorboard"]) == 0
-    found = events.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    losses = [row["loss"] for row in rows if "loss" in row]
-    assert [row.value for row in found.Scalars("train/loss")] == pytest.approx(losses)
 
 
 @pytest.mark.parametrize("log_to", ["tensorboard", "mlflow"])

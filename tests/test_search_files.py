@@ -22,11 +22,8 @@ QUERIES = ["badoki7", "marsaum, 12", '"welor"', "städte\tum"]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("search")
-    dataset = save_dataset(small.text_dataset(), folder / "data")
-    small.settings_file(folder / "a.toml", "data", training__num_steps=20)
-    answer = small.run(folder, "train", "a.toml", "--run", "runs/a")
-    assert answer.code == 0, answer.err
+    folder = small.trained(tmp_path_factory)
+    dataset = open_dataset(folder / "data")
     (folder / "queries.txt").write_text("\n\n".join(QUERIES) + "\n \n", "utf-8")
     ids = [f"q{number}" for number in range(len(QUERIES))]
     table = {"text": QUERIES, "query_id": ids, "ignored": range(len(QUERIES))}
@@ -149,9 +146,7 @@ BAD = [  # words, standard input, what the sentence must hold
 
 @pytest.mark.parametrize(("words", "stdin", "says"), BAD)
 def test_wrong_words_are_answered_in_one_sentence(ask, words, stdin, says):
-    sentence = ask(*words, stdin=stdin).sentence
-    for fragment in says:
-        assert fragment in sentence, f"{fragment!r} is not in: {sentence}"
+    ask(*words, stdin=stdin).says(*says)
 
 
 def test_an_output_is_there_once_it_is_whole(ask, home, tmp_path):

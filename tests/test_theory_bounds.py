@@ -47,13 +47,6 @@ def test_the_corrected_bound_term_by_term():
     assert bound.total == pytest.approx(sum(expected), rel=1e-12)
 
 
-def test_the_empirical_form_pays_three_deviations_at_half_of_delta():
-    of_mean = corrected_bound(0.3, sample_of(50, 0.2, 0.05, loss_bound=3.0))
-    of_sample = corrected_bound(0.3, sample_of(50, 0.2, 0.1, loss_bound=3.0), is_empirical=True)
-    assert of_sample[:2] == pytest.approx(of_mean[:2], rel=1e-12)
-    assert of_sample.deviation == pytest.approx(3 * of_mean.deviation, rel=1e-12)
-
-
 def test_a_finite_class_costs_a_logarithm():
     bound = finite_class_bound(sample_of(50, 0.25, 0.1, loss_bound=3.0), num_functions=8)
     assert bound == pytest.approx(3 / 0.25 * math.sqrt(math.log(80) / 100), rel=1e-12)

@@ -185,20 +185,6 @@ def test_at_a_margin_of_one_a_miss_can_cost_nothing():
 # Samples of labels.
 
 
-@given(problems(), st.data())
-def test_a_sample_bounds_the_retrieval_loss_among_the_sample(problem, data):
-    scores, labels = problem
-    others = [other for other in range(scores.shape[1]) if other != labels[0]]
-    sample = data.draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
-    seen = scores[:1, [labels[0], *sample]]  # (1, 1 + M)
-    kept = data.draw(st.integers(1, len(sample)))
-    bound = bowl_bound(seen, [0], num_results=kept, num_hard_labels=kept)
-    assert (bound >= retrieval_loss(seen, [0], num_results=kept) - SLACK).all()
-    # It is missed among all labels wherever it is missed among fewer, not the other way round.
-    among_all = retrieval_loss(scores, labels, num_results=kept)
-    assert among_all[0] >= retrieval_loss(seen, [0], num_results=kept)[0]
-
-
 def test_a_sample_without_the_rivals_bounds_nothing_among_all_labels():
     scores = np.array([[1.0, 5.0, -1.0, -1.0]])  # label 0, whose one rival is not in the sample
     bound = bowl_bound(scores[:, [0, 2, 3]], [0], num_results=1, num_hard_labels=1)

@@ -331,28 +331,6 @@ def test_every_trial_has_a_row_the_best_first_and_the_failed_last(page_of):
     assert rows[4][3:6] == ["–", "–", ""]
 
 
-def test_the_picture_has_a_mark_a_trial_with_better_ones_up_and_to_the_right(page_of):
-    page = page_of()
-    marks = sorted(marks_of(page), key=lambda mark: mark[2])
-    assert [title.split(":")[0] for *_, title in marks] == [f"trial {n}" for n in range(1, 5)]
-    said = "k' all, rate 0.01; recall@10 50.0 %, recall@10 on the worst 3 scripts 20.0 %"
-    assert marks[0][2].endswith(said)
-    (legend,) = re.findall(r'<ul class="legend".*?</ul>', page, re.DOTALL)
-    named = ["chosen: trial 3", "SNM: trial 1", "as given: trial 2", "other trials"]
-    assert [words_of(item) for item in elements_of(legend, "li")] == named
-    shapes = re.findall(r'class="mark (run-\d)"', elements_of(page, "figure")[0])
-    assert shapes == ["run-4", "run-3", "run-2", "run-1"]  # those of the legend lie on top
-    assert page.count('class="tick faint"') == 4  # the intervals
-    assert [x for x, *_ in marks] == sorted((x for x, *_ in marks), reverse=True)
-    assert [y for _, y, _ in marks] == sorted((y for _, y, _ in marks), reverse=True)
-    start = float(re.search(r'<rect x="([\d.]+)"', page)[1])  # shaded: near the best average
-    assert [start <= x <= 620 for x, *_ in marks] == [True, True, True, False]
-    # The front goes down before it goes right, from the worst average.
-    drawn = re.search(r'<path d="(M[^"]*)" class="line front"', page)[1]
-    (x, y), *others = [(x, y) for x, y, _ in reversed(marks)]
-    assert drawn == f"M{x} {y}" + "".join(f"V{y}H{x}" for x, y in others)
-
-
 @pytest.mark.parametrize(
     "trials",
     [

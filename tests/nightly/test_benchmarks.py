@@ -59,13 +59,6 @@ def test_the_ways_that_mine_examples_train_the_same_table(monkeypatch):
     torch.testing.assert_close(*tables)
 
 
-def test_times_are_given_over_the_product_of_the_same_run(rows):
-    for row in rows:
-        assert row["ratio_to_product"] == pytest.approx(
-            row["milliseconds"] / rows[0]["milliseconds"], rel=0.05
-        )  # the milliseconds are rounded
-
-
 def test_the_figure_is_drawn_from_such_rows(rows, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(BENCHMARK.parent))

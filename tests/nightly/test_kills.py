@@ -134,15 +134,6 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path, step):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("saved_by", [1, 2, 3])
-def test_what_some_ranks_saved_is_loaded_by_any_number(tmp_path, saved_by):
-    folder = tmp_path / "checkpoints"
-    assert exit_codes(saved_by, tmp_path, save_twice, folder) == [0] * saved_by
-    for num_ranks in (1, 2, 3, 4):
-        assert exit_codes(num_ranks, tmp_path, load, folder, 2, 0) == [0] * num_ranks
-
-
-@pytest.mark.timeout(240)
 def test_the_first_rank_killed_in_a_save_leaves_the_one_before(tmp_path):
     folder = tmp_path / "checkpoints"
     assert exit_codes(2, tmp_path, save_twice, folder) == [0, 0]

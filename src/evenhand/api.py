@@ -68,7 +68,7 @@ Frame = Any  # a pandas.DataFrame, or a pyarrow.Table where pandas is not instal
 def train(
     source: Any,
     *,
-    query: str | tuple[str, ...] | list[str] = "query",
+    query: str | tuple[str, ...] | list[str] = (),
     label: str = "label",
     groups: str | tuple[str, ...] | list[str] = (),
     run: str | Path | None = None,
@@ -86,7 +86,8 @@ def train(
     Args:
         source: a pandas, polars or pyarrow table, a dict of lists, or the path of a table; or the
             folder of a data set, or "places".
-        query: column of the texts, or several that are joined by a space.
+        query: column of the texts, or several that are joined by a space; "query" if none is
+            named, and no column where there are vectors.
         label: column of the right answers, each a text or a list of texts.
         groups: columns of subpopulations, only to look at the result.
         run: the new folder; runs/DATA-METHOD-seedN, with a number behind if it exists, if None.

@@ -125,7 +125,10 @@ class TableFlags:
 
     query: Annotated[
         list[str] | None,
-        flag("Column of the queries; repeatable: joined by a space.", show_default="query"),
+        flag(
+            "Column of the queries; repeatable: joined by a space.",
+            show_default="query, or none with --vectors",
+        ),
     ] = None
     label: Annotated[
         str | None, flag("Column of the labels: texts, or lists.", show_default="label")

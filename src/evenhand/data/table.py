@@ -73,14 +73,15 @@ class TableOptions:
     rows of each entity are held out), by `split_column`, or by `test` and `validation`.
 
     Args:
-        query: a column, or several that are joined by a space.
+        query: a column, or several that are joined by a space; none: "query", but with `vectors`
+            rows of equal vectors are one query.
         label: a column of one label a row, or of lists of labels.
         groups: columns of groups; an empty cell belongs to none.
         label_separator: between the labels of a cell, such as "|".
         labels: a table of the labels, by file or in memory: `id`, as in `label`, and if you like
             `name` and `text`; every other column groups the labels.
         vectors: a column of lists of numbers, or a .npy file with a row for each of the table's,
-            instead of features made of the text. `query` may then be ().
+            instead of features made of the text.
         split_time: a column of numbers or dates.
         split_entity: a column of users, sessions, documents.
         split_column: a column that says train, validation or test.
@@ -91,7 +92,7 @@ class TableOptions:
         num_buckets, min_length, max_length, max_words: of these features; None: their defaults.
     """
 
-    query: tuple[str, ...] | str = "query"
+    query: tuple[str, ...] | str = ()
     label: str = "label"
     groups: tuple[str, ...] | str = ()
     label_separator: str | None = None
@@ -120,7 +121,7 @@ class TableOptions:
             test_fraction=self.test_fraction, validation_fraction=self.validation_fraction
         )
         if not self.query and self.vectors is None:
-            raise UserError("a table needs a query column, or vectors")
+            object.__setattr__(self, "query", ("query",))
         if "" in (self.label, *self.query, *self.groups, *self._split_columns()):
             raise UserError("the name of a column must not be empty; leave the option out")
         if self.label in self.query:
@@ -204,7 +205,7 @@ def load_table(
         columns: fields of `TableOptions`, which need no `options` then.
     """
     try:
-        options = dataclasses.replace(options or TableOptions(), **columns)
+        options = dataclasses.replace(options, **columns) if options else TableOptions(**columns)
     except TypeError as error:
         known = ", ".join(field.name for field in dataclasses.fields(TableOptions))
         raise UserError(f"load_table: {error}; the options of a table are {known}") from error

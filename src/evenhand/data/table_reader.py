@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -154,7 +154,7 @@ def _read_frame(
             )
         total = len(frame) if hasattr(frame, "__len__") else None
         reader, done = pa.RecordBatchReader.from_stream(frame), 0
-        places = _places(reader.schema.names, columns, where)
+        places = _places(_flat_names(reader.schema), columns, where)
         for batch in reader:
             for piece in _pieces(_select(batch, places, columns)):
                 piece.validate(full=True)
@@ -170,8 +170,27 @@ def _read_frame(
 def _select(
     batch: pa.RecordBatch, places: Sequence[int], columns: Sequence[str] | None
 ) -> pa.RecordBatch:
+    batch = _flatten(batch)
     names = batch.schema.names if columns is None else list(columns)
     return pa.RecordBatch.from_arrays([batch.column(place) for place in places], names)
+
+
+def _flatten(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Makes the fields of objects columns of their own: `doc.title`."""
+    while any(map(pa.types.is_struct, batch.schema.types)):
+        flat = pa.Table.from_batches([batch]).flatten()
+        arrays = [column.combine_chunks() for column in flat.columns]
+        batch = pa.RecordBatch.from_arrays(arrays, flat.schema.names)
+    return batch
+
+
+def _flat_names(fields: Iterable[pa.Field]) -> list[str]:
+    """The columns that `_flatten` makes of those of a schema."""
+    names: list[str] = []
+    for field in fields:
+        is_object = pa.types.is_struct(field.type)
+        names += _flat_names(field.flatten()) if is_object else [field.name]
+    return names
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -186,11 +205,11 @@ def _read_parquet(
     path: Path, columns: Sequence[str] | None, progress_fn: ProgressFn
 ) -> Iterator[pa.RecordBatch]:
     with _open_seekable(path) as file, pa.parquet.ParquetFile(file) as table:
-        places = _places(table.schema_arrow.names, columns, str(path))
-        wanted = [table.schema_arrow.names[place] for place in places]
+        names = _flat_names(table.schema_arrow)
+        wanted = [names[place] for place in _places(names, columns, str(path))]
         done = 0
         for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
-            yield batch.select(wanted)
+            yield _flatten(batch).select(wanted)
             done += len(batch)
             progress_fn(f"reading {path.name}", done, table.metadata.num_rows)
 
@@ -208,7 +227,7 @@ def _read_arrow(
             file.seek(0)
             batches = reader = pa.ipc.open_stream(file)
             total = None
-        places = _places(reader.schema.names, columns, str(path))
+        places = _places(_flat_names(reader.schema), columns, str(path))
         for done, batch in enumerate(batches, start=1):
             yield from _pieces(_select(batch, places, columns))
             progress_fn(f"reading {path.name}", done, total)
@@ -388,6 +407,7 @@ def _read_json(
             return
         try:
             first = json.loads(line)
+            texts = _text_fields(first) if isinstance(first, dict) else {}
         except (ValueError, RecursionError):
             first = None
         if not isinstance(first, dict):
@@ -395,10 +415,10 @@ def _read_json(
                 f"{path}, line 1: {quote_value(line.strip())} is no JSON object; write one object "
                 f"a line"
             )
-        # Else a text that looks like a date would become one.
-        texts = {key: pa.string() for key, value in first.items() if isinstance(value, str)}
         # Other columns, which may be of any kind, are skipped if those that are read are texts.
         is_enough = columns is not None and texts.keys() >= set(columns)
+        if is_enough:
+            texts = {name: texts[name] for name in columns or ()}
         try:
             reader = pa.json.open_json(
                 _Json(line + rest, file),
@@ -408,7 +428,7 @@ def _read_json(
                     unexpected_field_behavior="ignore" if is_enough else "infer",
                 ),
             )
-            places = _places(reader.schema.names, columns, str(path))
+            places = _places(_flat_names(reader.schema), columns, str(path))
             for batch in reader:
                 yield _select(batch, places, columns)
                 progress_fn(f"reading {path.name}", stored.tell(), _stored_size(path))
@@ -420,6 +440,15 @@ def _read_json(
             raise UserError(
                 f"{path}: {problem}; write a column in one type, such as text"
             ) from error
+
+
+def _text_fields(row: dict[str, Any]) -> dict[str, pa.DataType]:
+    """The texts of an object and of those in it: else one that looks like a date would become it."""
+    kinds = {key: pa.string() for key, value in row.items() if isinstance(value, str)}
+    for key, value in row.items():
+        if isinstance(value, dict) and value:
+            kinds[key] = pa.struct(_text_fields(value))
+    return kinds
 
 
 def _explain_json(path: Path, columns: Sequence[str] | None) -> None:

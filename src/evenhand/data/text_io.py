@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import shlex
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def plain_suffix(path: Path) -> str:
 
 def quote_value(text: bytes | str) -> str:
     """A value from a file, fit for one line of a message: quoted, escaped, not too long."""
-    words = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
+    words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     more = "..." if len(words) > SHOWN_CHARACTERS else ""
     return repr(words[:SHOWN_CHARACTERS]) + more
 
@@ -85,7 +86,8 @@ def read_lines(path: Path) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 raise UserError(
                     f"{path}, line {line_number}: {quote_value(line)} is not UTF-8 text; "
-                    f"save the file as UTF-8"
+                    f"save the file as UTF-8, or convert it: "
+                    f"iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > NEW"
                 ) from error
             yield text.removeprefix("\ufeff") if line_number == 1 else text
 

@@ -208,7 +208,7 @@ def test_fields_of_objects_are_columns(tmp_path):
         dataset = all_train(source, query="doc.title", groups="doc.by.day")
         assert list(dataset.parts["train"].texts) == ["hat", "red shoe"]
         assert dataset.parts["train"].groups["doc.by.day"].names == ("2024-01-31",)
-        with pytest.raises(UserError, match="no column 'doc'; the columns are 'doc.title'"):
+        with pytest.raises(UserError, match=r"no column 'doc'; the columns are 'doc.title'"):
             all_train(source, query="doc")
 
 
@@ -621,14 +621,14 @@ def test_vectors_that_are_wrong_are_refused(vectors, message):
     rows = np.arange(len(vectors))
     table = {"query": rows, "label": rows % 2, "v": pa.array(vectors)}
     with pytest.raises(UserError, match=message):
-        all_train(table, vectors="v", skip_missing=True)
+        all_train(table, query="query", vectors="v", skip_missing=True)
 
 
 def test_a_vector_that_comes_late_stays_in_its_row():
     vectors = [None] * 2**16 + [[1, 2], None, None, [3, 4]]
     rows = np.arange(len(vectors))
     table = {"query": rows, "label": rows % 2, "v": pa.array(vectors)}
-    part = all_train(table, vectors="v", skip_missing=True).parts["train"]
+    part = all_train(table, query="query", vectors="v", skip_missing=True).parts["train"]
     found = dict(zip(part.texts, part.features.tolist(), strict=True))
     assert found == {"65536": [1, 2], "65539": [3, 4]}
 

@@ -443,7 +443,7 @@ def _read_json(
 
 
 def _text_fields(row: dict[str, Any]) -> dict[str, pa.DataType]:
-    """The texts of an object and of those in it: else one that looks like a date would become it."""
+    """The texts of an object and of those in it: else what looks like a date would become one."""
     kinds = {key: pa.string() for key, value in row.items() if isinstance(value, str)}
     for key, value in row.items():
         if isinstance(value, dict) and value:

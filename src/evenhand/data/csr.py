@@ -4,6 +4,7 @@ Arrays may be memory-mapped files larger than memory: whatever reads all of one 
 """
 
 import dataclasses
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,9 +195,14 @@ def _copy_rows(
 
 
 def iterate_pieces(array: NDArray[Any], length: int = PIECE) -> Iterator[tuple[int, NDArray[Any]]]:
-    """The array in pieces, each with the position of its first entry."""
+    """The array in pieces, each with the position of its first entry.
+
+    Of a memory-mapped one, what was read does not stay in the memory of this process.
+    """
     for start in range(0, len(array), length):
         yield start, array[start : start + length]
+        if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def count_ids(ids: IntArray, size: int) -> NDArray[np.int64]:
@@ -342,10 +348,10 @@ def check_offsets(name: str, offsets: IntArray) -> None:
 
 def check_ids(name: str, ids: IntArray, limit: int, *, first: int = 0) -> None:
     """Refuses ids that are not from `first` to `limit` - 1."""
-    if len(ids) and not first <= ids.min() <= ids.max() < limit:
-        raise ValueError(
-            f"{name} must be from {first} to {limit - 1}, got {ids.min()} to {ids.max()}"
-        )
+    for _, piece in iterate_pieces(ids):
+        low, high = piece.min(), piece.max()
+        if not first <= low <= high < limit:
+            raise ValueError(f"{name} must be from {first} to {limit - 1}, got {low} to {high}")
 
 
 # --- pairs: multilabel data as multiclass, one training example for each (query, positive) --------

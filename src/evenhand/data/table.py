@@ -11,6 +11,8 @@ several positives. Groups belong to rows: a query, or a (query, label) pair, tha
 several groups is in each of them, and trains once.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -215,9 +217,16 @@ def load_table(
     if folder is None:
         return _make_dataset(source, options, name, None, note_fn, progress_fn)
     with atomic_folder(folder) as staging:
-        dataset = _make_dataset(source, options, name, staging, note_fn, progress_fn)
-        write_dataset(dataset, staging)
+        write_dataset(_make_dataset(source, options, name, staging, note_fn, progress_fn), staging)
+    _release_memory()
     return open_dataset(folder)
+
+
+def _release_memory() -> None:
+    """Gives back what the allocators of Arrow and C keep for later: training comes next."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(AttributeError, OSError):  # only glibc can
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def table_name(source: Source) -> str:

@@ -10,7 +10,7 @@ import oracles
 from evenhand.kernels import rows as row_kernels
 from evenhand.kernels import selection
 from evenhand.kernels.jit import jit
-from evenhand.kernels.random import apply_in_torch, num_bits, permute, places_of
+from evenhand.kernels.random import num_bits, permute, permute_in_torch
 from evenhand.kernels.rows import scores_of_each
 from evenhand.kernels.selection import fold_of, largest, largest_of_blocks, mask_shared_
 from evenhand.kernels.sparse import (
@@ -304,11 +304,8 @@ def test_the_numbers_are_those_of_the_torch_form(size, divisors, keys, width, ra
     keys = keys[: len(sizes)]
     numbers = torch.tensor([below(size) for size in sizes], dtype=torch.int64)
     columns = [torch.tensor(values).unsqueeze(1) for values in (keys, sizes)]  # (R, 1)
-    for is_inverse, function in ((False, permute), (True, places_of)):
-        actual = function(numbers, columns[0], max(sizes), sizes=columns[1])
-        bits = num_bits(max(sizes))
-        expected = apply_in_torch(numbers, *columns, bits, is_inverse=is_inverse)
-        assert torch.equal(actual, expected)
+    actual = permute(numbers, columns[0], max(sizes), sizes=columns[1])
+    assert torch.equal(actual, permute_in_torch(numbers, *columns, num_bits(max(sizes))))
 
 
 @pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 1000])
@@ -316,7 +313,6 @@ def test_every_number_stands_at_one_place(size):
     numbers, keys = torch.arange(size).repeat(3, 1), torch.tensor([[0], [1], [2**62 - 1]])
     values = permute(numbers, keys, size)
     assert torch.equal(values.sort(dim=1).values, numbers)
-    assert torch.equal(places_of(values, keys, size), numbers)
     assert torch.equal(numbers[0], torch.arange(size))  # what was given is not changed
 
 

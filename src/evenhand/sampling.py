@@ -29,10 +29,8 @@ from torch.nn.functional import pad
 
 from evenhand.kernels.random import (
     BEYOND,
-    draw_ranks,
     inclusion,
     is_among,
-    log_draw_counts,
     permute,
     random_integers,
     row_keys,
@@ -76,7 +74,7 @@ class SampleRequest(NamedTuple):
 
 
 class LabelSource(Protocol):
-    """What a sampler is made of, and what `Distinct` and `MixedSampler` take."""
+    """What the samplers here share; a new one has to say `has_repeats`, `draw` and `log_counts`."""
 
     has_repeats: bool  # True: M independent draws; False: a label occurs at most once in a row
 
@@ -85,6 +83,29 @@ class LabelSource(Protocol):
 
     def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
         """Log-counts of any ids (R, N), drawn by this source or not."""
+
+    def sample(
+        self, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
+    ) -> LabelSample:
+        """One sample (M,) shared by a batch with positives (B, P)."""
+        request = SampleRequest(positive_ids, num_sampled_labels, is_shared=True)
+        ids, log_counts = self._answer(request, generator)
+        return LabelSample(ids[0], log_counts[0])  # (1, M) -> (M,)
+
+    def sample_for_each(
+        self, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
+    ) -> LabelSample:
+        """Samples (B, M), each without the positives of its own example."""
+        request = SampleRequest(positive_ids, num_sampled_labels, is_shared=False)
+        return self._answer(request, generator)
+
+    def _answer(self, request: SampleRequest, generator: Generator) -> LabelSample:
+        num_draws = request.num_sampled_labels
+        if num_draws < 1:
+            raise ValueError(f"num_sampled_labels must be at least 1, got {num_draws}")
+        ids = self.draw(request, generator)
+        log_counts = self.log_counts(ids, request).masked_fill(ids < 0, 0)
+        return LabelSample(ids, log_counts.float())
 
 
 def log_q_corrected(negative_scores: Tensor, log_counts: Tensor) -> Tensor:
@@ -108,32 +129,7 @@ def log_q_corrected(negative_scores: Tensor, log_counts: Tensor) -> Tensor:
     return corrected.masked_fill(negative_scores == -torch.inf, -torch.inf)
 
 
-def _sample(
-    source: LabelSource, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
-) -> LabelSample:
-    """One sample (M,) shared by a batch with positives (B, P)."""
-    request = SampleRequest(positive_ids, num_sampled_labels, is_shared=True)
-    ids, log_counts = _answer(source, request, generator)
-    return LabelSample(ids[0], log_counts[0])  # (1, M) -> (M,)
-
-
-def _sample_for_each(
-    source: LabelSource, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
-) -> LabelSample:
-    """Samples (B, M), each without the positives of its own example."""
-    request = SampleRequest(positive_ids, num_sampled_labels, is_shared=False)
-    return _answer(source, request, generator)
-
-
-def _answer(source: LabelSource, request: SampleRequest, generator: Generator) -> LabelSample:
-    if request.num_sampled_labels < 1:
-        raise ValueError(f"num_sampled_labels must be at least 1, got {request.num_sampled_labels}")
-    ids = source.draw(request, generator)
-    log_counts = source.log_counts(ids, request).masked_fill(ids < 0, 0)
-    return LabelSample(ids, log_counts.float())
-
-
-class UniformSampler:
+class UniformSampler(LabelSource):
     """A uniform random subset of the labels, without repeats: the paper's sample.
 
     The first M of an order of the labels that a random key decides (`kernels.random`).
@@ -151,8 +147,6 @@ class UniformSampler:
     """
 
     has_repeats = False
-    sample = _sample  # a method shared without inheritance, here and below
-    sample_for_each = _sample_for_each
 
     def __init__(self, num_labels: int) -> None:
         _check_num_labels(num_labels)
@@ -197,7 +191,7 @@ class UniformSampler:
         return excluded, self.num_labels - (excluded < BEYOND).sum(1, keepdim=True)
 
 
-class FrequencySampler:
+class FrequencySampler(LabelSource):
     """M independent draws, with repeats, with probability proportional to count ** power.
 
     The paper's sample is a set: mine from `Distinct(FrequencySampler(...))`, as runs do, or the
@@ -220,8 +214,6 @@ class FrequencySampler:
     """
 
     has_repeats = True
-    sample = _sample
-    sample_for_each = _sample_for_each
 
     def __init__(self, label_counts: Tensor, *, power: float = 0.75) -> None:
         _check_label_counts(label_counts)
@@ -235,23 +227,39 @@ class FrequencySampler:
             raise ValueError(f"the sum of count ** power must be finite and above 0, power {power}")
 
     def draw(self, request: SampleRequest, generator: Generator) -> Tensor:
-        return draw_ranks(self, request.excluded_ids, request.num_sampled_labels, generator)
-
-    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
-        return log_draw_counts(self, ids, request.excluded_ids, request.num_sampled_labels)
-
-    def spans(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        starts = self.edges[ranks]
-        return starts, self.edges[ranks + 1] - starts
-
-    def ranks_at(self, points: Tensor) -> Tensor:
+        excluded = sorted_distinct(request.excluded_ids)
+        starts, widths = self._spans(excluded)
+        # Cut the excluded spans out of the line, draw a point on what is left, then put back the
+        # spans before it: no draw is rejected, however likely the excluded labels are.
+        removed = pad(widths.cumsum(1), (1, 0))  # (R, 1 + P)
+        lengths = (self.total - removed[:, -1:]).clamp(min=0)  # (R, 1)
+        shape, device = (len(excluded), request.num_sampled_labels), generator.device
+        units = torch.rand(shape, generator=generator, device=device, dtype=torch.float64)
+        points = units.to(excluded.device) * lengths  # (R, M)
+        num_passed = torch.searchsorted(starts - removed[:, :-1], points, right=True)
+        points = points + removed.gather(1, num_passed)
         # The first label that ends after the point: never one of weight 0, which ends at its start.
         last_point = torch.nextafter(self.total, torch.zeros_like(self.total))
         points = torch.minimum(points, last_point)
-        return torch.searchsorted(self.edges, points, right=True) - 1
+        ids = torch.searchsorted(self.edges, points, right=True) - 1
+        return ids.masked_fill(is_among(ids, excluded), -1)
+
+    def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
+        _, widths = self._spans(ids.clamp(min=0))
+        _, removed = self._spans(sorted_distinct(request.excluded_ids))
+        lengths = self.total - removed.sum(1, keepdim=True)  # (R, P) -> (R, 1)
+        return (request.num_sampled_labels * widths / lengths).log()
+
+    def _spans(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where on the line the labels begin, and how wide they are; BEYOND: nowhere, and 0."""
+        is_absent = ids == BEYOND
+        ids = ids.masked_fill(is_absent, 0)
+        starts = self.edges[ids]
+        widths = self.edges[ids + 1] - starts
+        return starts.masked_fill(is_absent, torch.inf), widths.masked_fill(is_absent, 0)
 
 
-class InBatchSampler:
+class InBatchSampler(LabelSource):
     """The drawn positives of the batch, `positive_ids[:, 0]`, as negatives of the other examples.
 
     Each label once: its repeats are -1, and so are the slots after the first B. Seen by an
@@ -270,8 +278,6 @@ class InBatchSampler:
     """
 
     has_repeats = False
-    sample = _sample
-    sample_for_each = _sample_for_each
 
     def __init__(self, label_counts: Tensor) -> None:
         _check_label_counts(label_counts)
@@ -301,7 +307,7 @@ class InBatchSampler:
         return inclusion(probabilities, len(request.positive_ids) - 1).log()
 
 
-class Distinct:
+class Distinct(LabelSource):
     """The draws of a sampler with repeats, each label once: its repeats become -1.
 
     A label is then in the sample with probability 1 - (1 - p) ** M.
@@ -313,8 +319,6 @@ class Distinct:
     """
 
     has_repeats = False
-    sample = _sample
-    sample_for_each = _sample_for_each
 
     def __init__(self, source: LabelSource) -> None:
         if not source.has_repeats:
@@ -330,7 +334,7 @@ class Distinct:
         return inclusion(probabilities, num_draws).log()
 
 
-class MixedSampler:
+class MixedSampler(LabelSource):
     """The union of two independent samples, such as in-batch and uniform negatives.
 
     The first gives round(first_share * M) slots and the second the others; a label drawn by both
@@ -346,8 +350,6 @@ class MixedSampler:
     """
 
     has_repeats = False
-    sample = _sample
-    sample_for_each = _sample_for_each
 
     def __init__(self, first: LabelSource, second: LabelSource, *, first_share: float) -> None:
         if not 0 < first_share < 1:

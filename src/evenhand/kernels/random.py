@@ -5,7 +5,7 @@ are in `kernels.gpu.permutation`.
 """
 
 from importlib.util import find_spec
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -65,18 +65,19 @@ def mix64(words: Words64) -> Words64:
 jit_mix64 = jit(mix64)  # the same in compiled code, of one word
 
 
-# --- a keyed permutation of 0 .. n - 1, and its inverse -------------------------------------------
+# --- a keyed permutation of 0 .. n - 1 ------------------------------------------------------------
 #
 # A shuffle holds n numbers, and a draw without repeats must look for them. A Feistel network is a
 # permutation by construction: it cuts the number in two halves of bits and adds to each, in turn, a
 # hash of the other half and of a key. So the M first places of the order are M distinct labels, at
-# a cost of M whatever n; and the inverse tells at once whether, and where, a label was drawn.
+# a cost of M whatever n; and the inverse, which kernels on a GPU use, tells at once whether, and
+# where, a label was drawn.
 # Powers of two only: a result of n or more is sent through again until it is below ("cycle
 # walking"), which keeps it a permutation.
 #
-# Keys (R, 1) give each row an order of its own. `apply_in_torch` is the definition; the numba twin
-# and the Triton twin agree with it bit for bit. The numba twin is by hand because torch makes a
-# pass over memory for each of some hundred operations; here a round is one pass over a row's
+# Keys (R, 1) give each row an order of its own. `permute_in_torch` is the definition; the numba
+# twin and the Triton twin agree with it bit for bit. The numba twin is by hand because torch makes
+# a pass over memory for each of some hundred operations; here a round is one pass over a row's
 # halves, which stay in the cache.
 
 NUM_ROUNDS = 8  # an order of few labels is visibly not uniform with 4, and is with 6
@@ -95,18 +96,19 @@ def permute(places: Tensor, keys: Tensor, size: int, *, sizes: Tensor | None = N
         >>> permute(torch.arange(10).view(1, -1), torch.tensor([[7]]), 10).sort().values
         tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
     """
-    return _apply(places, keys, size, sizes, is_inverse=False)
+    ends = torch.full_like(keys, size) if sizes is None else sizes.expand_as(keys).contiguous()
+    places, bits = places.expand(len(keys), -1), num_bits(size)
+    if places.device.type == "cpu":
+        found = places.clone(memory_format=torch.contiguous_format)
+        _permute_(found.numpy(), keys[:, 0].numpy(), ends[:, 0].numpy(), bits)
+        return found
+    if places.is_cuda and find_spec("triton"):
+        from evenhand.kernels.gpu import permutation as gpu_permutation
 
-
-def places_of(values: Tensor, keys: Tensor, size: int, *, sizes: Tensor | None = None) -> Tensor:
-    """The places of these numbers in the order: the inverse of `permute`.
-
-    Example:
-        >>> keys = torch.tensor([[7]])
-        >>> places_of(permute(torch.tensor([[3, 9]]), keys, 10), keys, 10)
-        tensor([[3, 9]])
-    """
-    return _apply(values, keys, size, sizes, is_inverse=True)
+        # Triton launches on the current device.
+        with torch.cuda.device_of(places):  # type: ignore[no-untyped-call]
+            return gpu_permutation.apply(places, keys, ends, bits)
+    return permute_in_torch(places, keys, ends, bits)
 
 
 def row_keys(key: Tensor, num_rows: int) -> Tensor:
@@ -131,47 +133,25 @@ def num_bits(size: int) -> int:
     return max(SMALLEST_BITS, (size - 1).bit_length())
 
 
-def _apply(
-    numbers: Tensor, keys: Tensor, size: int, sizes: Tensor | None, *, is_inverse: bool
-) -> Tensor:
-    ends = torch.full_like(keys, size) if sizes is None else sizes
-    numbers, bits = numbers.expand(len(keys), -1), num_bits(size)
-    ends = ends.expand_as(keys).contiguous()
-    if numbers.device.type == "cpu":
-        found = numbers.clone(memory_format=torch.contiguous_format)
-        _apply_(found.numpy(), keys[:, 0].numpy(), ends[:, 0].numpy(), bits, is_inverse)
-        return found
-    if numbers.is_cuda and find_spec("triton"):
-        from evenhand.kernels.gpu import permutation as gpu_permutation
-
-        # Triton launches on the current device.
-        with torch.cuda.device_of(numbers):  # type: ignore[no-untyped-call]
-            return gpu_permutation.apply(numbers, keys, ends, bits, is_inverse=is_inverse)
-    return apply_in_torch(numbers, keys, ends, bits, is_inverse=is_inverse)
-
-
-def apply_in_torch(
-    numbers: Tensor, keys: Tensor, ends: Tensor, bits: int, *, is_inverse: bool
-) -> Tensor:
+def permute_in_torch(numbers: Tensor, keys: Tensor, ends: Tensor, bits: int) -> Tensor:
     """The network, and again for what is outside: (R, M), (R, 1), (R, 1) -> (R, M)."""
-    found = _network(numbers, keys, bits, is_inverse=is_inverse)
+    found = _network(numbers, keys, bits)
     rows, columns = (found >= ends).nonzero(as_tuple=True)
     keys, ends = keys[:, 0], ends[:, 0]
     while len(rows):
-        again = _network(found[rows, columns], keys[rows], bits, is_inverse=is_inverse)  # (n,)
+        again = _network(found[rows, columns], keys[rows], bits)  # (n,)
         found[rows, columns] = again
         is_outside = again >= ends[rows]
         rows, columns = rows[is_outside], columns[is_outside]
     return found
 
 
-def _network(numbers: Tensor, keys: Tensor, bits: int, *, is_inverse: bool) -> Tensor:
+def _network(numbers: Tensor, keys: Tensor, bits: int) -> Tensor:
     right_bits = bits // 2
     left_mask, right_mask = (1 << (bits - right_bits)) - 1, (1 << right_bits) - 1
     left, right = numbers >> right_bits, numbers & right_mask
     low, high = keys & WORD, (keys >> 32) & WORD
-    rounds = range(NUM_ROUNDS)
-    for number in reversed(rounds) if is_inverse else rounds:
+    for number in range(NUM_ROUNDS):
         round_keys = mix32(mix32((low + GOLDEN32 * number) & WORD) ^ high)
         if number % 2:
             right = right ^ (mix32(left ^ round_keys) & right_mask)
@@ -181,14 +161,10 @@ def _network(numbers: Tensor, keys: Tensor, bits: int, *, is_inverse: bool) -> T
 
 
 @jit
-def _apply_(
-    numbers: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    bits: int,
-    is_inverse: bool,
+def _permute_(
+    numbers: NDArray[np.int64], keys: NDArray[np.int64], ends: NDArray[np.int64], bits: int
 ) -> None:
-    """`apply_in_torch` in place; time grows with 2 ** bits / ends."""
+    """`permute_in_torch` in place; time grows with 2 ** bits / ends."""
     width = numbers.shape[1]
     lefts, rights = np.empty(width, np.uint32), np.empty(width, np.uint32)
     right_bits = bits // 2
@@ -201,8 +177,7 @@ def _apply_(
             for place in range(count):
                 number = numbers[row, columns[place]]
                 lefts[place], rights[place] = number >> right_bits, number & right_mask
-            for step in range(NUM_ROUNDS):
-                number = NUM_ROUNDS - 1 - step if is_inverse else step
+            for number in range(NUM_ROUNDS):
                 key = jit_mix32(np.uint32(jit_mix32(np.uint32(low + GOLDEN32 * number)) ^ high))
                 if number % 2:
                     for place in range(count):
@@ -224,55 +199,11 @@ def _apply_(
             count = num_outside
 
 
-# --- draws of labels with repeats, from spans of a line -------------------------------------------
+# --- draws of labels ------------------------------------------------------------------------------
 #
 # All of these work row by row: R rows, each with its own excluded ids, padded with -1.
 
 BEYOND = 2**62  # sorts after every label; also the range of the random integers
-
-
-class SpanDistribution(Protocol):
-    """Labels, by rank, as adjacent spans of a line from 0 to `total`, as wide as likely."""
-
-    total: Tensor
-
-    def spans(self, ranks: Tensor) -> tuple[Tensor, Tensor]: ...  # starts and widths, like ranks
-    def ranks_at(self, points: Tensor) -> Tensor: ...
-
-
-def draw_ranks(
-    distribution: SpanDistribution, excluded_ranks: Tensor, num_draws: int, generator: Generator
-) -> Tensor:
-    """Ranks (R, M) drawn with repeats, none of the row's excluded ones (R, P)."""
-    excluded = sorted_distinct(excluded_ranks)
-    starts, widths = _excluded_spans(distribution, excluded)
-    # Cut the excluded spans out of the line, draw a point on what is left, then put back the
-    # spans before it: no draw is rejected, however likely the excluded labels are.
-    removed = pad(widths.cumsum(1), (1, 0))  # (R, 1 + P)
-    lengths = (distribution.total - removed[:, -1:]).clamp(min=0)  # (R, 1)
-    units = torch.rand(
-        len(excluded), num_draws, generator=generator, device=generator.device, dtype=torch.float64
-    )
-    points = units.to(excluded.device) * lengths  # (R, M)
-    num_passed = torch.searchsorted(starts - removed[:, :-1], points, right=True)
-    ranks = distribution.ranks_at(points + removed.gather(1, num_passed))
-    return ranks.masked_fill(is_among(ranks, excluded), -1)
-
-
-def log_draw_counts(
-    distribution: SpanDistribution, ranks: Tensor, excluded_ranks: Tensor, num_draws: int
-) -> Tensor:
-    """log(M * p), p the probability of a rank (R, N), renormalised without the excluded ones."""
-    _, widths = distribution.spans(ranks.clamp(min=0))
-    _, removed = _excluded_spans(distribution, sorted_distinct(excluded_ranks))
-    lengths = distribution.total - removed.sum(1, keepdim=True)  # (R, P) -> (R, 1)
-    return (num_draws * widths / lengths).log()
-
-
-def _excluded_spans(distribution: SpanDistribution, excluded: Tensor) -> tuple[Tensor, Tensor]:
-    is_absent = excluded == BEYOND
-    starts, widths = distribution.spans(excluded.masked_fill(is_absent, 0))
-    return starts.masked_fill(is_absent, torch.inf), widths.masked_fill(is_absent, 0)
 
 
 def random_integers(num_rows: int, num_columns: int, generator: Generator) -> Tensor:
@@ -308,8 +239,3 @@ def sorted_distinct(ids: Tensor) -> Tensor:
 def is_among(ids: Tensor, sorted_ids: Tensor) -> Tensor:
     """(R, M) True where the id is in its row of sorted_ids (R, P), whose last column is BEYOND."""
     return sorted_ids.gather(1, torch.searchsorted(sorted_ids, ids)) == ids
-
-
-def lookup(table: Tensor | None, ids: Tensor) -> Tensor:
-    """table[ids], -1 staying -1; the ids themselves without a table."""
-    return ids if table is None else table[ids.clamp(min=0)].masked_fill(ids < 0, -1)

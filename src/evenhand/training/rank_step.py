@@ -165,5 +165,5 @@ class RankStep:
 def _looks_at_batch(sampler: LabelSampler) -> bool:
     """Whether a shared sample depends on the positives of the batch."""
     if isinstance(sampler, MixedSampler):
-        return _looks_at_batch(sampler.first) or _looks_at_batch(sampler.second)  # type: ignore[arg-type]
+        return _looks_at_batch(sampler.first) or _looks_at_batch(sampler.second)
     return isinstance(sampler, InBatchSampler)

@@ -14,27 +14,23 @@ FIRST = tl.constexpr(random.FIRST32)
 SECOND = tl.constexpr(random.SECOND32)
 
 
-def apply(numbers: Tensor, keys: Tensor, sizes: Tensor, bits: int, *, is_inverse: bool) -> Tensor:
-    """`random.permute`, or its inverse: (R, M), (R, 1), (R, 1) -> (R, M)."""
+def apply(numbers: Tensor, keys: Tensor, sizes: Tensor, bits: int) -> Tensor:
+    """`random.permute`: (R, M), (R, 1), (R, 1) -> (R, M)."""
     num_rows, width = numbers.shape
     out = torch.empty_like(numbers, memory_format=torch.contiguous_format)
     _apply[(num_rows, triton.cdiv(width, 1024))](
-        numbers.contiguous(), keys, sizes, out, width, BITS=bits, IS_INVERSE=is_inverse,
-        BLOCK=1024,
-    )  # fmt: skip
+        numbers.contiguous(), keys, sizes, out, width, BITS=bits, BLOCK=1024
+    )
     return out
 
 
 @triton.jit
-def _apply(
-    numbers, keys, sizes, out, width, BITS: tl.constexpr, IS_INVERSE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def _apply(numbers, keys, sizes, out, width, BITS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     places = tl.load(numbers + row * width + columns, mask=columns < width, other=0)
     key, size = tl.load(keys + row), tl.load(sizes + row)
-    found = walk(places, key, size, BITS, IS_INVERSE)
+    found = permute(places, key, size, BITS)
     tl.store(out + row * width + columns, found, mask=columns < width)
 
 

@@ -1,7 +1,7 @@
 """The figures of docs/, drawn anew: each is a function that returns a matplotlib figure.
 
     python benchmarks/figures.py                   all of them, into docs/images/
-    python benchmarks/figures.py theory-bounds     one of them
+    python benchmarks/figures.py theory-cvar       one of them
     python benchmarks/figures.py --folder DIR --format png
 
 A new figure is a function and a row of FIGURES. What takes long is computed elsewhere and read from
@@ -166,43 +166,6 @@ def cvar_figure() -> Figure:
     return figure
 
 
-def bounds_figure() -> Figure:
-    """Simulated gaps beside the printed bound and a valid one, over N."""
-    rows = read_json(RESULTS / "bounds.json")["cases"]
-    looks = {
-        "paper": (RED, "-", "proposition 5 as printed"),
-        "paper, factor 2": (ORANGE, "--", "the same with the factor 2"),
-        "corrected": (BLUE, "-", "corrected"),
-        "finite class": (GREEN, "--", "corrected, finite class"),
-    }
-    cases = {
-        "one function": ("One function: B/α is lacking", [3, 5, 10, 20, 50]),
-        "memory, vectors": ("Memory, scores in the plane: 2 and √2", [0.4, 0.6, 0.8, 1, 1.5]),
-        "distances": ("A tame class of 17 functions: all hold", [0.01, 0.03, 0.1, 0.3, 1]),
-    }
-    figure, axes = panels(3, height=3.9)
-    entries: dict[str, Any] = {}
-    for axis, (case, (title, ticks)) in zip(axes, cases.items(), strict=True):
-        shown = [row for row in rows if row["case"] == case]
-        sizes = [row["num_examples"] for row in shown]
-        for name, (colour, line, label) in looks.items():
-            if name in shown[0]["bounds"]:
-                totals = [row["bounds"][name] for row in shown]
-                (entries[label],) = axis.plot(sizes, totals, color=colour, linestyle=line)
-        gaps = [row["gap quantile"] for row in shown]
-        label = "1 − δ quantile of CVaR − empirical CVaR"
-        (entries[label],) = axis.plot(sizes, gaps, color="black", marker="o", markersize=4, lw=0)
-        level, bound = shown[0]["tail_fraction"], shown[0]["loss_bound"]
-        title += f"\n(α = {level:g}, B = {bound:g}, δ = {shown[0]['failure_probability']:g})"
-        axis.set(xscale="log", yscale="log", xlabel="N", title=title)
-        axis.set_yticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-        axis.set_xticks(sizes[::2], labels=[f"{size:,}" for size in sizes[::2]])
-        axis.minorticks_off()
-    axes[0].set_ylabel("CVaR − empirical CVaR")
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5)
-    return figure
-
-
 def consistency_figure() -> Figure:
     """True label probabilities and what the minimiser of the average top-k' loss makes of them."""
     figure, axes = panels(4, height=2.9)
@@ -352,48 +315,12 @@ def swept_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["dim"] == width]
 
 
-def scaling_figure() -> Figure:
-    """Bytes that a rank sends and how uneven the ranks are, over their number."""
-    rows = read_json(RESULTS / "scaling-simulation.json")["exchange"]["rows"]
-    figure, (sent, load) = panels(2)
-    looks = {"fixed": (BLUE, "4,096 for all ranks"), "growing": (ORANGE, "256 for each rank")}
-    orders = {"random": ("-", "chance"), "frequency": ("--", "frequency")}
-    ticks = sorted({row["ranks"] for row in rows})
-    for batch, (colour, words) in looks.items():
-        for order, (line, name) in orders.items():
-            shown = [row for row in rows if (row["batch"], row["order"]) == (batch, order)]
-            ranks = [row["ranks"] for row in shown]
-            if order == "random":
-                model = [row["model"]["sent"] / 1e6 for row in shown]
-                sent.plot(ranks, model, color=colour, label=f"batch {words}")
-                counted = [row["mean"]["sent"] / 1e6 for row in shown]
-                sent.plot(ranks, counted, color=colour, marker="o", markersize=4, linewidth=0)
-            loads = [row["load"]["sent"] for row in shown]
-            label = f"batch {words}, ids by {name}"
-            load.plot(ranks, loads, color=colour, linestyle=line, marker="o", ms=4, label=label)
-    sent.set(
-        ylim=(0, None),
-        ylabel="megabytes",
-        title="Sent by a rank in a step, 10$^9$ labels\n(lines: the model, dots: counted)",
-    )
-    load.set(yscale="log", ylim=(0.9, 200), title="Sent by the busiest rank, over the mean")
-    load.yaxis.set_major_formatter("{x:g}")
-    for axis in (sent, load):
-        axis.set(xscale="log", xlabel="ranks")
-        axis.set_xticks(ticks, labels=[str(tick) for tick in ticks])
-        axis.minorticks_off()
-        axis.legend()
-    return figure
-
-
 FIGURES: dict[str, Callable[[], Figure]] = {
     "theory-weights": weights_figure,
     "theory-cvar": cvar_figure,
-    "theory-bounds": bounds_figure,
     "theory-consistency": consistency_figure,
     "methods-sweep": sweep_figure,
     "speed": speed_figure,
-    "scaling": scaling_figure,
 }
 
 

@@ -14,8 +14,7 @@ from evenhand.errors import StoppedError, UserError
 from experiments.imbalanced_images import accuracies, fixture, held_out, training_rows
 from experiments.output_folder import claim
 from experiments.reproduce import main
-from experiments.seed_statistics import paired_difference
-from experiments.table2 import Run, choose_rate, run_table, with_controls
+from experiments.table2 import Run, choose_rate, paired_difference, run_table, with_controls
 from experiments.table2_rows import TABLES, check_together, read_row, table_rows
 
 LABELS = np.repeat(np.arange(10), 300)

@@ -31,7 +31,7 @@ def run_stage(stage: str, options: argparse.Namespace) -> int:
     command = {
         "tests": ["-m", "pytest", "--timeout=1800", "tests/nightly"],
         "fuzz": ["-m", "tests.fuzz", "--minutes", str(options.minutes)],
-        "kills": ["benchmarks/scale/kills.py", "--runs", str(options.runs)],
+        "kills": ["benchmarks/kills.py", "--runs", str(options.runs)],
     }[stage]
     status = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
     return 0 if stage == "tests" and status == 5 else status  # 5: there are none

@@ -22,8 +22,8 @@ The derivation, with constants; Rad is E sup (1/N) sum_i sigma_i h(z_i), no abso
    coordinate: E sup (1/N) sum_ij sigma_ij f_j(x_i) (Maurer, 2016). The paper has 1. Note that the
    softmax cross-entropy has L = sqrt 2, and is bounded only where scores are.
 
-None of B/alpha, 2 and sqrt 2 can be left out: `benchmarks/bounds.py` has a class for each of them
-for which the bound without it is false.
+None of B/alpha, 2 and sqrt 2 can be left out: docs/theory.md has a class for each of them for which
+the bound without it is false.
 
 Known memberships (Mohri, Sivek and Suresh, 2019) are bounded group by group, or for a mixture.
 """

@@ -1,6 +1,6 @@
 """Kills a random rank of a run at a random moment, many times, and looks at what becomes of it.
 
-    python benchmarks/scale/kills.py --runs 50 --json benchmarks/results/kills.json
+    python benchmarks/kills.py --runs 50 --json benchmarks/results/kills.json
 
 Each run is `evenhand train --ranks 2`, in which torchrun starts the ranks again when one is gone.
 Nothing else helps it. Every other kill waits for a checkpoint to be in the making, so that it falls

@@ -21,7 +21,7 @@ from evenhand.sampling import (
 )
 from evenhand.training.optimizers import RowAdagrad, RowAdam
 from evenhand.training.step import gradients_of, mine
-from split import take_steps, whole_training
+from split_training import take_steps, whole_training
 
 CPU = torch.device("cpu")
 IN_BATCH = {"mining__num_sampled_labels": 50, "mining__in_batch_share": 0.7}

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from checkpoint_ranks import exit_codes
 from evenhand import tensor_store
 from evenhand.errors import UserError
 from evenhand.tensor_store import Table
 from evenhand.training.checkpoint import Checkpoint, CheckpointManager, load_latest_checkpoint
+from ranks import exit_codes
 from small import bytes_of
 
 

@@ -17,7 +17,7 @@ from evenhand.distributed.ranks import (
 from evenhand.distributed.row_exchange import RowExchange, places_among, sorted_distinct_ids
 from evenhand.errors import UserError
 from evenhand.models import RowGradients
-from experiments.simulated_ranks import run_ranks
+from ranks import run_ranks
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 7, 100])

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 import small
-from checkpoint_ranks import exit_codes
 from evenhand.build import build_training
 from examples import own_encoder
-from experiments.simulated_ranks import run_ranks
-from split import joined, tables_of, take_steps, whole_training
+from ranks import exit_codes, run_ranks
+from split_training import joined, tables_of, take_steps, whole_training
 
 CPU = torch.device("cpu")
 torch.manual_seed(0)

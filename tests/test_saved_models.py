@@ -15,9 +15,9 @@ from evenhand.files import read_json, write_json
 from evenhand.models import RowRange
 from evenhand.run_folder import load_model, save_model, split_names
 from evenhand.runs import begin_run, evaluate_run, is_trained
-from experiments.simulated_ranks import run_ranks
+from ranks import run_ranks
 from small import config, dense_dataset, text_dataset
-from split import TABLES, rank_model
+from split_training import TABLES, rank_model
 
 CPU = torch.device("cpu")
 DOT = {"model__similarity": "dot", "model__label_bias": True, "loss__name": "softmax"}

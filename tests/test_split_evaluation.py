@@ -11,9 +11,9 @@ from evenhand.data import Rows
 from evenhand.distributed.ranks import Shards
 from evenhand.errors import UserError
 from evenhand.runs import evaluate_model
-from experiments.simulated_ranks import run_ranks
+from ranks import run_ranks
 from small import config, dense_dataset, text_dataset, with_parts
-from split import rank_model
+from split_training import rank_model
 
 SOFTMAX = {"loss__name": "softmax"}
 CASES = {

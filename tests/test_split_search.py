@@ -6,7 +6,7 @@ import torch
 from evenhand.distributed.ranks import Shards
 from evenhand.distributed.search import SplitIndex
 from evenhand.search import ExactIndex
-from experiments.simulated_ranks import run_ranks
+from ranks import run_ranks
 
 NUM_RANKS = [1, 3, 7]
 

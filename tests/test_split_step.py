@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from experiments.simulated_ranks import run_ranks
+from ranks import run_ranks
 from small import config, dense_dataset, tagged_dataset, text_dataset
-from split import joined, tables_of, take_steps, whole_training
+from split_training import joined, tables_of, take_steps, whole_training
 
 CASES = {
     "s2m": {},

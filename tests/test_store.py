@@ -23,7 +23,7 @@ from evenhand.tensor_store import (
     save_tensors,
     sign,
 )  # fmt: skip
-from experiments.simulated_ranks import run_ranks
+from ranks import run_ranks
 from small import bytes_of
 
 FILE = "rank-0-file-0.safetensors"

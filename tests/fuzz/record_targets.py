@@ -28,7 +28,7 @@ from evenhand.training.loop import rewind_metrics
 from evenhand.tuning.results import Results
 from evenhand.tuning.search import open_search
 from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
-from experiments.simulated_ranks import run_ranks
+from tests.helpers.ranks import run_ranks
 
 from .settings_targets import DEFAULT, GROUPED
 from .target import FindingError, answer, require, scratch, target, write

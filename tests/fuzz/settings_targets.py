@@ -21,7 +21,7 @@ from evenhand.tuning.space import (
     parse_space,
     with_settings,
 )
-from tests.small import parse_words
+from tests.helpers.small import parse_words
 
 from .target import answer, require, target, write
 

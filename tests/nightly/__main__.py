@@ -24,7 +24,7 @@ def run_stage(stage: str, options: argparse.Namespace) -> int:
     if stage == "mutants":
         return run_mutants(options.words, options.processes)
     if stage == "wheel":
-        sys.path.insert(0, str(ROOT / "tests"))
+        sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/helpers")]
         from .wheel import run_docs_on_wheel
 
         return run_docs_on_wheel()

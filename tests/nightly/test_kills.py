@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import small
-from checkpoint_ranks import SERVER, exit_codes
 from evenhand import tensor_store
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
+from ranks import SERVER, exit_codes
 from small import bytes_of, last_step, run, wait_for
 from test_checkpoint import assert_holds, die, load, made, save_all, save_twice, steps_in
 from test_resume import (  # noqa: F401 (fixtures)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_ranks import exit_codes
 from evenhand.build import build_model
 from evenhand.data import open_dataset, save_dataset
 from evenhand.evaluation import load_outcome, save_outcome
 from evenhand.run_folder import load_model, run_config, save_model
 from evenhand.runs import begin_run, evaluate_model
+from ranks import exit_codes
 from small import config, text_dataset
-from split import rank_model
+from split_training import rank_model
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,6 @@
 """Ranks: the messages between them, counted in bytes, and which of them holds which rows.
 
-`ProcessRanks` uses torch.distributed; `experiments.simulated_ranks` runs the same code with the
-ranks as threads of one process, for tests and to count what hundreds of ranks would send.
+`ProcessRanks` uses torch.distributed; in tests the ranks are threads of one process.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ def exponential(margin):
 def average_of_top(values, count):
     """avg_top(k): the average of the k largest, or of all where there are fewer."""
     top = sorted(values, reverse=True)[:count]
-    return sum(top) / len(top) if top else 0.0
+    return sum(top) / len(top) if top else 0
 
 
 def labels_among(negatives):

@@ -24,7 +24,6 @@ import tempfile
 import time
 from pathlib import Path
 
-TESTS = Path(__file__).parent
 ENVIRONMENT = {
     "GOMP_SPINCOUNT": "2000",
     **os.environ,

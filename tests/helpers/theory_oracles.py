@@ -9,13 +9,9 @@ import itertools
 import math
 from fractions import Fraction
 
+from oracles import average_of_top
+
 # Averages of the largest.
-
-
-def average_of_top(values, count):
-    """avg_top(k): the average of the k largest, or of all where there are fewer; of none, 0."""
-    top = sorted(values, reverse=True)[:count]
-    return sum(top) / len(top) if top else 0
 
 
 def order_weighted_average(values, weights):

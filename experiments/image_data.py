@@ -10,10 +10,12 @@ MNIST is four idx files, plain or .gz. CIFAR-10 is its binary version, cifar-10-
 
 import argparse
 import gzip
+import http.client
 import math
 import shutil
 import sys
 import tarfile
+import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from evenhand.cli import guard
 from evenhand.errors import UserError
-from evenhand.files import atomic_path, check_is_file, file_digest
+from evenhand.files import check_is_file, file_digest
 from evenhand.progress import PipedConsole
 
 Bytes = NDArray[np.uint8]
@@ -149,20 +151,44 @@ def _checked_labels(labels: Bytes, path: Path) -> Labels:
 
 
 def fetch(url: str, folder: Path, *, md5: str) -> None:
-    """A published file, which gets its name when its checksum is right; none is fetched twice."""
+    """A published file, which gets its name when its checksum is right; none is fetched twice.
+
+    What has come before a connection broke stays in `name.part`, and the next call goes on there.
+    """
     path = folder / url.rpartition("/")[2]
-
-    def check(copy: Path) -> None:
-        if (found := file_digest(copy, "md5")) != md5:
-            raise UserError(f"{path} has the md5 {found}, but {md5} is published; fetch it again")
-
+    part = path.with_name(f"{path.name}.part")
     if path.exists():
-        check(path)
+        _check_md5(path, md5)
         return
-    with atomic_path(path) as staging:
-        with urllib.request.urlopen(url, timeout=30) as answer, open(staging, "wb") as file:
-            shutil.copyfileobj(answer, file)
-        check(staging)
+    folder.mkdir(parents=True, exist_ok=True)
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            is_rest = answer.status == 206  # else the server sends the whole again
+            expected = (have if is_rest else 0) + (answer.length or 0)
+            with open(part, "ab" if is_rest else "wb") as file:
+                shutil.copyfileobj(answer, file)
+                if file.tell() < expected:
+                    raise http.client.IncompleteRead(b"", expected - file.tell())
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # nothing is missing
+            raise UserError(f"{url} answers {error.code} ({error.reason}); try later") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(
+            f"{url} cannot be fetched ({error}); the same command goes on where it stopped"
+        ) from error
+    try:
+        _check_md5(part, md5)
+    except UserError:
+        part.unlink()
+        raise
+    part.replace(path)
+
+
+def _check_md5(path: Path, md5: str) -> None:
+    if (found := file_digest(path, "md5")) != md5:
+        raise UserError(f"{path} has the md5 {found}, but {md5} is published; fetch it again")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

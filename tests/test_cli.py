@@ -312,7 +312,7 @@ HELP = {
     ("evaluate",): ["--part", "evaluate a run on a part"],
     ("compare",): ["--metric", "intervals"],
     ("search",): ["--results", "trained"],
-    ("data",): ["places", "extreme", "table", "show", "Public data sets"],
+    ("data",): ["places", "extreme", "table", "show", "prepare a data set"],
     ("data", "places"): ["--min-population", "GeoNames", "15000"],
     ("data", "extreme"): ["--label-names", "Extreme Classification"],
     ("demo",): ["--run", "SNM and even-handed S2M"],

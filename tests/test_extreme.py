@@ -147,7 +147,7 @@ def test_values_beside_the_middle_of_two_32_bit_numbers_are_rounded_as_python_ro
         (b"0 1:1e39", ["'1e39'", "not a finite"]),
         (b"", ["is empty", "one space"]),
         (b"0 1:1\xc3\xa9", ["is not a number"]),
-        (b"\xff\xfe 1:1", ["label id", "xff"]),
+        (b"\xff\xfe 1:1", ["label id", "is not a whole number"]),
     ],
 )
 def test_a_wrong_line_is_refused_by_file_line_value_and_remedy(tmp_path, line, words):

@@ -235,7 +235,6 @@ WRITERS = {
     "slices": ["slices", "{}/a", "--permutations", "19"],
     "report": ["report", "{}/a"],
     "demo": ["demo", "--run", "{}/made"],
-    "fetch": ["data", "fetch", "eurlex-4k", "--folder", "{}/made"],
 }
 
 

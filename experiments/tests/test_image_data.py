@@ -1,15 +1,25 @@
 """MNIST and CIFAR-10: the published files give their arrays; nothing wrong gets through."""
 
 import gzip
+import hashlib
+import http.server
 import io
 import tarfile
+import threading
 
 import numpy as np
 import pytest
 
 from evenhand.errors import UserError
 from experiments import image_data
-from experiments.image_data import CIFAR_ARCHIVE, CIFAR_BATCHES, load_cifar10, load_mnist, main
+from experiments.image_data import (
+    CIFAR_ARCHIVE,
+    CIFAR_BATCHES,
+    fetch,
+    load_cifar10,
+    load_mnist,
+    main,
+)
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
@@ -144,3 +154,48 @@ def test_a_file_of_another_checksum_is_refused(tmp_path, capsys):
     write_cifar(tmp_path / "cifar10", cifar_members())
     assert main(["cifar10", "--folder", str(tmp_path)]) == 2
     assert "but c32a1d4ab5d03f1284b67883e8d87530 is published" in capsys.readouterr().err
+
+
+@pytest.fixture
+def server():
+    """Sends `content`, or what a Range asks for; only the first `cut` bytes where that is set."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            own = self.server
+            wanted = self.headers.get("Range") if own.knows_ranges else None
+            first = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+            own.asked.append(first)
+            self.send_response(206 if wanted else 200)
+            self.send_header("Content-Length", str(len(own.content) - first))
+            self.end_headers()
+            self.wfile.write(own.content[first : own.cut])
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as own:
+        own.content, own.cut, own.knows_ranges, own.asked = bytes(range(256)) * 40, None, True, []
+        threading.Thread(target=own.serve_forever, daemon=True).start()
+        yield own
+        own.shutdown()
+
+
+@pytest.mark.parametrize("knows_ranges", [True, False])
+def test_a_download_that_broke_off_goes_on_where_it_stopped(tmp_path, server, knows_ranges):
+    url, md5 = f"http://127.0.0.1:{server.server_port}/a.bin", hashlib.md5(server.content)
+    server.cut = 1000
+    with pytest.raises(UserError, match="goes on where it stopped"):
+        fetch(url, tmp_path, md5=md5.hexdigest())
+    assert not (tmp_path / "a.bin").exists()
+    server.cut, server.knows_ranges = None, knows_ranges
+    for _ in range(2):  # the second finds it there
+        fetch(url, tmp_path, md5=md5.hexdigest())
+    assert (tmp_path / "a.bin").read_bytes() == server.content
+    assert server.asked == [0, 1000 if knows_ranges else 0]
+
+
+def test_a_download_of_another_checksum_leaves_nothing(tmp_path, server):
+    with pytest.raises(UserError, match="but 0123 is published"):
+        fetch(f"http://127.0.0.1:{server.server_port}/a.bin", tmp_path, md5="0123")
+    assert not list(tmp_path.iterdir())

@@ -129,16 +129,6 @@ def test_scores_comparison_report_and_chart_say_the_same(second, home):
     assert set(second.evaluate("validation")["group"]) > {"all", "head"}
 
 
-def test_quiet_is_quiet(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    evenhand.train(cells(), **COLUMNS, settings=FEW, progress=False).report()
-    assert capsys.readouterr() == ("", "")
-    evenhand.train(cells(), **COLUMNS, settings=FEW)
-    out = capsys.readouterr().out
-    assert "run folder: runs/table-s2m-even-seed0-2" in out
-    assert "popularity: recall@" in out
-
-
 TABLE = {"title": ["a", None, "c d"], "town": ["x", "y", "x"], "style": ["p", "q", "p"]}
 REFUSED = [
     (TABLE, {}, "empty cells of title: 1, the first in row 2.*skip_missing=True"),

@@ -1,16 +1,14 @@
 """Whatever a user can get wrong is answered in one sentence, and costs nothing that was there."""
 
-import dataclasses
 import errno
 import gzip
 import os
 import shutil
 
-import numpy as np
 import pytest
 
 import small
-from evenhand.data import Rows, save_dataset
+from evenhand.data import save_dataset
 from small import bytes_of, run_main, settings_file
 
 
@@ -103,23 +101,6 @@ def test_what_is_wrong_is_refused_before_anything_is_made(here, capsys, words, f
     assert not (here / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "fragments"),
-    [
-        ("[training\n", ["bad.toml", "not valid TOML", "line 1"]),
-        ("seed = 3\n", ["seed = 3", "outside of any section", "[training]"]),
-        ("mining = 3\n", ["mining = 3", "outside of any section"]),
-        ("[training]\nnum_step = 3\n", ["[training]", "'num_step'", "did you mean 'num_steps'?"]),
-        ("\xff", ["bad.toml", "not valid TOML"]),
-    ],
-)
-def test_a_wrong_settings_file_is_refused(here, tmp_path, capsys, text, fragments):
-    path = tmp_path / "bad.toml"
-    path.write_bytes(text.encode("latin-1"))
-    run_main(capsys, "train", path, "--run", "new").says(*fragments)
-    assert not (here / "new").exists()
-
-
 # --- data -----------------------------------------------------------------------------------------
 
 
@@ -139,44 +120,6 @@ def test_a_wrong_line_is_named_and_nothing_is_made(here, tmp_path, capsys, suffi
         )
     run_main(capsys, "data", "table", table, *out).says(table, "row 1", "of label", "empty")
     assert sorted(tmp_path.iterdir()) == sorted([bad, good, table])
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_feature_that_is_not_finite_is_refused_by_the_number_of_its_query(
-    here, tmp_path, capsys, value
-):
-    dense, sparse = small.dense_dataset(), small.text_dataset()
-    dense.parts["validation"].features[7, 3] = value
-    rows = sparse.parts["train"].features
-    values = np.ones(len(rows.ids), dtype=np.float32)
-    values[rows.offsets[11]] = value
-    part = dataclasses.replace(sparse.parts["train"], features=Rows(*rows[:2], values))
-    sparse = small.with_parts(sparse, train=part)
-    for dataset, place in ((dense, "query 7 of the validation"), (sparse, "query 11 of the train")):
-        save_dataset(dataset, tmp_path / dataset.name)
-        as_is = ("--set", "data.weighting=as-is")
-        run_main(capsys, *TRAIN, "--data", tmp_path / dataset.name, *as_is).says(
-            f"{place} part", "NaN or infinite", "mend it"
-        )
-    assert not (here / "new").exists()
-
-
-def test_a_damaged_data_set_is_named_and_a_whole_one_not_written_over(here, tmp_path, capsys):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/dataset.json").write_text("{")
-    for command in (("data", "show"), ("train", "--data")):
-        run_main(capsys, *command, tmp_path / "broken").says("broken", "damaged", "again")
-    (tmp_path / "pairs.csv").write_text("query,label\nq,l\n")
-    run_main(capsys, "data", "table", tmp_path / "pairs.csv", "--out", "data").says(
-        "data exists already"
-    )
-    without_test = small.with_parts(small.text_dataset(), test=None)
-    save_dataset(without_test, tmp_path / "data")
-    words = ("--data", tmp_path / "data", "--run", tmp_path / "run", "--steps", 5)
-    answer = run_main(capsys, "train", "a.toml", *words)
-    assert answer.code == 0  # evaluated on the validation part instead
-    assert "pair recall on the validation part" in answer.out
-    run_main(capsys, "evaluate", tmp_path / "run").says("no test part", "train, validation")
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from evenhand.evaluation import baselines, score_table
 from evenhand.evaluation.baselines import (
     compare_with_baselines,
     evaluate_baselines,
-    load_baselines,
     sampled_queries,
 )
 from evenhand.report.headline import describe_baselines, headline
@@ -85,20 +84,6 @@ def test_of_a_large_part_a_sample_is_evaluated_and_a_run_is_held_to_it_there(mon
     is_kept = np.isin(pairs_of(dataset.parts["test"].positives).query_ids, kept)
     assert rows[0].count == is_kept.sum()
     assert rows[0].baseline == (whole.ranks[is_kept] == 1).mean()
-
-
-def test_they_are_evaluated_once_and_again_where_other_cut_offs_are_asked_for(
-    tmp_path, monkeypatch
-):
-    dataset = small.text_dataset()
-    first = load_baselines(tmp_path, dataset, "test", CUTOFFS)
-    assert list(first) == ["popularity", "nearest queries"]
-    with monkeypatch.context() as patch:
-        patch.setattr(baselines, "evaluate_baselines", None)
-        again = load_baselines(tmp_path, dataset, "test", CUTOFFS)
-    assert [(o.ranks == first[name].ranks).all() for name, o in again.items()] == [True, True]
-    assert load_baselines(tmp_path, dataset, "test", (5,))["popularity"].cutoffs == (5,)
-    assert load_baselines(tmp_path, dataset, "train", CUTOFFS) == {}
 
 
 @pytest.mark.parametrize(

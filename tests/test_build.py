@@ -9,7 +9,7 @@ import torch
 
 import risk_oracles
 import small
-from evenhand.build import build_model, build_training, check_against_data
+from evenhand.build import build_training, check_against_data
 from evenhand.data import pairs_of
 from evenhand.data.csr import rows_from_lists
 from evenhand.errors import UserError
@@ -19,7 +19,6 @@ from evenhand.sampling import (
     MixedSampler,
     UniformSampler,
 )
-from evenhand.training.optimizers import RowAdagrad, RowAdam
 from evenhand.training.step import gradients_of, mine
 from split_training import take_steps, whole_training
 
@@ -73,24 +72,6 @@ def test_the_precision_of_tables_and_steps_on_a_cpu(dataset):
     assert parts.training.model.label_table.dtype == torch.bfloat16
     with pytest.raises(UserError, match=r"training\.precision 'bfloat16' needs .* GPU.*'mixed'"):
         parts.choose_step()
-
-
-def test_the_model_and_its_optimizer_are_those_of_the_settings(dataset):
-    training = built(
-        dataset,
-        loss__name="softmax",
-        model__similarity="dot",
-        model__label_bias=True,
-        model__scale=3,
-        training__optimizer="row-adagrad",
-    ).training
-    assert (training.model.scale, training.model.is_cosine) == (3, False)
-    assert training.model.label_table.shape == (60, 8)
-    optimizers = training.optimizers.rows
-    assert set(optimizers) == {"labels", "biases", "features"}
-    assert all(isinstance(optimizer, RowAdagrad) for optimizer in optimizers.values())
-    assert optimizers["labels"].table is training.model.label_table
-    assert isinstance(built(dataset).training.optimizers.rows["labels"], RowAdam)
 
 
 def test_a_seed_fixes_weights_order_and_samples_and_each_differs(dataset):
@@ -235,14 +216,3 @@ def test_without_validation_what_to_select_by_does_not_matter(dataset):
         check_against_data(config, small.with_parts(dataset, validation=None))
     never = {"training__select_by": "nonsense", "training__evaluate_every": 0}
     check_against_data(small.config("unused", **never), dataset)
-
-
-def test_a_model_of_a_range_of_rows_is_that_part_of_the_whole():
-    config = small.config("unused", training__seed=5)
-    whole = build_model(config, 20, 11, is_sparse=True)
-    part = build_model(config, 20, 11, is_sparse=True, label_rows=(4, 9), feature_rows=(15, 20))
-    assert torch.equal(part.label_table, whole.label_table[4:9])
-    assert torch.equal(part.encoder.weight, whole.encoder.weight[15:])
-    halved = build_model(config, 20, 11, is_sparse=True, dtype=torch.bfloat16)
-    assert torch.equal(halved.label_table, whole.label_table.bfloat16())
-    assert torch.equal(halved.encoder.weight, whole.encoder.weight.bfloat16())

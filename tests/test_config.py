@@ -91,16 +91,6 @@ def settings(draw):
     }
 
 
-@given(settings())
-def test_every_value_is_that_of_its_setting_and_is_written_so_that_it_reads_back(values):
-    config = build_config(values)
-    for section, keys in values.items():
-        for key, value in keys.items():
-            actual = getattr(getattr(config, section), key)
-            assert actual == (tuple(value) if isinstance(value, list) else value)
-    assert build_config(tomllib.loads(to_toml(config))) == config
-
-
 @given(st.one_of(texts, st.booleans(), st.integers(), st.floats(allow_nan=False), st.lists(texts)))
 def test_any_value_survives_its_notation(value):
     assert tomllib.loads(f"value = {toml_value(value)}") == {"value": value}
@@ -154,16 +144,6 @@ def test_a_word_that_is_no_assignment_is_refused(word):
         with_assignments({}, [word])
 
 
-def test_assignments_do_not_change_the_settings_they_start_from():
-    before = {"training": {"seed": 1}}
-    with_assignments(before, ["training.seed=2", "loss.name=bowl"])
-    assert before == {"training": {"seed": 1}}
-
-
-def test_a_whole_number_is_taken_for_a_fraction_and_kept_as_one():
-    assert str(build_config({"training": {"learning_rate": 1}}).training.learning_rate) == "1.0"
-
-
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
@@ -191,18 +171,6 @@ def test_a_number_that_is_not_finite_is_refused(value):
     for section, key in (("training", "learning_rate"), ("loss", "margin"), ("model", "scale")):
         with pytest.raises(UserError, match=rf"{section}\.{key} must be a finite number"):
             build_config({section: {key: value}})
-
-
-# Which methods look at all labels, which have a k', and for which it is annealed.
-@pytest.mark.parametrize("method", METHODS)
-def test_what_a_method_draws_and_mines(method):
-    config = MiningConfig(method=method)
-    assert config.draws_labels == (method not in ("sgd", "topk-sgd"))
-    counting = {
-        "sgd": 2048, "snm": 2048, "group-dro": 2048,
-    }  # fmt: skip
-    assert config.mines_examples == (method not in counting)
-    assert config.num_counting == counting.get(method, 512)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,18 +68,6 @@ def test_rows_that_reach_beyond_their_ids_are_refused(offsets, num_values):
     for function in (take_rows, pad_rows):
         with pytest.raises(UserError, match=r"row \d is said to go from .* damaged; make it again"):
             function(rows, np.array([0, 1]))
-
-
-def test_tensors_hold_the_same_numbers():
-    rows = with_values([[1, 2], [], [3]])
-    offsets, ids, values = rows.to_torch(torch.device("cpu"))
-    assert (offsets.tolist(), ids.tolist(), values.tolist()) == (
-        [0, 2, 2, 3],
-        [1, 2, 3],
-        [0.5, 1, 1.5],
-    )
-    assert offsets.dtype == ids.dtype == torch.int64
-    assert rows_from_lists([[1]]).to_torch(torch.device("cpu"))[2] is None
 
 
 @given(lists_of_ids)

@@ -22,7 +22,6 @@ from evenhand.defaults import (
     choose_settings,
     fit_settings,
 )
-from evenhand.errors import UserError
 from evenhand.methods import METHODS
 
 CPU = torch.device("cpu")
@@ -141,18 +140,3 @@ def test_data_of_every_kind_train_as_they_are(kind, tmp_path):
     assert build_config(tomllib.loads(to_toml(config, reasons))) == config
     again, nothing = fit_settings(tomllib.loads(to_toml(config)), dataset, device=CPU)
     assert (again, nothing) == (config, [])
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"mining": {"batch_size": "many"}}, "mining.batch_size must be of type int"),
-        ({"mining": {"batch_size": -1}}, "mining.batch_size must be above 0"),
-        ({"mining": {"method": "s3m"}}, "did you mean"),
-        ({"minning": {}}, "no section"),
-        ({"model": {"scale": 0.0}}, "model.scale"),
-    ],
-)
-def test_what_is_given_is_checked_before_a_rule_reads_it(given, words):
-    with pytest.raises(UserError, match=words):
-        choose_settings(given, PLACES)

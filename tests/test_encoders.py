@@ -140,9 +140,3 @@ def test_on_the_meta_device_nothing_is_drawn():
     draws = generator()
     assert random_rows(10**9, 128, draws, device="meta").shape == (10**9, 128)
     assert torch.equal(draws.get_state(), generator().get_state())
-
-
-@pytest.mark.parametrize("rows", [(-1, 3), (0, 11), (5, 4), (11, 11)])
-def test_a_range_outside_the_table_is_refused(rows):
-    with pytest.raises(ValueError, match="rows must be a range within 0 to 10, got"):
-        random_rows(10, 2, rows=rows)

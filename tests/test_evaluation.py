@@ -314,17 +314,6 @@ def test_the_interval_is_the_percentiles_of_resampled_queries(
     assert [score.low, score.high] == pytest.approx(expected, rel=1e-12)
 
 
-def test_percentiles_skip_what_is_not_a_number():
-    generator = np.random.default_rng(0)
-    draws = np.where(generator.random((5, 30)) < 0.3, np.nan, generator.random((5, 30)))
-    draws[4] = np.nan
-    low, high = evaluation.scores.interval(draws)
-    for of_group, *ends in zip(draws.tolist(), low, high, strict=True):
-        values = [None if math.isnan(value) else value for value in of_group]
-        expected = [oracles.percentile(values, share) for share in (0.025, 0.975)]
-        assert ends == pytest.approx([math.nan if e is None else e for e in expected], nan_ok=True)
-
-
 # --- choosing by one number -----------------------------------------------------------------------
 
 

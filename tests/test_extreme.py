@@ -181,17 +181,6 @@ def test_an_archive_cut_short_is_refused_wherever_it_is_cut(tmp_path, ending):
     assert_refused(written(tmp_path / f"a.txt{ending}", COMPRESS[ending](b"")), "is empty")
 
 
-def test_what_is_no_file_of_this_format_is_refused(tmp_path):
-    assert_refused(tmp_path / "absent.txt", "does not exist")
-    assert_refused(tmp_path / "absent.txt.xz", "does not exist")
-    assert_refused(tmp_path, "is a folder")
-    assert_refused(written(tmp_path / "a.txt", ""), "is empty")
-    packed = bytearray(gzip.compress(("2000 5 4\n" + "0,2 1:0.5 4:1\n" * 2000).encode()))
-    assert_refused(written(tmp_path / "a.txt", packed), "line 1", "must end in .gz")
-    packed[-8] ^= 1  # the checksum
-    assert_refused(written(tmp_path / "a.txt.gz", packed), "again")
-
-
 # --- data sets ----------------------------------------------------------------------------------
 
 

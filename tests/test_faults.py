@@ -27,7 +27,7 @@ from evenhand.errors import (
     gibibytes,
     is_out_of_memory,
 )
-from evenhand.progress import PipedConsole, stop_requested
+from evenhand.progress import PipedConsole
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +136,6 @@ def test_a_second_signal_ends_it_at_once_and_the_last_checkpoint_is_whole(home):
     assert (answer.code, answer.err) == (130, "evenhand: interrupted\n")
     assert small.bytes_of(run / "checkpoints") == before
     assert newest_step(run) == 15
-
-
-def test_a_signal_that_is_ignored_stays_so():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stop_requested() as should_stop_fn:
-            signal.raise_signal(signal.SIGHUP)
-            assert not should_stop_fn()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 IN_A_TERMINAL = """

@@ -294,21 +294,3 @@ def test_the_index_finds_the_pairs_of_pairs_of(lengths, most_entries):
     assert found.query_ids.dtype == found.label_ids.dtype == np.int64
     assert np.array_equal(found.query_ids, expected.query_ids[pair_ids])
     assert np.array_equal(found.label_ids, expected.label_ids[pair_ids])
-
-
-def test_a_feed_in_blocks_hands_out_every_pair_once_and_shares_from_any_place():
-    rows = random_rows(np.random.default_rng(1).integers(0, 4, size=500))
-    part = Part(Rows(np.arange(501), np.arange(500, dtype=np.int32)), rows, block_pairs=13)
-    how = {"batch_size": 32, "pair_groups": np.arange(len(rows.ids))}
-    feed, per_epoch = feed_of(part, **how), len(rows.ids) // 32
-    for _ in range(2):
-        pair_ids = torch.cat([feed.next_batch().group_ids for _ in range(per_epoch)])
-        assert len(pair_ids.unique()) == 32 * per_epoch
-    state = feed.state()
-    expected = [feed.next_batch() for _ in range(5)]
-    shares = [feed_of(part, share=(rank, 3), **how) for rank in range(3)]
-    for share in shares:
-        share.load(state)
-    for batch in expected:
-        pieces = [share.next_batch().group_ids for share in shares]
-        assert torch.equal(torch.cat(pieces), batch.group_ids)

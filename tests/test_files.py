@@ -14,7 +14,7 @@ import small
 from evenhand import files
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
-from evenhand.files import atomic_folder, atomic_path, locked, read_json, write_json, write_text
+from evenhand.files import atomic_folder, atomic_path, locked, write_text
 
 
 def names(folder):
@@ -68,19 +68,6 @@ def test_what_is_written_is_synced_before_it_takes_its_place(tmp_path, monkeypat
     staged = f".a.txt.{os.getpid()}.partial"
     assert events[:3] == [staged, "replace", tmp_path.name]
     assert events[3:] == ["c", "b", staging.name, "rename", tmp_path.name]
-
-
-def test_json_goes_and_comes_back_and_nan_is_null(tmp_path):
-    path = tmp_path / "a.json"
-    with pytest.raises(UserError, match=r"a\.json does not exist"):
-        read_json(path)
-    write_json(path, {"a": [1, 2.5, "ウ"], "b": (float("nan"), None), "c": {"d": float("nan")}})
-    assert read_json(path) == {"a": [1, 2.5, "ウ"], "b": [None, None], "c": {"d": None}}
-    assert "NaN" not in path.read_text("utf-8")
-    for data in (b"{", b"", b"\xff\xff"):
-        path.write_bytes(data)
-        with pytest.raises(UserError, match=r"a\.json is damaged"):
-            read_json(path)
 
 
 def test_a_folder_is_whole_or_not_there_and_made_by_one(tmp_path):

@@ -13,7 +13,6 @@ import pytest
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 
-from evenhand.data.text import featurizer_from
 from evenhand.errors import UserError
 from fuzz import record_targets
 from fuzz.array_targets import ARRAYS, RANKER
@@ -116,11 +115,3 @@ def test_what_did_harm_is_refused(name, data, word):
     refusal = TARGETS[name].check_fn(data)
     assert isinstance(refusal, UserError)
     assert word in str(refusal)
-
-
-def test_a_featurizer_of_a_data_set_is_checked():
-    whole = {"kind": "ngrams", "min_length": 1, "max_length": 4, "num_buckets": 10}
-    changes = ({"min_length": 5}, {"max_length": 10**9}, {"num_buckets": "1"}, {"max_length": None})
-    for change in changes:
-        with pytest.raises(UserError, match="featurizer"):
-            featurizer_from(whole | change)

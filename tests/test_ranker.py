@@ -6,7 +6,7 @@ import scipy.optimize
 import torch
 
 from evenhand.data import Rows
-from evenhand.search import ExactIndex, LinearRanker, linear_svm
+from evenhand.search import ExactIndex, linear_svm
 from evenhand.search import reranker as ranker_module
 from evenhand.search.reranker import fit_ranker, hardest_labels
 
@@ -205,22 +205,3 @@ def test_what_does_not_fit_together_is_refused():
         ranker.scores(rows, np.full((30, 1), 5))
     with pytest.raises(ValueError, match=r"label_ids must be \(30, C\)"):
         ranker.scores(rows, np.zeros((29, 1), int))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"values": None}, "must have values"),
-        ({"offsets": np.array([0, 4, 3])}, "decrease after row 1"),
-        ({"offsets": np.array([0, 1, 4])}, "must go from 0 to 3"),
-        ({"ids": np.array([0, 1, 7], np.int32)}, "from 0 to 6, got 0 to 7"),
-        ({"ids": np.array([0, -1, 3], np.int32)}, "from 0 to 6, got -1 to 3"),
-        ({"values": np.ones(2, np.float32)}, "do not belong together"),
-    ],
-)
-def test_damaged_rows_are_refused_before_compiled_code_reads_them(change, message):
-    ids, values = np.array([0, 1, 2], np.int32), np.ones(3, np.float32)
-    rows = {"offsets": np.array([0, 1, 3]), "ids": ids, "values": values}
-    ranker = LinearRanker(Rows(**rows), np.zeros(2, np.float32), 7)
-    with pytest.raises(ValueError, match=message):
-        ranker.scores(Rows(**{**rows, **change}), np.zeros((2, 1), int))

@@ -20,7 +20,6 @@ from evenhand.errors import UserError
 from evenhand.evaluation import Difference, score_table
 from evenhand.evaluation.certificate import certify
 from evenhand.report import rendering, write_report
-from evenhand.report.examples import largest_gaps, right_results, score_gaps
 from evenhand.report.headline import (
     Comparison,
     compare_runs,
@@ -28,7 +27,7 @@ from evenhand.report.headline import (
     headline,
     title_of,
 )
-from evenhand.report.rendering import interval, join_words, percent, shorten, signed
+from evenhand.report.rendering import signed
 from evenhand.report.run_set import make_run_set
 from evenhand.report.world_map import change_classes, dot_path, draw_dots, recall_classes
 from evenhand.result_tables import difference_title, differences_table
@@ -206,11 +205,6 @@ def test_templates_leave_nothing_unescaped_but_style_and_script_and_nothing_unde
         environment.from_string("{{ nowhere }}").render()
 
 
-def test_groups_too_small_to_judge_are_said_to_be_so(page):
-    said = r"Too small to judge \(pairs\): LAO \(\d+\)\.\s+Without any pair: 1 group\."
-    assert re.search(said, section(page, "columns"))
-
-
 @pytest.mark.parametrize("kind", ["without figures", "without intervals"])
 def test_what_is_missing_is_a_dash_and_never_a_word(page_of, dataset, kind):
     run, names = result_of(dataset), ["low", "high"] + ["value"] * (kind == "without figures")
@@ -238,37 +232,6 @@ def test_a_bare_data_set_has_no_map_and_numbers_for_names(page_of, dataset):
     page = page_of(run)
     assert "left no record of their training" in page
     assert "What was run, and where" not in page
-
-
-INTERRUPTIONS = [
-    {"resumed_at_step": 0, "lost_steps": 0, "at": "2025-11-15T09:06:11+00:00"},
-    {"resumed_at_step": 50, "lost_steps": 20, "at": "?", "damaged_checkpoints": ["a.pt is gone"]},
-]
-RESUMED = (
-    "resumed at step 0, 2025-11-15 09:06 UTC; resumed at step 50 (20 steps trained again), ?; "
-    "a.pt is gone"
-)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("started", "2025-11-15T09:06:11+00:00", "2025-11-15 09:06 UTC"),
-        ("versions", {"torch": "2.11", "numpy": None}, "torch 2.11, numpy –"),
-        ("num_steps", 20000, "20,000"),
-        ("seed", 20000, "20000"),
-        ("training_seconds", 3671.0, "1 h 1 min"),
-        ("training_seconds", 0.2, "under 1 s"),
-        ("training_seconds", math.nan, "–"),
-        ("step", {"kind": "eager", "reason": "no GPU"}, "eager (no CUDA graph: no GPU)"),
-        ("interruptions", INTERRUPTIONS, RESUMED),
-        ("odd", "kept", "kept"),
-    ],
-)
-def test_a_fact_of_a_run_is_shown_for_people(page_of, dataset, key, value, shown):
-    page = page_of(result_of(dataset, about={key: value, "is_running": True}))
-    assert f"<td>{shown}</td>" in page
-    assert "is_running" not in page
 
 
 def test_runs_that_do_not_belong_together_are_refused(tmp_path, dataset):
@@ -453,63 +416,7 @@ def test_one_run_alone_is_described(dataset):
     assert by_first.startswith("As its first result, snm finds the right label for ")
 
 
-def test_what_no_run_beats_is_named_once(dataset):
-    outcome = result_of(dataset, share=1.0).outcome
-    results = [
-        dataclasses.replace(
-            result_of(dataset, name, share=0.01),
-            baselines={"popularity": outcome, "nearest queries": outcome},
-        )
-        for name in ("snm", "s2m")
-    ]
-    runs = make_run_set(results, dataset)
-    assert headline(runs, compare_runs(runs)).startswith(
-        "snm and s2m are below the popularity and nearest queries baselines, which need no "
-        "training. s2m finds"
-    )
-
-
 # --- figures --------------------------------------------------------------------------------------
-
-
-def test_numbers_and_names_are_written_for_people():
-    assert [percent(x) for x in (0.41234, 1.0, math.nan)] == ["41.2", "100.0", "–"]
-    assert [signed(x) for x in (0.01925, -0.5, math.nan)] == ["+1.92", "−50.00", "–"]
-    assert [interval(0.1, 0.2), interval(math.nan, 0.2)] == ["10.0–20.0", ""]
-    assert [join_words(list("abcd"), most=n) for n in (4, 2)] == [
-        "a, b, c and d",
-        "a, b and 2 more",
-    ]
-    assert [len(shorten("x" * n)) for n in (160, 161)] == [160, 160]
-    assert shorten("x" * 161).endswith("x…")
-
-
-def test_the_gap_is_to_the_best_wrong_result(dataset):
-    outcome = dataclasses.replace(
-        result_of(dataset).outcome,
-        query_ids=np.array([0, 0, 1]),
-        label_ids=np.array([1, 2, 0]),
-        ranks=np.array([1, 0, 0], dtype=np.int32),
-        scores=np.array([9.0, 1.0, 2.0], dtype=np.float32),
-        retrieved_ids=np.array([[1, 5, 6], [0, -1, -1]], dtype=np.int32),
-        retrieved_scores=np.array([[9.0, 4.0, 3.0], [7.0, -np.inf, -np.inf]], dtype=np.float32),
-    )
-    is_right = right_results(outcome, 10)
-    assert is_right.tolist() == [[True, False, False], [True, False, False]]
-    assert score_gaps(outcome, is_right).tolist() == [4 - 9, 4 - 1, -math.inf]
-    gaps, query_ids = np.array([3.0, 5.0, 4.0, 9.0]), np.array([0, 0, 1, 2])
-    is_candidate = np.array([True, True, True, False])
-    assert largest_gaps(gaps, is_candidate, query_ids, 5).tolist() == [1, 2]  # one a query
-
-
-def test_repaired_and_broken_are_counted(page_of, dataset):
-    first, last = result_of(dataset), result_of(dataset, "s2m-long", share=0.9)
-    before, after = first.outcome.ranks > 0, last.outcome.ranks > 0
-    words = " ".join("".join(Reader(page_of(first, last)).texts).split())
-    repaired, broken = (~before & after).sum(), (before & ~after).sum()
-    assert f"{repaired} pairs are repaired and {broken} broken, of {len(before)}" in words
-    assert f"Repaired: missed by snm, found by s2m-long ({repaired}, some" in words
-    assert f"Broken: missed by s2m-long, found by snm ({broken}, some" in words
 
 
 def test_north_is_up_and_east_is_right_on_a_map_and_its_dots_are_small():

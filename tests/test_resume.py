@@ -152,14 +152,6 @@ def test_a_finished_run_keeps_its_model_alone_also_if_killed_before_its_checkpoi
         assert small.bytes_of(home / folder) == before
 
 
-def test_the_best_is_kept_beside_the_last(undisturbed):
-    best, other = undisturbed("best"), undisturbed("sparse")
-    steps = sorted({name.split("/")[1] for name in best if name.startswith("checkpoints")})
-    last = json.loads(best["checkpoints/step-00000040/manifest.json"])["state"]
-    assert steps == sorted({f"step-{last['best_step']:08d}", "step-00000040"})
-    assert not [name for name in best if name.startswith("model") and best[name] != other[name]]
-
-
 def test_a_run_that_a_signal_ended_is_resumed_as_if_nothing_had_happened(home, undisturbed):
     expected, folder = undisturbed("long"), "stopped"
     process = start(home, *TRAIN, "long.toml", "--run", folder)

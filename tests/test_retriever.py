@@ -62,15 +62,3 @@ def test_a_query_of_zeros_does_not_throw_dense_weights_far_away():
     gradients_of(mined, queries, batch, model)
     gradients = [weights.grad for weights in encoder.parameters()]
     assert all(gradient is None or (gradient == 0).all() for gradient in gradients)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"has_label_bias": True}, "label bias goes with the dot product"),
-        *(({"scale": scale}, f"scale must be above 0, got {scale}") for scale in (0, math.nan)),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Retriever(MlpEncoder(5, WIDTH), 3, WIDTH, **settings)

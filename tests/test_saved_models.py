@@ -1,7 +1,5 @@
 """The model of a run folder, written by any number of ranks, read by any other."""
 
-import types
-
 import pytest
 import safetensors.torch
 import torch
@@ -12,7 +10,6 @@ from evenhand.build import build_model
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.files import read_json, write_json
-from evenhand.models import RowRange
 from evenhand.run_folder import load_model, save_model, split_names
 from evenhand.runs import begin_run, evaluate_run, is_trained
 from ranks import run_ranks
@@ -81,18 +78,6 @@ def assert_ranks_load(num_ranks, run, dataset, model):
         assert_equal(load_model(run, dataset, device=CPU, ranks=ranks), rank_model(model, ranks))
 
     run_ranks(num_ranks, load)
-
-
-def test_some_rows_are_read_in_any_type_and_the_sizes_are_enough(tmp_path):
-    run, _, make = begun_run(tmp_path, text_dataset(), **DOT)
-    model = make(1)
-    save_by(3, run, model)
-    sizes = types.SimpleNamespace(num_features=512, num_labels=60, is_sparse=True)
-    rows = {"label_rows": RowRange(17, 45), "feature_rows": RowRange(500, 500)}
-    part = load_model(run, sizes, device=CPU, dtype=torch.bfloat16, **rows)
-    assert torch.equal(part.label_table, model.label_table[17:45].bfloat16())
-    assert torch.equal(part.label_bias, model.label_bias[17:45])
-    assert part.encoder.weight.shape == (0, 8)
 
 
 def test_weights_of_version_0_1_are_loaded_and_make_way_for_new_ones(tmp_path):

@@ -14,7 +14,6 @@ import pytest
 import small
 from evenhand.cli import search as search_module
 from evenhand.data import load_table, open_dataset, pairs_of, save_dataset
-from evenhand.run_folder import load_result
 from small import run_main
 
 QUERIES = ["badoki7", "marsaum, 12", '"welor"', "städte\tum"]
@@ -94,22 +93,6 @@ def test_every_way_in_and_every_way_out_gives_the_same_answers(ask, tmp_path):
         assert_same(read(path), expected)
     ask("--input", "queries.txt", "--results", 2, "--json", "--output", tmp_path / "lines.txt")
     assert_same(read(tmp_path / "lines.txt"), expected)
-
-
-def test_what_a_run_answers_can_be_evaluated_as_predictions(ask, home, capsys, tmp_path):
-    ask("--input", "asked.csv", "--results", 10, "--output", tmp_path / "found.parquet")
-    words = ("evaluate", "--predictions", tmp_path / "found.parquet", "--truth", "test.csv")
-    out = run_main(capsys, *words, "--run", tmp_path / "run").output
-    assert "queries without predictions: 0 of" in out
-
-    def ranks(run, dataset):
-        part, outcome = dataset.parts["test"], load_result(run).outcome
-        rows = zip(outcome.query_ids, outcome.label_ids, outcome.ranks, strict=True)
-        # A run keeps more than ten results.
-        return {(part.texts[q], dataset.label_name(y)): r * (r <= 10) for q, y, r in rows}
-
-    ours = ranks(home / "runs/a", open_dataset(home / "data"))
-    assert ranks(tmp_path / "run", open_dataset(tmp_path / "run/truth")) == ours
 
 
 def test_the_columns_that_a_run_was_trained_on_are_taken_and_named(home, tmp_path, capsys):

@@ -295,22 +295,6 @@ def test_nothing_is_claimed_where_all_fare_alike_or_without_a_column_or_a_pair()
     assert math.isnan(found.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_conditions": 4}, "max_conditions must be between 1 and 3, got 4"),
-        ({"min_pairs": 0}, "min_pairs must be at least 1, got 0"),
-        ({"num_permutations": 18}, "num_permutations must be at least 19"),
-        ({"losses": np.array([0.0, 1.5])}, "losses must be between 0 and 1, got 0.0 to 1.5"),
-        ({"query_ids": np.arange(3)}, r"must be of one length \(the pairs\), got \[2, 3\]"),
-    ],
-)
-def test_a_wrong_call_is_refused(changes, message):
-    values = {"losses": np.zeros(2), "query_ids": np.arange(2), "attributes": [], **changes}
-    with pytest.raises(ValueError, match=message):
-        find_slices(**values)
-
-
 def test_an_interval_is_wilsons_and_wider_where_the_pairs_of_a_query_are_alike():
     losses = np.repeat([1.0, 0.0], [20, 60])
     low, high = loss_interval(losses, np.arange(80))

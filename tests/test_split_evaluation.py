@@ -8,7 +8,6 @@ import torch
 
 from evenhand.build import build_model
 from evenhand.data import Rows
-from evenhand.distributed.ranks import Shards
 from evenhand.errors import UserError
 from evenhand.runs import evaluate_model
 from ranks import run_ranks
@@ -109,14 +108,3 @@ def test_neighbours_are_refused_and_not_left_out():
     dataset, settings = with_values(text_dataset()), config("none", search__num_neighbours=3)
     with pytest.raises(UserError, match="neighbours and rankers are for one process"):
         evaluated_by(2, some_model(settings, dataset), dataset, settings)
-
-
-def test_frequent_labels_are_counted_from_the_right_row():
-    """A discount so large that it alone decides."""
-    dataset, settings = text_dataset(), config("none", search__frequency_discount=1000.0)
-    counts = dataset.label_counts()
-    rarest = set(np.flatnonzero(counts == counts.min()))
-    assert len(rarest) < 5
-    assert max(rarest) >= Shards(60, 3).rows_of(1)[0]  # or else the first row would do
-    for outcome in evaluated_by(3, some_model(settings, dataset), dataset, settings):
-        assert set(outcome.retrieved_ids[:, 0]) == rarest

@@ -8,14 +8,11 @@ import re
 import pytest
 from rich.console import Console
 
-import small
 from evenhand.evaluation import Difference, Score
 from evenhand.result_tables import (
     differences_table,
     main_rows,
-    parts_table,
     results_table,
-    row_title,
 )
 
 
@@ -37,21 +34,6 @@ def cells_of(text, title):
     """The cells of the row with this title."""
     (row,) = [line for line in text.splitlines() if re.match(f"│ +{re.escape(title)} +│", line)]
     return [cell.strip() for cell in row.split("│")[2:-1]]
-
-
-@pytest.mark.parametrize(
-    ("column", "group", "title"),
-    [
-        ("all", "all", "all"),
-        ("frequency", "tail", "tail"),
-        ("country", "worst tenth", "worst tenth of countries"),
-        ("script", "worst 3", "worst 3 scripts"),
-        ("script", "worst", "worst script"),
-        ("script", "THAI", "script THAI"),
-    ],
-)
-def test_rows_are_called_as_people_call_them(column, group, title):
-    assert row_title(score(column, group)) == title
 
 
 @pytest.mark.parametrize(
@@ -114,10 +96,3 @@ def test_differences_have_a_sign_and_intervals_over_queries_and_seeds(num_runs):
     assert cells_of(text, "all") == cells + ["+0.0625 to +0.4375"] * (num_runs > 1)
     assert cells_of(text, "worst 3 scripts")[3:5] == ["-0.0625", "-0.5000 to +0.3750"]
     assert ("95 % over seeds" in text) == (num_runs > 1)
-
-
-def test_the_parts_of_a_data_set_are_counted():
-    text = text_of(parts_table(small.text_dataset(name="[i]")))
-    assert "[i]" in text
-    assert cells_of(text, "train") == ["420", "525", "style (3)"]
-    assert cells_of(text_of(parts_table(small.dense_dataset())), "train")[2] == "–"

@@ -154,16 +154,6 @@ def test_the_script_is_that_of_the_first_letter(text, script):
     assert script_of(text) == script
 
 
-def test_a_featurizer_is_built_again_from_its_settings():
-    for featurizer in (
-        NgramFeaturizer(min_length=2, max_length=3, num_buckets=77),
-        WordFeaturizer(max_words=3, max_length=5, num_buckets=77),
-    ):
-        again = featurizer_from(featurizer.settings())
-        assert again == featurizer
-        assert again.settings() == featurizer.settings()
-
-
 def test_settings_that_describe_no_featurizer_are_refused():
     with pytest.raises(UserError, match="cannot turn a text into features"):
         featurizer_from(None)

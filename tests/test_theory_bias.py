@@ -112,15 +112,3 @@ def test_an_atom_across_the_quantile_has_almost_no_bias():
     biases = biases_of([0, 1, 3], [0.5, 0.4, 0.1], 0.3)
     assert -biases[0] < 1e-8
     assert -biases[2] < 1e-15
-
-
-def test_a_wrong_call_is_refused():
-    for values, probabilities, num_examples, alpha, words in (
-        ([1.0], [0.5, 0.5], 3, 0.5, "probabilities must be 1 numbers"),
-        ([0.0, 1.0], [0.5, 0.6], 3, 0.5, "sum to 1"),
-        ([0.0, 1.0], [0.5, 0.5], 0, 0.5, "num_examples must be at least 1"),
-        ([0.0, 1.0], [0.5, 0.5], 3, 0.0, "tail_fraction must be above 0"),
-    ):
-        how = {"num_examples": num_examples, "tail_fraction": alpha}
-        with pytest.raises(ValueError, match=words):
-            empirical_cvar_bias(values, probabilities, **how)

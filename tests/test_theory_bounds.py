@@ -162,24 +162,3 @@ def test_a_mixture_keeps_to_its_bound_in_simulation():
     observed = np.array(mixture) @ [rng.binomial(n, 0.5, 20_000) / n for n in sizes]
     slack = mixture_bound(mixture, sizes, **how)
     assert 0.005 < (observed + slack < 0.5).mean() < delta
-
-
-def test_a_wrong_call_is_refused():
-    plain = {"loss_bound": 1.0, "failure_probability": 0.05}
-    for wrong, words in (
-        ((0, 0.5, 0.05), "num_examples must be at least 1"),
-        ((10, 0.0, 0.05), "tail_fraction must be above 0"),
-        ((10, 0.5, 1.0), "failure_probability must be between 0 and 1"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            sample_of(*wrong)
-    with pytest.raises(ValueError, match=r"diameter must be at least 0\.25"):
-        paper_covering_bound(sample_of(10, 0.5, 0.5), diameter=0.01)
-    with pytest.raises(ValueError, match="num_functions must be at least 2"):
-        finite_class_bound(sample_of(10, 0.5, 0.8), num_functions=1)
-    with pytest.raises(ValueError, match="group_rademachers must have shape"):
-        known_membership_bound([0.1], [5, 5], **plain)
-    with pytest.raises(ValueError, match="group_sizes must be numbers of at least 1"):
-        known_membership_bound([0.1], [0], **plain)
-    with pytest.raises(ValueError, match="mixture must be 2 numbers"):
-        mixture_bound([0.5, 0.6], [5, 5], rademacher=0.0, **plain)

@@ -261,19 +261,3 @@ def test_the_level_counts_a_whole_number_that_rounding_misses():
         best = top_minimiser(p, tail_fraction=m * level)
         assert math.exp(best.threshold) == pytest.approx(m, rel=1e-12)
         assert (best.level, int(best.num_collapsed)) == (m, 1)
-
-
-def test_a_wrong_call_is_refused():
-    for labels, alpha, queries, words in (
-        ([0.5, 0.4], 0.5, None, "label_probabilities must be 0 or more and sum to 1"),
-        ([1.5, -0.5], 0.5, None, "label_probabilities must be 0 or more"),
-        ([], 0.5, None, "one or more rows"),
-        ([1.0], 0.0, None, "tail_fraction must be above 0"),
-        ([1.0], 1.1, None, "got 1.1"),
-        ([1.0], 1.0, [0.5, 0.5], r"must have shape \(1,\)"),
-        ([[1.0], [1.0]], 1.0, [0.5, 0.6], "query_probabilities must be 0 or more and sum to 1"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            top_minimiser(labels, tail_fraction=alpha, query_probabilities=queries)
-    with pytest.raises(ValueError, match=r"threshold must be at least 0 \(losses are\), got -1"):
-        threshold_value([1.0], threshold=-1, tail_fraction=1.0)

@@ -161,19 +161,6 @@ def test_thresholds_in_blocks_give_the_same(monkeypatch):
     assert expected_order_weighted_average(laws, weights) == pytest.approx(whole, rel=1e-14)
 
 
-def test_what_is_no_distribution_is_refused():
-    for values, probabilities, message in (
-        ([2.0, 1.0], [0.5, 0.5], "values of a distribution must rise"),
-        ([1.0, 2.0], [0.5, 0.6], "probabilities must be at least 0 and sum to 1"),
-        ([1.0, 2.0], [1.5, -0.5], "probabilities must be at least 0 and sum to 1"),
-    ):
-        law = LossDistribution(np.array(values), np.array(probabilities))
-        with pytest.raises(ValueError, match=message):
-            expected_order_weighted_average([law], [1.0])
-    with pytest.raises(ValueError, match=r"weights must have the shape \(1,\)"):
-        expected_order_weighted_average([law], [0.5, 0.5])
-
-
 # The left side.
 
 
@@ -258,40 +245,3 @@ def test_drawing_as_the_algorithm_does_agrees_with_the_exact_loss(is_shared):
     if not is_shared:  # the draws tell the two sides apart
         _, right = both_sides(positives, losses, **counts)
         assert right < estimate.mean - 10 * estimate.standard_error
-
-
-# Refusals.
-
-
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ((3, 1, 1, 1), r"batch_size must be between 1 and 2 \(the number of examples\), got 3"),
-        ((2, 3, 1, 1), r"num_hard_examples must be between 1 and 2"),
-        ((2, 1, 4, 1), r"num_sampled_labels must be between 1 and 3"),
-        ((2, 1, 2, 3), r"num_hard_labels must be between 1 and 2"),
-    ],
-)
-def test_counts_that_cannot_be_are_refused(counts, message):
-    drawing = {"num_draws": 2, "generator": np.random.default_rng(0)}
-    shared = [[-np.inf, 0.0, 0.0], [-np.inf, 0.0, 0.0]]
-    for loss_fn, losses, options in (
-        (expected_s2m_loss, np.zeros((2, 3)), {}),
-        (expected_s2m_loss, shared, {"is_shared": True}),
-        (simulated_s2m_loss, np.zeros((2, 3)), drawing),
-        (simulated_s2m_loss, shared, drawing | {"is_shared": True}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            loss_fn([0, 0], losses, **by_name(counts), **options)
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    counts = by_name((1, 1, 1, 1))
-    with pytest.raises(ValueError, match=r"got \(3,\) and \(2, 2\)"):
-        expected_s2m_loss([0, 0, 0], np.zeros((2, 2)), **counts)
-    with pytest.raises(ValueError, match=r"must be -inf once in each row .* got a row with 0"):
-        expected_s2m_loss([0, 0], np.zeros((2, 2)), **counts, is_shared=True)
-    with pytest.raises(ValueError, match="num_draws must be at least 2"):
-        simulated_s2m_loss(
-            [0], np.zeros((1, 2)), **counts, num_draws=1, generator=np.random.default_rng(0)
-        )

@@ -93,27 +93,6 @@ def test_the_weights_of_chosen_ranks_are_those_of_all(problem):
     ]  # fmt: skip
 
 
-def test_corners_by_hand():
-    def of_batch(population, drawn, kept):
-        return batch_weights(population, batch_size=drawn, num_hard_examples=kept).tolist()
-
-    def of_shared(num_labels, drawn, kept):
-        counts = {"num_sampled_labels": drawn, "num_hard_labels": kept}
-        return shared_label_weights(num_labels, **counts).tolist()
-
-    assert of_batch(5, 5, 2) == [1 / 2, 1 / 2, 0, 0, 0]  # all are drawn: the plain top
-    assert of_batch(5, 3, 3) == pytest.approx([1 / 5] * 5)  # all drawn count: the plain mean
-    # Of the 6 pairs of 4, rank 1 is the largest of 3, rank 2 of 2, rank 3 of 1.
-    assert of_batch(4, 2, 1) == pytest.approx([3 / 6, 2 / 6, 1 / 6, 0])
-    assert of_batch(1, 1, 1) == [1]
-    assert of_shared(4, 4, 2) == [1 / 2, 1 / 2, 0]  # all labels: each sees all but its positive
-    # Of 3 labels 2 are drawn and kept: both negatives are seen in 1 case of 3, else one of them.
-    assert of_shared(3, 2, 2) == pytest.approx([1 / 3 / 2 + 2 / 3 / 2] * 2)
-    assert of_shared(4, 1, 1) == pytest.approx([1 / 4] * 3)  # at times it is the positive
-    assert of_shared(1, 1, 1) == []
-    assert batch_weights(9, batch_size=3, num_hard_examples=1, ranks=[]).shape == (0,)
-
-
 # A billion.
 
 

@@ -107,12 +107,3 @@ def test_linear_scorers_are_below_their_bound_and_not_far():
         suprema = 2.0 * np.linalg.norm(signs @ queries, axis=(1, 2)) / 40
         bound = linear_rademacher_bound(queries, norm_bound=2.0, num_outputs=num_outputs)
         assert 0.9 * bound < suprema.mean() <= bound
-
-
-def test_wrong_calls_are_refused():
-    with pytest.raises(ValueError, match="at most 20 columns"):
-        empirical_rademacher(np.zeros((2, 21)))
-    with pytest.raises(ValueError, match="a table with rows and columns"):
-        empirical_rademacher([1.0, 2.0])
-    with pytest.raises(ValueError, match="num_draws must be at least 2"):
-        sampled_rademacher([[1.0]], num_draws=1, generator=np.random.default_rng(0))

@@ -12,17 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import small
-from evenhand.errors import UserError
 from evenhand.tuning.results import Results, Rule, describe_choice, write_search_page
 from evenhand.tuning.search import default_group, plan_search, without_test
 from evenhand.tuning.space import (
     Choices,
     Span,
     Trial,
-    count_members,
     default_space,
     num_hard_examples_for,
-    parse_space,
     plan_trials,
     with_settings,
 )
@@ -140,14 +137,6 @@ def test_trials_follow_from_the_seed_none_is_twice_and_more_begin_with_fewer(cou
         assert (mining.method == "snm") == (settings[K_PRIME] == mining.batch_size)
 
 
-def test_a_space_that_holds_few_trials_gives_each_of_them_once():
-    space = parse_space([f"{K_PRIME}=4,8,32", "mining.anneal_fraction=0,1"], config())
-    trials = plan_trials(config(), space, num_trials=50, seed=0)
-    pairs = [(s[K_PRIME], s["mining.anneal_fraction"]) for s in settings_of(trials)]
-    # As given: k' = 8, annealed over the whole run. For k' = 32, the batch, it makes no difference.
-    assert sorted(pairs) == [(4, 0.0), (4, 1.0), (8, 0.0), (8, 1.0), (32, 1.0)]
-
-
 def test_the_default_space_is_around_the_config():
     assert default_space(config()) == {
         K_PRIME: Choices((2, 4, 8, 16, 32)),
@@ -178,20 +167,6 @@ def test_a_span_is_searched_in_ratios_or_where_0_is_among_it_in_differences(shar
     size = Span(2, 33).at(share)
     assert isinstance(size, int)
     assert abs(size - 2 * 16.5**share) <= 0.5
-
-
-def test_words_become_a_space_and_a_space_words():
-    axes = {
-        K_PRIME: ("4, 8,16", Choices((4, 8, 16))),
-        "training.learning_rate": ("1e-2..0.05", Span(0.01, 0.05)),
-        "training.num_steps": ("10..20", Span(10, 20)),
-        "training.learning_rate_shape": ("linear,cosine", Choices(("linear", "cosine"))),
-        "mining.anneal_fraction": ("0..1", Span(0.0, 1.0)),
-    }
-    space = parse_space([f"{name}={words}" for name, (words, _) in axes.items()], config())
-    assert space == {name: axis for name, (_, axis) in axes.items()}
-    assert isinstance(space["mining.anneal_fraction"].high, float)
-    assert parse_space([f"{name}={axis}" for name, axis in space.items()], config()) == space
 
 
 def test_a_k_prime_that_is_a_share_of_the_batch_is_searched_as_a_number():
@@ -236,18 +211,6 @@ def test_k_prime_is_what_a_group_fills_of_a_batch_rounded_up(num_members, num_ot
     assert num_hard_examples_for(share, batch_size=batch_size) == max(1, expected)
 
 
-def test_the_share_of_a_group_is_counted_over_training_pairs():
-    """Groups of queries are counted in test_group_memberships.py."""
-    dataset = small.text_dataset()
-    labels, groups = dataset.parts["train"].positives.ids, dataset.label_groups["region"]
-    count = sum(groups.ids[label] == 3 for label in labels)
-    assert count_members(dataset, " region = W") == (count, len(labels))
-    groups = groups._replace(names=(*"NESW", "nobody"))
-    dataset = dataclasses.replace(dataset, label_groups={"region": groups})
-    with pytest.raises(UserError, match="no training pair"):
-        count_members(dataset, "region=nobody")
-
-
 # --- the page -------------------------------------------------------------------------------------
 
 TRIALS = [
@@ -273,18 +236,6 @@ def words_of(text):
     """The words of a page, without its style, script and pictures."""
     text = re.sub(r"<(style|script|svg)\b.*?</\1>", "", text, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
-
-
-def elements_of(text, name):
-    """All elements whose tag matches."""
-    return re.findall(rf"<(?:{name})\b.*?</(?:{name})>", text, re.DOTALL)
-
-
-def marks_of(page):
-    """Where the marks of the picture stand, and their titles."""
-    mark = r'<svg x="([\d.]+)" y="([\d.]+)".*?<title>(.*?)</title>'
-    marks = re.findall(mark, elements_of(page, "figure")[0], re.DOTALL)
-    return [(float(x), float(y), html.unescape(title)) for x, y, title in marks]
 
 
 @pytest.mark.parametrize(
@@ -314,38 +265,3 @@ def test_page_and_terminal_say_what_was_chosen_by_which_rule_and_how_far_to_trus
     assert on_page in words
     assert "too good" in words
     assert printed in " ".join(describe_choice(Results(trials, RULE)))
-
-
-def test_every_trial_has_a_row_the_best_first_and_the_failed_last(page_of):
-    page = page_of()
-    head, *rows = [
-        [words_of(cell) for cell in elements_of(row, "th|td")] for row in elements_of(page, "tr")
-    ]
-    assert head == ["trial", "k'", "rate", "recall@10", "worst served", "close enough", "seconds",
-                    "tail"]  # fmt: skip
-    failed = "5 the loss of step 3 is nan"
-    assert [row[0] for row in rows] == ["4", "3 chosen", "2 as given", "1 SNM", failed]
-    assert rows[1][1:] == ["8", "0.03", "48.5", "35.0 33.0–38.0", "yes", "12", "24.2"]
-    assert rows[3][1] == "all"
-    assert rows[0][5:7] == ["", "12"]
-    assert rows[4][3:6] == ["–", "–", ""]
-
-
-@pytest.mark.parametrize(
-    "trials",
-    [
-        [trial_of(1, 0.5, 0.5, role="SNM")],
-        [trial_of(1, 0.5, 0.5, role="SNM"), trial_of(2, 0.5, 0.5, role="as given")],
-        [trial_of(1, 0.0, 0.0, low=NAN, high=NAN), trial_of(2, 1.0, 1.0, low=NAN, high=NAN)],
-        [trial_of(1, NAN, NAN, role="SNM"), trial_of(2, 0.3, 0.1, role="as given")],
-    ],
-    ids=["one", "equal", "without intervals", "no baseline"],
-)
-def test_odd_searches_have_a_page_too(page_of, trials):
-    evil = '<script>alert("x")</script>'
-    rule = Rule(f"recall@10 on {evil}=1", evil, 0.02)
-    page = page_of(trials, title=evil, rule=rule, command=evil)
-    assert not re.search(r"\bnan\b", page.partition("<script>")[0], re.IGNORECASE)
-    assert all(0 <= x <= 640 and 0 <= y <= 400 for x, y, _ in marks_of(page))
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert" in page

@@ -13,7 +13,7 @@ import small
 from evenhand.config import build_config, read_settings
 from evenhand.data import save_dataset
 from evenhand.tuning.space import count_members, with_settings
-from small import bytes_of, fruits_of, run, run_main, settings_file, start, wait_for
+from small import bytes_of, fruits_of, run, run_main, settings_file
 
 K_PRIME = "mining.num_hard_examples"
 
@@ -192,27 +192,6 @@ def kill_and_resume(home, folder, function, call, when, num_recorded):
 @pytest.mark.parametrize("kill", KILLS, ids=lambda kill: kill[0])
 def test_a_killed_search_goes_on_and_ends_as_one_never_disturbed(home, tmp_path, kill):
     kill_and_resume(home, tmp_path / "killed", *kill)
-
-
-def test_a_complete_search_resumed_trains_nothing_and_says_the_same(home, tmp_path):
-    folder = shutil.copytree(home / "whole", tmp_path / "complete")
-    (folder / "best.toml").unlink()
-    disturb = ["evenhand.runs.train", 1, "kill"]
-    assert run(home, "tune", "--resume", "--run", folder, disturb=disturb).output
-    assert fruits(folder) == fruits(home / "whole")
-    assert bytes_of(folder / "trials") == bytes_of(home / "whole/trials")
-
-
-def test_a_search_that_is_asked_to_stop_stops_and_can_go_on(home):
-    slow = ("--set", "training.num_steps=2000", "--set", "training.log_every=1")
-    process = start(home, *TUNE, "--run", "stopped", *slow)
-    wait_for(lambda: small.last_step(home / "stopped/trials/001") > 3)
-    process.kill(signal.SIGTERM)
-    answer = process.wait()
-    assert answer.code == 130
-    assert "stopped; continue with: evenhand tune --resume --run stopped" in answer.out
-    assert not tuning_of(home / "stopped")["trials"]
-    assert list((home / "stopped/trials/001/checkpoints").iterdir())
 
 
 def test_a_search_can_be_given_more_trials_and_ends_as_one_that_had_them_at_once(

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from evenhand.config import DataConfig
 from evenhand.data import Dataset, Part, Rows, csr
 from evenhand.data.weighting import feature_weights, weight_features
 from evenhand.errors import UserError
@@ -67,8 +66,3 @@ def test_an_id_twice_in_a_row_counts_as_one_feature_whose_values_add(monkeypatch
 def test_features_without_values_are_refused(train):
     with pytest.raises(UserError, match=r"data\.weighting = \"unit\" is for sparse features"):
         weight_features(dataset(train), "unit")
-
-
-def test_an_unknown_weighting_is_refused():
-    with pytest.raises(UserError, match=r"data\.weighting"):
-        DataConfig(weighting="bm25")

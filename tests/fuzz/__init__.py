@@ -4,7 +4,7 @@
 text_twins.py        slow and obvious words and n-grams of a text
 registry.py          the targets by name: a function of bytes, and valid seeds
 inputs.py            how Hypothesis makes an input from seeds and corpus
-child.py             one target in a process of its own, by atheris or by Hypothesis
+child.py             one target in a process of its own, by atheris
 corpus/<target>/     inputs that reached new code, and every input that once did harm
 
 `python -m tests.fuzz --help` starts a campaign; `tests/test_fuzz.py` replays the corpus and lets

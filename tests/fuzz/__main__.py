@@ -71,6 +71,8 @@ def main() -> int:
         print(TARGETS[options.once[0]].check_fn(Path(options.once[1]).read_bytes()) or "read")
         forget_scratch()
         return 0
+    if importlib.util.find_spec("atheris") is None:
+        parser.error("atheris is not installed: pip install -e '.[fuzz]'")
     forget_scratch()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     share = 60 * options.minutes * options.processes / len(options.targets)
@@ -81,11 +83,10 @@ def main() -> int:
         )
         results = dict(zip(options.targets, runs, strict=True))
     total = sum(result["inputs"] for result in results.values())
-    engine = "atheris" if importlib.util.find_spec("atheris") else "hypothesis"
-    about = {"engine": engine, "python": platform.python_version(), "started": started}
+    about = {"engine": "atheris", "python": platform.python_version(), "started": started}
     write_json(Path("fuzzing.json"), {**about, "total_inputs": total, "targets": results})
     failed = [name for name, result in results.items() if result["status"]]
-    print(f"{total:,} inputs by {engine}, findings of {', '.join(failed) or 'no target'}")
+    print(f"{total:,} inputs, findings of {', '.join(failed) or 'no target'}")
     return 1 if failed else 0
 
 

@@ -1,31 +1,22 @@
 """One target in a process of its own: `python -m tests.fuzz.child TARGET SECONDS SEED FOLDER`.
 
-By atheris (libFuzzer, guided by the code that an input reaches) where it is installed, else by
-Hypothesis. An input that raises, hangs, or takes too much memory or time ends the process with
-another status than 0, and lies in the folder.
+By atheris: libFuzzer, guided by the code that an input reaches. An input that raises, hangs, or
+takes too much memory or time ends the process with another status than 0, and lies in the folder.
 """
 
 import contextlib
-import faulthandler
-import importlib.util
-import resource
 import sys
 import time
 import warnings
 from pathlib import Path
 
-import hypothesis
+import atheris
 
-HAS_ATHERIS = importlib.util.find_spec("atheris") is not None
 SOURCE = Path(__file__).parents[2] / "src"
 
 
 def instrumented() -> contextlib.AbstractContextManager[None]:
     """Imports within tell atheris of every branch, but where numba must compile the code."""
-    if not HAS_ATHERIS:
-        return contextlib.nullcontext()
-    import atheris
-
     compiled = [
         ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         for path in SOURCE.rglob("*.py")
@@ -35,19 +26,16 @@ def instrumented() -> contextlib.AbstractContextManager[None]:
 
 
 with instrumented():
-    from .inputs import MOST_BYTES, corpus_of, inputs_of, words_of
+    from .inputs import MOST_BYTES, corpus_of, words_of
     from .registry import TARGETS
     from .target import Target, forget_scratch
 
 HANG_SECONDS = 60  # on the clock, for one input, on a busy machine
 SLOW_SECONDS = 2.0  # of computing, for an input of a few kilobytes
-MORE_MEMORY = 2**31  # bytes that a process may take beyond what it has when it starts
 
 
-def run_atheris(target: Target, seconds: int, seed: int, folder: Path) -> None:
+def run_target(target: Target, seconds: int, seed: int, folder: Path) -> None:
     """Ends the process itself; what made it fail is left by libFuzzer."""
-    import atheris
-
     seeds = folder / "seeds"
     seeds.mkdir(exist_ok=True)
     for number, data in enumerate([*target.seeds, *corpus_of(target.name)]):
@@ -64,34 +52,6 @@ def run_atheris(target: Target, seconds: int, seed: int, folder: Path) -> None:
     atheris.Fuzz()
 
 
-def run_hypothesis(target: Target, seconds: int, seed: int, folder: Path) -> None:
-    """Rounds of some hundred inputs until the time is over; raises for the smallest that fails."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MORE_MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    settings = hypothesis.settings(
-        max_examples=500,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    num_inputs, end = 0, time.monotonic() + seconds
-
-    def look(data: bytes) -> None:
-        nonlocal num_inputs
-        num_inputs += 1
-        (folder / "found-last").write_bytes(data)  # the last that was tried, whatever becomes of it
-        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-        _check(target, data)
-        faulthandler.cancel_dump_traceback_later()
-
-    while time.monotonic() < end:
-        seed += 1
-        hypothesis.seed(seed)(settings(hypothesis.given(inputs_of(target))(look)))()
-    (folder / "found-last").unlink(missing_ok=True)
-    print(f"stat::number_of_executed_units: {num_inputs}", file=sys.stderr)
-
-
 def _check(target: Target, data: bytes) -> None:
     began = time.thread_time()
     target.check_fn(data)
@@ -105,9 +65,8 @@ def main() -> None:
     warnings.simplefilter("ignore")  # of numpy, about what it reads
     for data in target.seeds:  # what is compiled is compiled now, and does not count as slow
         target.check_fn(data)
-    run = run_atheris if HAS_ATHERIS else run_hypothesis
     try:
-        run(target, int(seconds), int(seed), Path(folder))
+        run_target(target, int(seconds), int(seed), Path(folder))
     finally:
         forget_scratch()
 

@@ -7,6 +7,8 @@
     python benchmarks/methods.py table          the tables of docs/methods.md, from the results
 
     ... --noise 0.2                             that share of the training labels drawn at random
+    ... --rare                                  even-handed mining, its parts, and what others do
+                                                for rare labels: 4 trials a method, two rates
 
 A trial is one of four learning rates with one of two values of what the method itself offers
 (its k, k', loss ...). The choice is by pair recall@10 over the whole validation part: the
@@ -77,20 +79,41 @@ OPTIONS_NOISE = {
     "s2m-even": ({}, {"mining.num_hard_examples": 512}),
 }
 OPTIONS_NOISE["even-range"] = OPTIONS_NOISE["ranked-range"]
+SOFTMAX_OF_KEPT = {"loss.name": "softmax", "model.scale": 8.0}  # the best scale of places.py losses
+OPPONENTS = ("reweighted", "ldam", "adjusted")  # SNM, changed as opponents.py says
+OPTIONS_RARE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "snm": OPTIONS["snm"],
+    "s2m-even": OPTIONS["s2m-even"],
+    "reweighted": ({"opponent": 0.25}, {"opponent": 0.5}),
+    "ldam": ({"opponent": 0.1}, {"opponent": 0.2}),
+    "adjusted": ({"opponent": 0.5} | SOFTMAX_OF_KEPT, {"opponent": 1.0} | SOFTMAX_OF_KEPT),
+}
+LEARNING_RATES_RARE = (0.024, 0.048)  # those that the methods above chose
+ABLATIONS: dict[str, dict[str, Any]] = {  # of s2m-even, at its chosen setting
+    "ranking alone": {"risk.mined_share": 1.0},
+    "mixture alone": {"risk.gap_weight": 0.0},
+} | {f"k' {count}": {"mining.num_hard_examples": count} for count in (64, 128, 256, 512)}
 
 
 def config_of(
     method: str, own: dict[str, Any], learning_rate: float, *, seed: int, steps: int
 ) -> Config:
     settings = {section: dict(values) for section, values in BASE.items()}
-    settings["mining"]["method"] = method
+    name_of = dict.fromkeys(OPPONENTS, "snm") | dict.fromkeys(ABLATIONS, "s2m-even")
+    settings["mining"]["method"] = name_of.get(method, method)
     for name, value in own.items():
+        if name == "opponent":
+            continue
         section, key = name.split(".")
         settings.setdefault(section, {})[key] = value
     settings["training"] = {
         "num_steps": steps, "learning_rate": learning_rate, "seed": seed, "checkpoint_every": 0,
     }  # fmt: skip
     return build_config(settings)
+
+
+def opponent_of(method: str, own: dict[str, Any]) -> tuple[str, float] | None:
+    return (method, own["opponent"]) if "opponent" in own else None
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -126,8 +149,8 @@ def data_folder(options: argparse.Namespace, console: Console) -> str:
 
 
 def results_path(options: argparse.Namespace, what: str) -> Path:
-    noise = f"-noise-{options.noise}" if options.noise else ""
-    return Path(options.results) / f"methods{noise}-{what}.json"
+    study = f"-noise-{options.noise}" if options.noise else "-rare" if options.rare else ""
+    return Path(options.results) / f"methods{study}-{what}.json"
 
 
 def saved(path: Path) -> dict[str, Any]:
@@ -135,9 +158,9 @@ def saved(path: Path) -> dict[str, Any]:
 
 
 def header(options: argparse.Namespace) -> dict[str, Any]:
-    noise = f" --noise {options.noise}" if options.noise else ""
+    study = f" --noise {options.noise}" if options.noise else " --rare" if options.rare else ""
     return about(argparse.Namespace(what="tune", size="demo")) | {
-        "command": f"python benchmarks/methods.py {options.what}{noise}",
+        "command": f"python benchmarks/methods.py {options.what}{study}",
         "num_steps": options.steps,
         "noise": options.noise,
         "settings": BASE,
@@ -152,15 +175,16 @@ def tune(options: argparse.Namespace, console: Console) -> None:
     path, data = results_path(options, "tuning"), data_folder(options, console)
     trials: list[dict[str, Any]] = saved(path).get("trials", [])
     done = {(t["method"], json.dumps(t["options"]), t["learning_rate"]) for t in trials}
-    grid = options_of(options)
+    grid, rates = options_of(options), LEARNING_RATES_RARE if options.rare else LEARNING_RATES
     jobs = [
         (method, own, rate)
-        for method, rate in itertools.product(options.methods, LEARNING_RATES)
+        for method, rate in itertools.product(options.methods, rates)
         for own in grid[method]
         if (method, json.dumps(own), rate) not in done
     ]
     configs = [config_of(*job, seed=0, steps=options.steps) for job in jobs]
-    found = train_all(configs, data, ["validation"], options.workers)
+    opponents = [opponent_of(method, own) for method, own, _ in jobs]
+    found = train_all(configs, data, ["validation"], options.workers, opponents)
     for (method, own, rate), (outcomes, seconds) in zip(jobs, found, strict=True):
         figures = figures_of(outcomes["validation"], data, build_config(BASE), "validation")
         trials.append({
@@ -185,6 +209,12 @@ def tune(options: argparse.Namespace, console: Console) -> None:
 def seeds(options: argparse.Namespace, console: Console) -> None:
     """The chosen settings with new seeds; differences to SNM on groups fixed on validation."""
     chosen = saved(results_path(options, "tuning"))["chosen"]
+    if options.rare:
+        even = chosen["s2m-even"]
+        chosen |= {
+            name: even | {"options": even["options"] | own} for name, own in ABLATIONS.items()
+        }
+        options.methods = list(chosen)
     data = data_folder(options, console)
     methods = list(dict.fromkeys(["snm", *options.methods]))  # all are compared with SNM
     jobs = [(method, seed) for seed in options.seeds for method in methods]
@@ -193,7 +223,9 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
         config_of(method, *setting_of(chosen[method]), seed=seed, steps=options.steps)
         for method, seed in jobs
     ]
-    rows, found = [], train_all(configs, data, ["validation", "test"], options.workers)
+    opponents = [opponent_of(method, chosen[method]["options"]) for method, _ in jobs]
+    parts = ["validation", "test"]
+    rows, found = [], train_all(configs, data, parts, options.workers, opponents)
     for (method, seed), (outcomes, seconds) in zip(jobs, found, strict=True):
         runs[method].append(outcomes)
         figures = figures_of(outcomes["test"], data, build_config(BASE), "test")
@@ -202,7 +234,9 @@ def seeds(options: argparse.Namespace, console: Console) -> None:
     differences = {}
     for method in methods:
         compared_rows = compared(runs["snm"], runs[method], data, build_config(BASE))
-        differences[method] = [vars(row) for row in compared_rows if row.metric == CRITERION]
+        differences[method] = [
+            vars(row) for row in compared_rows if options.rare or row.metric == CRITERION
+        ]
     path = results_path(options, "seeds")
     before = saved(path)  # other methods keep their results
     kept = [row for row in before.get("runs", []) if row["method"] not in options.methods]
@@ -265,7 +299,7 @@ def table(options: argparse.Namespace, console: Console) -> None:
 
 def table_of(results: str | Path, noise: float, *, no_longer_there: bool = False) -> str:
     """The seeds as Markdown: means over seeds, and differences to SNM with intervals."""
-    options = argparse.Namespace(results=results, noise=noise)
+    options = argparse.Namespace(results=results, noise=noise, rare=False)
     study = saved(results_path(options, "seeds"))
     milliseconds = saved(results_path(options, "time")).get("milliseconds", {})
     heads = ["method", "all", "worst 3 scripts", "worst tenth of countries", "head / torso / tail"]
@@ -298,7 +332,7 @@ def _cell(row: dict[str, Any], *, is_base: bool) -> str:
 
 
 def options_of(options: argparse.Namespace) -> dict[str, Any]:
-    return OPTIONS_NOISE if options.noise else OPTIONS
+    return OPTIONS_NOISE if options.noise else OPTIONS_RARE if options.rare else OPTIONS
 
 
 def main() -> None:
@@ -308,7 +342,9 @@ def main() -> None:
     commands = {"tune": tune, "seeds": seeds, "time": time_steps, "sweep": sweep, "table": table}
     parser.add_argument("what", choices=tuple(commands))
     parser.add_argument("--noise", type=float, default=0.0)
-    parser.add_argument("--methods", nargs="+", choices=tuple(OPTIONS | OPTIONS_NOISE))
+    parser.add_argument("--rare", action="store_true")
+    known = tuple(OPTIONS | OPTIONS_NOISE | OPTIONS_RARE)
+    parser.add_argument("--methods", nargs="+", choices=known)
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--workers", type=int, default=1, help="trainings at a time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

@@ -42,6 +42,7 @@ from evenhand.result_tables import differences_table
 from evenhand.runs import evaluate_model, open_data
 from evenhand.training.checkpoint import CheckpointManager
 from evenhand.training.loop import train
+from opponents import changed
 
 RESULTS = Path(__file__).parent / "results"
 METHODS = ("snm", "s2m", "s2m-annealed", "s2m-even")
@@ -107,10 +108,18 @@ def settings_of(
 # --- training -------------------------------------------------------------------------------------
 
 
-def train_once(config: Config, dataset: Dataset) -> tuple[Retriever, float]:
-    """The trained model, and the seconds it took."""
+def train_once(
+    config: Config, dataset: Dataset, opponent: tuple[str, float] | None = None
+) -> tuple[Retriever, float]:
+    """The trained model, and the seconds it took.
+
+    Args:
+        opponent: a name and a strength, see `opponents.changed`.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     built = build_training(config, dataset, device)
+    if opponent is not None:
+        built = changed(built, dataset, *opponent)
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         train(
@@ -120,29 +129,40 @@ def train_once(config: Config, dataset: Dataset) -> tuple[Retriever, float]:
             metrics_path=Path(folder) / "metrics.jsonl",
             keeper=CheckpointManager(Path(folder) / "checkpoints"),
         )
-        return built.training.model, time.monotonic() - began
+        model, seconds = built.training.model, time.monotonic() - began
+        if opponent is not None:
+            model.label_bias = None  # of logit adjustment, which is for training alone
+        return model, seconds
 
 
 def trained_outcomes(
-    config: Config, data: str, part_names: Sequence[str], num_threads: int
+    config: Config,
+    data: str,
+    part_names: Sequence[str],
+    num_threads: int,
+    opponent: tuple[str, float] | None = None,
 ) -> tuple[dict[str, Outcome], float]:
     """Trains once and searches for every query of the parts; also the seconds of training."""
     torch.set_num_threads(num_threads)
     dataset = open_dataset(Path(data))
-    model, seconds = train_once(config, dataset)
+    model, seconds = train_once(config, dataset, opponent)
     return {name: evaluate_model(model, dataset, name, config) for name in part_names}, seconds
 
 
 def train_all(
-    configs: Sequence[Config], data: str, part_names: Sequence[str], workers: int
+    configs: Sequence[Config],
+    data: str,
+    part_names: Sequence[str],
+    workers: int,
+    opponents: Sequence[tuple[str, float] | None] | None = None,
 ) -> Iterator[tuple[dict[str, Outcome], float]]:
     """`trained_outcomes` of every config, in order; so many are trained at a time."""
     num_threads = max(1, multiprocessing.cpu_count() // workers)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as executor:
         running = [
-            executor.submit(trained_outcomes, config, data, part_names, num_threads)
-            for config in configs
+            executor.submit(trained_outcomes, config, data, part_names, num_threads, opponent)
+            for config, opponent in zip(configs, opponents or [None] * len(configs), strict=True)
         ]
         for future in running:
             yield future.result()

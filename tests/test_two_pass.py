@@ -267,6 +267,15 @@ def test_what_cannot_be_repeated_is_refused():
         two_pass(nn.Linear(2, 2), torch.ones(3, 2), chunk_size=0)
 
 
+def test_a_fused_attention_without_dropout_may_leave_it_out():
+    heads = torch.zeros(1, 1, 2, 8, device="meta")
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    with SeededDropout(torch.zeros(1, dtype=torch.int64)):
+        attend(heads, heads, heads)
+        with pytest.raises(ValueError, match="set its dropout to 0"):
+            attend(heads, heads, heads, 0.1)
+
+
 def test_weights_changed_before_the_second_pass_are_refused():
     encoder = nn.Linear(2, 2)
     loss = two_pass(encoder, torch.ones(3, 2), chunk_size=3).sum()

@@ -189,14 +189,11 @@ class SeededDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if SEEDED not in function.tags:
             return function(*args, **kwargs)
-        named = {
-            argument.name: value
-            for argument, value in zip(function._schema.arguments, args, strict=False)
-        } | kwargs
+        arguments = function._schema.arguments  # those that have their default may be left out
+        named = {own.name: own.default_value for own in arguments}
+        named |= {own.name: value for own, value in zip(arguments, args, strict=False)} | kwargs
         if function is torch.ops.aten.bernoulli_.float:
-            return named["self"].copy_(
-                self._draw(named["self"], named.get("p", 0.5))
-            )  # 0.5 is left out
+            return named["self"].copy_(self._draw(named["self"], named["p"]))
         if function is torch.ops.aten.native_dropout.default:
             inputs, share = named["input"], named["p"]
             if not named["train"]:

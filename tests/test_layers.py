@@ -39,6 +39,7 @@ ENTRANCES = ["evenhand", "evenhand.__main__", "evenhand.cli"]
 # The core computes on tensors: torch, and those parts of the standard library that touch nothing.
 ALLOWED_IN_CORE = {
     "collections", "contextlib", "dataclasses", "functools", "itertools", "math", "torch", "typing",
+    "weakref",
 }  # fmt: skip
 # Fast paths are compiled, which takes a compiler, and asks what there is on this machine.
 ALLOWED_IN_KERNELS = {

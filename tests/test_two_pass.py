@@ -15,6 +15,7 @@ from torch import nn
 from evenhand.encoding import (
     SeededDropout,
     draw_seeds,
+    encode_in_chunks,
     take_examples,
     two_pass,
 )
@@ -68,6 +69,14 @@ class Perceptron(nn.Module):
         return self.second(self.hidden(self.first(self.inputs(features)).tanh()))
 
 
+def known_to_drop(encoder, features):
+    """The encoder, of which it is known that it has dropout: no chunk is run twice any more."""
+    encode_in_chunks(encoder, features, chunk_size=1, seeds=draw_seeds(1))
+    for dropout in (encoder.inputs, encoder.hidden):
+        dropout.drawn.clear()
+    return encoder
+
+
 class Problem(NamedTuple):
     """Scores of a batch, for losses of the query vectors and the label table."""
 
@@ -103,8 +112,8 @@ def assert_same_gradients(actual, expected):
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 4, B])
 def test_it_is_the_gradient_of_the_obvious_formula_with_the_same_masks(problem, chunk_size):
-    encoder = Perceptron().double()
     features = torch.randn(B, 6, dtype=torch.float64)
+    encoder = known_to_drop(Perceptron().double().train(), features[:1])
     vectors = two_pass(encoder, features, chunk_size=chunk_size)
     for dropout in (encoder.inputs, encoder.hidden):
         dropout.masks = torch.cat(dropout.drawn)  # of the first pass
@@ -121,12 +130,14 @@ def test_it_is_the_gradient_of_the_obvious_formula_with_the_same_masks(problem, 
     assert float(encoder.first.weight.grad.abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("chunk_size", [2, 7])
+@pytest.mark.parametrize(("chunk_size", "attention_share"), [(2, 0.4), (7, 0.4), (2, 0.0)])
 def test_a_transformer_with_dropout_has_the_gradient_of_one_pass_whatever_the_chunks(
-    problem, chunk_size
+    problem, chunk_size, attention_share
 ):
     """In one chunk with all rows differentiated it is plain autograd under one mode."""
     encoder, seeds = Encoder().double(), draw_seeds(B)
+    for layer in encoder.layers.layers:
+        layer.self_attn.dropout = attention_share  # 0: a fused kernel, on a CPU too
     tokens = torch.randn(B, LENGTH, WIDTH, dtype=torch.float64)
     problem.loss(two_pass(encoder, tokens, chunk_size=chunk_size, seeds=seeds)).backward()
     actual = copy.deepcopy(gradients(encoder))
@@ -135,6 +146,22 @@ def test_a_transformer_with_dropout_has_the_gradient_of_one_pass_whatever_the_ch
         vectors = encoder(tokens)
     problem.loss(vectors).backward()
     assert_same_gradients(actual, gradients(encoder))
+
+
+def test_dropout_that_begins_later_is_noticed_and_none_costs_nothing(monkeypatch):
+    encoder, features = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.0)), torch.randn(B, 6)
+    entered = []
+    enter = SeededDropout.__enter__
+    monkeypatch.setattr(SeededDropout, "__enter__", lambda m: entered.append(1) or enter(m))
+    vectors = two_pass(encoder, features, chunk_size=4)
+    vectors.sum().backward()
+    assert not entered
+    encoder[1].p = 0.5
+    state, seeds = torch.get_rng_state(), draw_seeds(B, torch.Generator().manual_seed(0))
+    by_chunks = [encode_in_chunks(encoder, features, chunk_size=n, seeds=seeds) for n in (2, B)]
+    assert entered
+    torch.testing.assert_close(*by_chunks)
+    assert torch.equal(state, torch.get_rng_state())  # masks are of the seeds alone
 
 
 def test_only_survivors_are_encoded_again(problem):
@@ -291,7 +318,7 @@ def test_a_training_step_has_the_gradient_of_the_obvious_formula(problem, chunk_
     generator = torch.Generator().manual_seed(0)
     model = Retriever(encoder, 30, WIDTH, scale=3.0, generator=generator).double()
     batch = Batch(features, problem.label_ids, problem.label_ids.unsqueeze(1))
-    encoder.train()
+    known_to_drop(encoder.train(), features[:1])
     passes = Passes(draw_seeds(B), chunk_size)
     raw_vectors = encode(encoder, features, passes)
     for dropout in (encoder.inputs, encoder.hidden):

@@ -17,8 +17,8 @@ that knows the chunk. Statistics over a batch, as in batch normalisation, cannot
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -235,9 +235,32 @@ class SeededDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (words < round(share * 2**32) - 2**31).view(like.shape)
 
 
+# Encoders that drew random numbers in training mode.
+_draws_numbers: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
 def _encode(encoder: nn.Module, features: Any, seeds: Tensor) -> Tensor:
-    with SeededDropout(seeds) if encoder.training else nullcontext():
-        vectors: Tensor = encoder(features)
+    """One chunk. `SeededDropout` slows every operation, so it is for encoders with dropout alone.
+
+    One that is not known to draw random numbers runs without it, and once more if it did draw.
+    """
+    vectors: Tensor
+    if not encoder.training:
+        vectors = encoder(features)
+        return vectors
+    if not _draws_numbers.get(encoder, False):
+        weight = next(encoder.parameters(), seeds)
+        generators = [torch.random, torch.get_device_module(weight.device)]
+        generators = [own for own in generators if hasattr(own, "get_rng_state")]
+        before = [own.get_rng_state() for own in generators]
+        vectors = encoder(features)
+        if all(map(torch.equal, before, (own.get_rng_state() for own in generators))):
+            return vectors
+        for own, state in zip(generators, before, strict=True):
+            own.set_rng_state(state)
+        _draws_numbers[encoder] = True
+    with SeededDropout(seeds):
+        vectors = encoder(features)
     return vectors
 
 

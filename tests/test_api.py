@@ -155,14 +155,6 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path, monkeypatch, source, opt
     assert not Path("runs").exists()
 
 
-def test_a_query_must_be_text(second):
-    for queries in (["ba", None], ["ba", " "], pd.Series(["ba", float("nan")])):
-        with pytest.raises(evenhand.UserError, match="query 1 is"):
-            second.search(queries)
-    with pytest.raises(evenhand.UserError, match=r"no run.json"):
-        evenhand.load("towns.parquet")
-
-
 def test_features_are_asked_for_by_their_row(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_dataset(small.dense_dataset(), Path("dense"))

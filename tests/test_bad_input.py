@@ -256,10 +256,3 @@ def test_a_full_disk_costs_nothing_that_was_complete(here, tmp_path, function, c
     again = small.run(here, *((*train, "--resume", "--run", run) if run.exists() else words))
     assert again.code == 0, again.err
     assert small.fruits_of(run) == small.fruits_of(here / "runs/a")
-
-
-def test_a_wrong_setting_is_refused_before_a_table_is_converted(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pairs.csv").write_text("query,label\na,b\nc,d\n")
-    run_main(capsys, "train", "pairs.csv", "--steps", "-3").says("training.num_steps")
-    assert not (tmp_path / "datasets").exists()

@@ -206,13 +206,3 @@ def test_settings_the_data_cannot_meet_are_refused(dataset):
         {"training__select_by": "recall@5 on style=rare"},
     ):
         check_against_data(small.config("unused", **changes), dataset)
-
-
-def test_without_validation_what_to_select_by_does_not_matter(dataset):
-    config = small.config("unused", training__select_by="nonsense")
-    with pytest.raises(UserError, match="nonsense"):
-        check_against_data(config, dataset)
-    with pytest.raises(UserError, match="needs a validation part"):
-        check_against_data(config, small.with_parts(dataset, validation=None))
-    never = {"training__select_by": "nonsense", "training__evaluate_every": 0}
-    check_against_data(small.config("unused", **never), dataset)

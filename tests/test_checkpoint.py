@@ -1,19 +1,11 @@
 """Which checkpoints are kept and loaded; ranks that are processes."""
 
-import os
-import shutil
-import signal
-
 import pytest
 import torch
-import torch.distributed as dist
 
-from evenhand import tensor_store
 from evenhand.errors import UserError
 from evenhand.tensor_store import Table
 from evenhand.training.checkpoint import Checkpoint, CheckpointManager, load_latest_checkpoint
-from ranks import exit_codes
-from small import bytes_of
 
 
 def made(value):
@@ -77,22 +69,6 @@ def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
         CheckpointManager(tmp_path, keep_last=0)
 
 
-def test_what_a_crash_left_is_cleared_without_a_save_and_a_replaced_one_still_there(tmp_path):
-    save_all(tmp_path, 1, 2, 3, 4, keep_last=9)
-    (tmp_path / ".step-00000005").mkdir()
-    (tmp_path / ".step-00000003").mkdir()
-    shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000003.replaced")
-    (tmp_path / "step-00000004").rename(tmp_path / "step-00000004.replaced")
-    assert_holds(load_latest_checkpoint(tmp_path), 4)
-    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000004")  # the new one
-    assert_holds(load_latest_checkpoint(tmp_path), 2)
-    manager = CheckpointManager(tmp_path, keep_last=2)
-    manager.clear(step=3, keeps_later=True)  # the fourth may be damaged: the next save removes it
-    assert steps_in(tmp_path) == [2, 3, 4]
-    manager.clear(step=3)
-    assert steps_in(tmp_path) == [2, 3]
-
-
 # --- loading --------------------------------------------------------------------------------------
 
 
@@ -137,66 +113,3 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path):
     both = "step-00000002 is damaged .*step-00000001 is damaged .*new"
     with pytest.raises(UserError, match=both):
         load_latest_checkpoint(tmp_path)
-
-
-# --- ranks that are processes ---------------------------------------------------------------------
-
-
-def checkpoint_of(ranks, seed):
-    """What a rank holds: a copy of its rows, in contiguous ranges; for some tables it has none."""
-    generator, tables = torch.Generator().manual_seed(seed), {}
-    for name, shape, dtype in (
-        ("even", (12, 3), torch.float32), ("uneven", (7, 2), torch.bfloat16),
-        ("exact", (5,), torch.float64), ("single", (1, 4), torch.float32),
-        ("none", (0, 2), torch.float32),
-    ):  # fmt: skip
-        rows = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-        rows_a_rank = -(-len(rows) // ranks.num_ranks)
-        first = min(len(rows), ranks.rank * rows_a_rank)
-        tables[name] = Table(rows[first : first + rows_a_rank].clone(), first, len(rows))
-    return Checkpoint({"common": torch.arange(3) + seed}, {"seed": seed}, tables)
-
-
-def save_twice(ranks, folder):
-    """Changes everything at once after a save."""
-    tensor_store.FILE_BYTES = 40  # so that a rank writes many files
-    manager = CheckpointManager(folder, keep_last=2, ranks=ranks)
-    for seed in (1, 2):
-        live = checkpoint_of(ranks, seed)
-        manager.save(live, step=seed)
-        for tensor in live.everything().values():
-            tensor.zero_()
-    dist.barrier()
-    assert steps_in(folder) == [1, 2]
-
-
-def load(ranks, folder, seed, num_warnings):
-    said = []
-    into = checkpoint_of(ranks, seed=99)
-    loaded = load_latest_checkpoint(folder, into, ranks=ranks, warn_fn=said.append)
-    assert len(said) == (num_warnings if ranks.rank == 0 else 0)
-    assert loaded.state == {"seed": seed}
-    for name, tensor in checkpoint_of(ranks, seed).everything().items():
-        assert loaded.everything()[name].equal(tensor), name
-
-
-def die(ranks, folder, victim):
-    """A rank is killed while it writes; the others are told."""
-    if ranks.rank == victim:
-        tensor_store.write_file = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-    manager = CheckpointManager(folder, ranks=ranks)
-    with pytest.raises(UserError, match=rf"rank {1 - victim} lost the others"):
-        manager.save(checkpoint_of(ranks, 3), step=3)
-    os._exit(7)
-
-
-@pytest.mark.timeout(240)
-def test_what_2_ranks_saved_is_loaded_by_3_and_a_rank_that_fails_costs_nothing(tmp_path):
-    folder = tmp_path / "checkpoints"
-    assert exit_codes(2, tmp_path, save_twice, folder) == [0, 0]
-    assert exit_codes(3, tmp_path, load, folder, 2, 0) == [0] * 3
-    before = bytes_of(folder)
-    assert exit_codes(2, tmp_path, die, folder, 1) == [7, -signal.SIGKILL]
-    assert bytes_of(folder) == before
-    damage(folder, 2)
-    assert exit_codes(3, tmp_path, load, folder, 1, 1) == [0] * 3

@@ -1,6 +1,5 @@
 """The command as a user meets it: files in, run folders and words out."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -19,7 +18,7 @@ import small
 from evenhand.build import choose_device
 from evenhand.cli import EPILOG, main
 from evenhand.config import SAMPLERS, to_toml
-from evenhand.data import Strings, open_dataset, save_dataset
+from evenhand.data import open_dataset, save_dataset
 from evenhand.methods import METHODS
 from evenhand.version import __version__
 from small import fruits_of, run_main, settings_file
@@ -124,11 +123,6 @@ def test_each_flag_reaches_its_setting_and_set_has_the_last_word(user, home, tmp
         assert {key: found[section][key] for key in values} == values
 
 
-def test_without_a_folder_the_run_is_named_after_data_method_and_seed(user, home, tmp_path):
-    user("train", "a.toml", "--steps", 2, "--method", "sgd", "--seed", 5)
-    assert (home / "runs/small-sgd-seed5/model/weights").is_dir()
-
-
 VARIANTS = {
     **{f"method {method}": {"mining__method": method} for method in METHODS},
     "method ranked-range": {"mining__method": "ranked-range", "risk__num_dropped": 2},
@@ -226,23 +220,6 @@ def test_compare_takes_every_metric_that_is_computed(user, home, capsys, metric)
     sentence = run_main(capsys, *words).sentence
     assert "--metric must be one of recall@1, recall@5, recall@10, query recall@1" in sentence
     assert sentence.endswith("got 'ndcg@7'")
-
-
-def test_labels_and_queries_are_printed_as_they_are(user, tmp_path, home):
-    """Square brackets and colons mean something to the library that prints tables."""
-    dataset = small.text_dataset()
-    strange = ["[/b]", "[bold]x[/]", ":smile: y", "[link=z]w"]
-    names = [strange[label % 4] + str(label) for label in range(small.NUM_LABELS)]
-    save_dataset(
-        dataclasses.replace(dataset, label_names=Strings.pack(names), name="[red]"),
-        tmp_path / "data",
-    )
-    assert "[red]" in user("data", "show", tmp_path / "data")
-    user("train", "a.toml", "--data", tmp_path / "data", "--run", tmp_path / "run", "--steps", 2)
-    out = user("search", tmp_path / "run", "[/i]:heart:", "--results", "60")
-    assert "“[/i]:heart:”" in out
-    for name in names:
-        assert name in out
 
 
 # --- data -----------------------------------------------------------------------------------------

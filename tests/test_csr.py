@@ -40,25 +40,6 @@ def test_rows_are_taken_in_their_order_padded_with_minus_one_and_joined(lists, d
     assert collect_rows([rows_from_lists(lists)]).values is None
 
 
-@pytest.mark.parametrize("has_values", [False, True])
-@pytest.mark.parametrize("id_dtype", [np.int32, np.int64])
-def test_many_rows_from_disk_or_memory_are_those_that_scipy_takes(tmp_path, has_values, id_dtype):
-    generator = np.random.default_rng(0)
-    offsets = np.concatenate([[0], np.cumsum(generator.integers(0, 90, 3000))])
-    ids = generator.integers(0, 10**9, offsets[-1]).astype(id_dtype)
-    values = generator.random(offsets[-1], dtype=np.float32) if has_values else None
-    np.save(tmp_path / "ids.npy", ids)
-    row_ids = generator.integers(0, 3000, 500)
-    for held in (ids, np.load(tmp_path / "ids.npy", mmap_mode="r")):
-        rows = Rows(offsets, held, values)
-        taken, expected = take_rows(rows, row_ids), rows.to_scipy(10**9)[row_ids]
-        assert (taken.ids.dtype, taken.offsets.dtype) == (id_dtype, np.int64)
-        assert np.array_equal(taken.offsets, expected.indptr)
-        assert np.array_equal(taken.ids, expected.indices)
-        assert (taken.values is None) == (values is None)
-        assert values is None or np.array_equal(taken.values, expected.data)
-
-
 @pytest.mark.parametrize(
     ("offsets", "num_values"), [([0, 3, 2], 3), ([0, 2, 9], 3), ([-1, 2, 3], 3), ([0, 1, 3], 2)]
 )

@@ -1,11 +1,8 @@
 """The step as a CUDA graph against `train_step`: the same batches, samples, losses and tables."""
 
-import contextlib
 import copy
 import dataclasses
-import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +10,7 @@ import pytest
 import torch
 
 from evenhand import losses
-from evenhand.data import Part, Rows, load_extreme
+from evenhand.data import Part, Rows
 from evenhand.models import BagEncoder, MlpEncoder, Retriever
 from evenhand.risk import DualCvar
 from evenhand.sampling import Distinct, FrequencySampler, UniformSampler
@@ -27,7 +24,6 @@ from gpu_tables import DEVICES, by_device, needs_cuda
 NUM_FEATURES, NUM_LABELS, WIDTH, BATCH_SIZE = 30, 60, 6, 5
 CPU = torch.device("cpu")
 NEAR = {"atol": 2e-5, "rtol": 1e-3}
-DATA = Path(os.environ.get("EVENHAND_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
 def part_of(*, has_values):
@@ -124,7 +120,8 @@ def assert_graph_is_eager(training_fn, plan, device, num_steps, **tolerances):
     ids=["S2M, Adam", "SNM, means", "for each, the paper's mask"],
 )
 def test_a_recorded_run_is_the_run(device, settings, draws_for_each):
-    count = by_device(device, 5, 6)  # the fifth is of the second epoch
+    # The fifth is of the second epoch; the interpreter is slow.
+    count = by_device(device, 5 if settings.get("optimizer") else 2, 6)
     plan = plan_of(draws_for_each=draws_for_each)
     assert_graph_is_eager(lambda where: training_of(where, **settings), plan, device, count)
 
@@ -146,12 +143,12 @@ def test_a_risk_of_the_host_weighs_between_two_graphs(device):
 def test_a_recorded_run_resumes_exactly_and_where_the_other_stopped(device):
     whole, first, second = (training_of(torch.device(device), optimizer=RowAdam) for _ in range(3))
     third = training_of(CPU, optimizer=RowAdam)
-    as_graph(first, plan_of(), 2)
+    as_graph(first, plan_of(), 1)
     saved = copy.deepcopy(first.checkpoint())
     for training, step_fn in ((second, as_graph), (third, eager)):
         training.load(saved)
         step_fn(training, plan_of(), 1)
-    as_graph(whole, plan_of(), 3)
+    as_graph(whole, plan_of(), 2)
     assert_same(second, whole, atol=0, rtol=0)
     assert_same(third, whole)
 
@@ -170,34 +167,6 @@ def test_documents_that_are_many_times_in_a_batch_lose_no_gradient(device, risk)
     assert_graph_is_eager(
         lambda where: training_of(where, **settings), plan_of(), device, 2, **near
     )
-
-
-@pytest.mark.gpu
-@needs_cuda
-@pytest.mark.parametrize(("name", "batch_size"), [("bibtex", 8192), ("delicious", 16384)])
-def test_batches_larger_than_the_documents_of_a_real_data_set(name, batch_size):
-    folder = DATA / name
-    if not folder.is_dir():
-        pytest.skip(f"{name} is not here; set EVENHAND_DATA to find it")
-    paths = [next(folder.glob(f"{part}.txt*")) for part in ("train", "test")]
-    dataset = load_extreme(*paths, name=name, validation_fraction=0.0)
-    num_labels = dataset.num_labels
-    settings = {
-        "part": dataset.parts["train"], "batch_size": batch_size, "risk": MEAN,
-        "sizes": (dataset.num_features, num_labels, 64),
-    }  # fmt: skip
-    plan = dataclasses.replace(
-        plan_of(4), sampler=UniformSampler(num_labels), loss_fn=losses.softmax_loss,
-        num_sampled_labels=100, num_hard_labels=100,
-    )  # fmt: skip
-    ours, expected = training_of(torch.device("cuda"), **settings), training_of(CPU, **settings)
-    step = GpuStep(ours, plan, precision=torch.float32)
-    lengths = step.offsets.diff()
-    for _ in range(4):
-        take_steps(ours, plan, step, 1)
-        assert int((step.entry_ids >= 0).sum()) == int(lengths[step.documents].sum())
-    eager(expected, plan, 4)
-    assert_same(ours, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.gpu
@@ -226,28 +195,6 @@ def test_a_step_on_a_gpu_is_a_graph():
     assert (chosen.kind, chosen.reason) == ("CUDA graph", None)
     assert take_steps(training, plan, chosen.step, 3).isfinite().all()
     assert len(chosen.step.graphs) == 1
-
-
-def test_kernels_are_launched_on_the_device_of_the_run(monkeypatch):
-    """Whatever the current one is: Triton would take that."""
-    step = GpuStep(training_of(CPU), plan_of(), precision=torch.float32)
-    inside = []
-
-    @contextlib.contextmanager
-    def device_of(tensor):
-        inside.append(tensor.device)
-        yield
-        inside.clear()
-
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(step, "_draw", lambda: found.append(list(inside)))
-    found = []
-    for part in ("mine", "update", "join"):
-        monkeypatch.setattr(step.step, part, lambda: None)
-    monkeypatch.setattr("evenhand.training.gpu_step.bag_entries", lambda *a, **k: None)
-    monkeypatch.setattr("evenhand.training.gpu_step.update_by_entries", lambda *a, **k: None)
-    step(plan_of().at_step(0, batch_size=BATCH_SIZE))
-    assert found == [[CPU]]
 
 
 @pytest.fixture

@@ -2,29 +2,20 @@
 
 import dataclasses
 import itertools
-import tomllib
 
-import numpy as np
 import pytest
-import torch
 
-import small
-from evenhand.build import build_training
-from evenhand.config import Config, build_config, to_toml
-from evenhand.data.weighting import weight_features
+from evenhand.config import Config, build_config
 from evenhand.defaults import (
     DENSE,
     NAMES,
     SPARSE,
     TEXTS,
     Facts,
-    choices_table,
     choose_settings,
-    fit_settings,
 )
 from evenhand.methods import METHODS
 
-CPU = torch.device("cpu")
 PLACES = Facts(
     num_labels=34_006, num_queries=236_572, num_pairs=246_000, num_features=2**18, kind=NAMES,
     has_counts=False, num_validation=33_800, is_streamed=False, num_ranks=1, is_gpu=False,
@@ -117,26 +108,3 @@ def test_what_is_given_stays_and_the_rules_follow_it():
 def test_a_rule_of_sparse_documents(facts, name, value):
     section, _, key = name.partition(".")
     assert getattr(getattr(chosen(kind=SPARSE, **facts), section), key) == value
-
-
-@pytest.mark.parametrize("kind", ["text", "counts", "weights", "dense"])
-def test_data_of_every_kind_train_as_they_are(kind, tmp_path):
-    dataset = small.dense_dataset() if kind == "dense" else small.text_dataset()
-    if kind in ("counts", "weights"):
-        parts = {}
-        for name, part in dataset.parts.items():
-            values = np.full(len(part.features.ids), 1.0 if kind == "counts" else 0.5, np.float32)
-            parts[name] = dataclasses.replace(part, features=part.features.with_values(values))
-        dataset = small.with_parts(dataset, **parts)
-    given = {"mining": {"num_sampled_labels": 4096}}  # of 60 labels
-    config, choices = fit_settings(given, dataset, device=CPU)
-    assert given == {"mining": {"num_sampled_labels": 4096}}
-    assert config.mining.num_sampled_labels == 60
-    assert config.data.weighting == {"counts": "tf-idf", "weights": "unit"}.get(kind, "as-is")
-    built = build_training(config, weight_features(dataset, config.data.weighting), CPU)
-    assert built.plan.num_steps == config.training.num_steps
-    assert 5 <= choices_table(choices).row_count <= 14
-    reasons = {choice.name: choice.reason for choice in choices}
-    assert build_config(tomllib.loads(to_toml(config, reasons))) == config
-    again, nothing = fit_settings(tomllib.loads(to_toml(config)), dataset, device=CPU)
-    assert (again, nothing) == (config, [])

@@ -14,7 +14,7 @@ from evenhand.distributed.ranks import (
     share_of,
     share_sizes,
 )
-from evenhand.distributed.row_exchange import RowExchange, places_among, sorted_distinct_ids
+from evenhand.distributed.row_exchange import RowExchange, sorted_distinct_ids
 from evenhand.errors import UserError
 from evenhand.models import RowGradients
 from ranks import run_ranks
@@ -78,11 +78,6 @@ def test_gradients_find_their_rows_in_whatever_order_they_come():
 
     found = {row: value for own in run_ranks(2, rank_fn) for row, value in own.items()}
     assert found == {0: 0, 1: 11, 3: 30 + 31, 4: 41, 5: 50, 6: 60}
-
-
-def test_places_among_none_are_none():
-    ids = torch.tensor([[3, -1]])
-    assert places_among(ids, torch.tensor([], dtype=torch.long)).tolist() == [[-1, -1]]
 
 
 def test_what_torchrun_tells(monkeypatch):

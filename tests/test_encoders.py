@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from evenhand import models
 from evenhand.models import (
-    BagEncoder,
     Bags,
     MlpEncoder,
     backward,
@@ -18,7 +17,6 @@ from evenhand.models import (
 )
 
 NUM_FEATURES, WIDTH = 7, 3
-NEAR = {"rtol": 1e-12, "atol": 1e-14}
 
 
 @st.composite
@@ -43,31 +41,6 @@ def matrix_of(bags):
             value = 1 / (stop - start) if bags.values is None else bags.values[entry]
             own[bags.ids[entry]] += value
     return matrix
-
-
-def bag_encoder():
-    return BagEncoder(NUM_FEATURES, WIDTH, generator=torch.Generator().manual_seed(0)).double()
-
-
-@given(random_bags())
-def test_a_bag_is_the_weighted_sum_or_the_mean_of_its_rows(bags):
-    encoder = bag_encoder()
-    torch.testing.assert_close(encoder(bags), matrix_of(bags) @ encoder.weight, **NEAR)
-
-
-@given(random_bags())
-def test_the_way_back_through_a_bag_is_the_transposed_product(bags):
-    gradients = torch.randn(len(bags.offsets) - 1, WIDTH, dtype=torch.float64)
-    expected = matrix_of(bags).T @ gradients
-    ids, values = bag_encoder().row_gradients(bags, gradients)
-    assert sorted(ids.tolist()) == sorted(set(bags.ids.tolist()))
-    assert values.shape == (len(ids), WIDTH)
-    torch.testing.assert_close(torch.zeros_like(expected).index_copy(0, ids, values), expected)
-    single = bags._replace(values=None if bags.values is None else bags.values.float())
-    ids, values = bag_encoder().row_gradients(single, gradients.float())
-    assert values.dtype == torch.float32
-    found = torch.zeros_like(expected).index_copy(0, ids, values.double())
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @given(random_bags(), st.data())

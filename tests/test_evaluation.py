@@ -1,7 +1,5 @@
 import dataclasses
-import io
 import math
-import re
 
 import numpy as np
 import pytest
@@ -15,14 +13,9 @@ from evenhand.errors import UserError
 from evenhand.evaluation import (
     GroupList,
     Outcome,
-    check_selector,
     compare_outcomes,
     evaluate,
-    load_outcome,
-    save_outcome,
     score_table,
-    selected_score,
-    selected_value,
     worst_members,
 )
 from evenhand.search import ExactIndex
@@ -142,37 +135,6 @@ def test_cutoffs_may_come_in_any_order_and_batches_in_any_size(dataset, outcome)
         evaluated(dataset, cutoffs=(5, 50))
 
 
-def test_fewer_labels_than_results_leaves_the_rest_empty():
-    index, counts = ExactIndex(torch.eye(3)), np.ones(3, dtype=np.int64)
-    found = evaluate(lambda rows: torch.eye(3)[:2][rows], index, part_of([[0], [2, 1]]), counts)
-    assert found.retrieved_ids[:, 3:].tolist() == [[-1] * 7] * 2
-    assert np.isneginf(found.retrieved_scores[:, 3:]).all()
-    assert found.ranks.tolist() == [1, 3, 1]
-    assert not any(name.startswith("psp") for name in found.query_metrics)
-
-
-def test_an_outcome_comes_back_from_disk_and_a_damaged_one_is_refused_with_its_path(
-    outcome, tmp_path
-):
-    for _ in range(2):  # the second replaces the first
-        save_outcome(outcome, tmp_path)
-    path = tmp_path / "outcome.npz"
-    assert list(tmp_path.iterdir()) == [path]
-    assert_same(load_outcome(tmp_path), outcome)
-    content = path.read_bytes()
-    place = len(content) // 3
-    changed = content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
-    pickled = io.BytesIO()
-    np.savez(pickled, ranks=np.array([{}], dtype=object))
-    for damaged in (content[: len(content) // 2], changed, b"hello", pickled.getvalue(), None):
-        path.unlink()
-        if damaged is not None:
-            path.write_bytes(damaged)
-        with pytest.raises(UserError, match=str(tmp_path)):
-            load_outcome(tmp_path)
-        path.touch()
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 
@@ -204,21 +166,6 @@ def test_every_pair_recall_matches_a_loop(scores, dataset, outcome):
             expected = math.nan if expected is None else expected
             assert score.value == pytest.approx(expected, rel=1e-12, nan_ok=True)
             assert score.low <= score.high or (math.isnan(expected) and math.isnan(score.low))
-
-
-def test_every_query_metric_matches_a_loop(scores, dataset, outcome):
-    scripts = dataset.parts["test"].groups["script"].ids.tolist()
-    for name, array in outcome.query_metrics.items():
-        if name.startswith("psp"):
-            continue
-        values = [None if math.isnan(value) else value for value in array.tolist()]
-        for column, groups, ids in ("script", SCRIPTS, scripts), ("all", ["all"], [0] * len(array)):
-            for group, *expected in zip(
-                groups, *oracles.group_means(values, ids, len(groups)), strict=True
-            ):
-                score = row(scores, name, column, group)
-                assert [score.value, score.count] == pytest.approx(expected, rel=1e-6)
-    assert not [s for s in scores if s.metric == "mrr" and s.column == "country"]
 
 
 def test_propensity_scored_precision_is_the_ratio_of_sums(scores, dataset, outcome):
@@ -312,48 +259,6 @@ def test_the_interval_is_the_percentiles_of_resampled_queries(
     score = row(scores, "recall@5", column, group)
     expected = [oracles.percentile(values, share) for share in (0.025, 0.975)]
     assert [score.low, score.high] == pytest.approx(expected, rel=1e-12)
-
-
-# --- choosing by one number -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("recall@10", ("recall@10", "all", "all")),
-        ("mrr", ("mrr", "all", "all")),
-        ("query recall@5", ("query recall@5", "all", "all")),
-        ("recall@10 on tail", ("recall@10", "frequency", "tail")),
-        ("recall@10 on frequency over pairs=tail", ("recall@10", "frequency over pairs", "tail")),
-        ("recall@5 on worst 3 of script", ("recall@5", "script", "worst 3")),
-        ("recall@5 on worst tenth of country", ("recall@5", "country", "worst tenth")),
-        ("recall@5 on worst of country", ("recall@5", "country", "worst")),
-        ("ndcg@5 on script=THAI", ("ndcg@5", "script", "THAI")),
-    ],
-)
-def test_a_value_is_selected_by_name(scores, dataset, name, place):
-    assert selected_score(scores, name) is row(scores, *place)
-    assert selected_value(scores, name) == row(scores, *place).value
-    check_selector(name, dataset, "test", cutoffs=(1, 5, 10))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("recal@10", "metric of 'recal@10': 'recal@10'; did you mean 'recall@10'?"),
-        ("recall@10 on tial", "group of 'recall@10 on tial': 'tial'; did you mean 'tail'?"),
-        ("recall@10 on worst 3 of scripts", "'scripts'; did you mean 'script'?"),
-        ("recall@10 on worst 5 of script", "'worst 5'; did you mean 'worst 3'?"),
-        ("recall@10 on script=THAY", "'THAY'; did you mean 'THAI'?"),
-        ("mrr on worst of country", "'country'; known: all, script"),
-        ("recall@10 on country=Nowhere", "no group is large enough"),
-    ],
-)
-def test_an_unknown_name_is_refused_before_and_after_training(scores, dataset, name, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        selected_value(scores, name)
-    with pytest.raises(UserError, match=re.escape(message)):
-        check_selector(name, dataset, "test", cutoffs=(1, 5, 10))
 
 
 # --- two methods ----------------------------------------------------------------------------------

@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-import small
 from evenhand import export_vectors
 from evenhand.data import Strings
-from evenhand.errors import UserError
 from evenhand.export_vectors import export_run
 from evenhand.run_folder import load_model, run_config
 from evenhand.run_search import query_data_of, query_data_path
 from evenhand.runs import evaluate_model
 from evenhand.search.searcher import save_query_data
-from small import config, dense_dataset, run_main, text_dataset
+from small import config, run_main, text_dataset
 from test_saved_models import begun_run, save_by
 
 CPU = torch.device("cpu")
@@ -104,23 +102,6 @@ def test_brute_force_over_the_files_finds_what_the_index_finds(
     np.testing.assert_allclose(best, expected.retrieved_scores, rtol=1e-5, atol=1e-6)
 
 
-def test_shards_are_cut_by_size_and_memory_is_bounded(tmp_path, monkeypatch):
-    run, dataset, make = begun_run(tmp_path, dense_dataset())
-    save_by(0, run, make(1))
-    monkeypatch.setattr(export_vectors, "FILE_BYTES", 20 * 8 * 4)
-    monkeypatch.setattr(export_vectors, "BLOCK_BYTES", 6 * 8 * 4)
-    told = []
-    manifest = export_run(
-        run, tmp_path / "out", dataset, device=CPU, progress_fn=lambda done, _: told.append(done)
-    )
-    assert np.diff(told, prepend=0).max() == 6
-    firsts = [file["first_row"] for file in manifest["files"] if file["holds"] == "ids"]
-    assert firsts == [0, 20, 40]
-    assert manifest["files"][0]["name"] == "labels-00001-of-00003.vectors.npy"
-    _, ids, _, biases, names = read_back(tmp_path / "out", "labels")
-    assert (len(ids), biases, names, manifest["num_queries"]) == (60, None, [], 0)
-
-
 @pytest.mark.parametrize("case", ["cosine", "both"])
 def test_what_the_page_shows_finds_what_the_index_finds(tmp_path, monkeypatch, case):
     page = (Path(__file__).parent.parent / "docs/export.md").read_text("utf-8")
@@ -163,24 +144,3 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     ):
         assert sentence in run_main(capsys, "export", *words).sentence
     assert not (tmp_path / "x").exists()
-
-
-def test_without_a_model_the_part_or_room_nothing_is_written(tmp_path, monkeypatch):
-    dataset = small.with_parts(text_dataset(), validation=None)
-    run, dataset, make = begun_run(tmp_path, dataset, training__evaluate_every=0)
-
-    def refuse(message, **what):
-        before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(UserError, match=message):
-            export_run(run, tmp_path / "out", dataset, **what, device=CPU)
-        assert sorted(tmp_path.rglob("*")) == before
-
-    refuse("holds no trained model yet")
-    save_by(0, run, make(1))
-    refuse("has no validation part", part_name="validation")
-
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("evenhand.data.vector_writer.file_digest", full)
-    refuse("No space left")

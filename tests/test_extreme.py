@@ -171,16 +171,6 @@ def test_a_header_that_is_malformed_or_lies_is_refused(tmp_path, header, words):
     assert_refused(written(tmp_path / "a.txt", SMALL.replace("3 5 4", header, 1)), *words)
 
 
-@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
-def test_an_archive_cut_short_is_refused_wherever_it_is_cut(tmp_path, ending):
-    whole = COMPRESS[ending](SMALL.encode())
-    for length in range(1, len(whole)):
-        assert_refused(written(tmp_path / f"a.txt{ending}", whole[:length]))
-    assert_refused(written(tmp_path / f"a.txt{ending}", whole[:-9]), "cut short", "again")
-    assert_refused(written(tmp_path / f"a.txt{ending}", b"no archive at all" * 9), "again")
-    assert_refused(written(tmp_path / f"a.txt{ending}", COMPRESS[ending](b"")), "is empty")
-
-
 # --- data sets ----------------------------------------------------------------------------------
 
 
@@ -205,32 +195,6 @@ def test_validation_is_taken_from_training_by_the_md5_of_the_number_of_its_block
     assert dataset.parts["validation"].positives.ids.tolist() == [row % 3 for row in expected]
     assert list(dataset.parts) == ["train", "validation", "test"]
     assert count_unseen_labels(dataset, "test") == 2  # counted, not fatal
-
-
-def test_label_names_are_read(tmp_path):
-    names = written(tmp_path / "names.txt", "a\nb b\nç\nd\n")
-    dataset = load_extreme(*numbered(tmp_path), name="a", label_names_path=names)
-    assert list(dataset.label_names) == ["a", "b b", "ç", "d"]
-
-
-def test_one_unnamed_group_column_is_called_group_and_a_first_line_names_several(tmp_path):
-    lines = "".join(f"doc{row}\t{'even' if row % 2 == 0 else 'odd'}\n" for row in range(200))
-    paths = {
-        "train_groups_path": written(tmp_path / "train.tsv.gz", gzip.compress(lines.encode())),
-        "test_groups_path": written(tmp_path / "test.tsv", "a\tfew\nb\t\n"),
-    }
-    parts = load_extreme(*numbered(tmp_path), name="a", **paths).parts
-    for name in ("train", "validation"):
-        groups, rows = parts[name].groups["group"], parts[name].features.ids
-        assert groups.ids.tolist() == [2 * (row % 2) for row in rows]
-    assert all(part.groups["group"].names == ("even", "few", "odd") for part in parts.values())
-    assert parts["test"].groups["group"].ids.tolist() == [1, -1]
-    several = written(tmp_path / "g.tsv", "id\tsection\tage\nx\tnet\told\ny\tweb\tnew\n")
-    parts = load_extreme(*numbered(tmp_path), name="a", test_groups_path=several).parts
-    assert set(parts["test"].groups) == {"section", "age"}
-    assert parts["test"].groups["age"].names == ("new", "old")
-    assert parts["test"].groups["age"].ids.tolist() == [1, 0]
-    assert parts["train"].groups == {}
 
 
 @pytest.mark.parametrize(

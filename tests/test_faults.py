@@ -23,8 +23,6 @@ from evenhand.data import save_dataset
 from evenhand.errors import (
     StoppedError,
     UserError,
-    format_out_of_memory,
-    gibibytes,
     is_out_of_memory,
 )
 from evenhand.progress import PipedConsole
@@ -61,41 +59,12 @@ def test_what_is_no_longer_there_is_memory_and_not_a_mistake():
         assert not is_out_of_memory(error)
 
 
-def test_the_sentence_says_how_much_was_asked_for():
-    for error, words in (
-        (RuntimeError("can't allocate memory: you tried to allocate 4096 bytes."),
-         "out of memory: 4.0 kiB more were asked for"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
-         "out of memory on the GPU: 2.00 GiB more were asked for"),
-        (MemoryError("Unable to allocate 7.45 GiB for an array with shape (10, 100) and data"),
-         "out of memory: 7.45 GiB more were asked for and could not be had (an array of shape"),
-        (MemoryError(), "out of memory; lower mining.batch_size"),
-    ):  # fmt: skip
-        assert format_out_of_memory(error).startswith(words), format_out_of_memory(error)
-    sizes = [gibibytes(2**n) for n in (10, 20, 30, 40)]
-    assert sizes == ["1.0 kiB", "1.0 MiB", "1.0 GiB", "1.0 TiB"]
-
-
 def test_a_table_too_large_for_memory_is_one_sentence_with_the_remedy(home):
     words = ["train", "quick.toml", "--run", "runs/wide", "--set", "model.embedding_dim=1000000"]
     answer = small.run(home, *words, disturb=["memory", 300 * 2**20, ""])
     sentence = answer.sentence
     assert sentence.startswith("out of memory: ")
     assert "model.embedding_dim" in sentence
-
-
-def test_memory_that_ends_in_the_middle_costs_no_checkpoint(home):
-    process = small.start(home, "train", "long.toml", "--run", "runs/tight")
-    small.wait_for(lambda: small.last_step(home / "runs/tight") > 40)
-    process.kill()
-    process.wait()
-    before = small.bytes_of(home / "runs/tight/checkpoints")
-    assert before
-    answer = small.run(
-        home, "train", "--resume", "--run", "runs/tight", disturb=["memory", 2**18, ""]
-    )
-    assert "out of memory" in answer.sentence
-    assert small.bytes_of(home / "runs/tight/checkpoints") == before
 
 
 # --- signals --------------------------------------------------------------------------------------
@@ -116,26 +85,6 @@ def test_a_signal_ends_training_after_the_step_with_a_checkpoint(home, number):
     assert (answer.code, answer.err) == (130, "")
     assert f"stopped; continue with: evenhand train --resume --run {run}" in answer.out
     assert 0 <= newest_step(home / run) - small.last_step(home / run) < 5  # log_every
-
-
-def test_a_second_signal_ends_it_at_once_and_the_last_checkpoint_is_whole(home):
-    """The first one lets the step end and a checkpoint be written, here one that takes for ever."""
-    run, folder = home / "runs/twice", home / "sleeps"
-    folder.mkdir()
-    for name in ("data", "long.toml"):
-        (folder / name).symlink_to(home / name)
-    disturb = ["evenhand.training.checkpoint.save_tensors", 2, "sleep"]
-    process = small.start(folder, "train", "long.toml", "--run", run, disturb=disturb)
-    small.wait_for((folder / "asleep").exists)
-    before, began = small.bytes_of(run / "checkpoints"), time.monotonic()
-    process.kill(signal.SIGINT)
-    time.sleep(0.2)
-    process.kill(signal.SIGINT)
-    answer = process.wait()
-    assert time.monotonic() - began < 40  # it would sleep for 50
-    assert (answer.code, answer.err) == (130, "evenhand: interrupted\n")
-    assert small.bytes_of(run / "checkpoints") == before
-    assert newest_step(run) == 15
 
 
 IN_A_TERMINAL = """

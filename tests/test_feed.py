@@ -1,26 +1,17 @@
 """Batches: every pair once an epoch, any place by itself, random enough, and made ahead."""
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from evenhand.data import Part, Rows, pairs_of, take_rows
+from evenhand.data import Part, Rows, pairs_of
 from evenhand.data.csr import PairIndex
-from evenhand.errors import UserError
-from evenhand.kernels.random import permute
-from evenhand.models import Bags, features_of
-from evenhand.training import feed as feed_module
 from evenhand.training.feed import PairFeed, PairOrder
 
 CPU = torch.device("cpu")
 POSITIVES = [[4], [1, 3, 0], [], [2, 4], [5], [0, 1], [3]]  # 10 pairs of 7 queries
-FEATURES = [[0, 1], [2], [3, 3, 1], [], [4], [0], [1, 2, 3, 4]]
 PAIRS = sorted((query, label) for query, labels in enumerate(POSITIVES) for label in labels)
 
 
@@ -28,12 +19,6 @@ def rows_from(lists, values=None):
     flat = np.array([entry for row in lists for entry in row], dtype=np.int32)
     offsets = np.cumsum([0, *[len(row) for row in lists]])
     return Rows(offsets, flat, values)
-
-
-def sparse_part(*, has_values=False):
-    num_entries = sum(map(len, FEATURES))
-    values = np.arange(num_entries, dtype=np.float32) / 10 if has_values else None
-    return Part(rows_from(FEATURES, values), rows_from(POSITIVES))
 
 
 def dense_part():
@@ -79,23 +64,6 @@ def test_the_mask_of_all_positives_holds_every_one_of_the_query_and_the_drawn_on
             assert sorted(entry for entry in row if entry >= 0) == sorted(POSITIVES[query])
 
 
-@pytest.mark.parametrize("has_values", [False, True])
-def test_sparse_features_are_those_of_the_query(has_values):
-    part = sparse_part(has_values=has_values)
-    sparse, dense = feed_of(part), feed_of(dense_part())
-    for _ in range(7):
-        batch, queries = sparse.next_batch(), [query for query, _ in pairs_in(dense.next_batch())]
-        assert isinstance(batch.features, Bags)
-        ids, offsets, values = batch.features
-        assert ids.dtype == offsets.dtype == torch.int64
-        expected = take_rows(part.features, np.array(queries))
-        assert ids.tolist() == [entry for query in queries for entry in FEATURES[query]]
-        assert offsets.tolist() == expected.offsets.tolist()
-        assert (values is not None) == has_values
-        if has_values:
-            assert values.tolist() == expected.values.tolist()
-
-
 @pytest.mark.parametrize("has_whole_queries", [False, True])
 @pytest.mark.parametrize("num_taken", range(5))  # 3 batches an epoch: at and across its border
 def test_a_saved_place_goes_on_with_the_same_batches(num_taken, has_whole_queries):
@@ -110,65 +78,6 @@ def test_a_saved_place_goes_on_with_the_same_batches(num_taken, has_whole_querie
         assert_same(first, second)
     resumed.load(state)  # what was made ahead is thrown away
     assert_same(resumed.next_batch(), expected[0])
-
-
-def order_of(feed, key):
-    """Every pair of an epoch in its order."""
-    pair_ids = permute(torch.arange(len(PAIRS)).view(1, -1), key, len(PAIRS))[0].numpy()
-    query_ids, label_ids = feed.pairs.pairs_at(pair_ids)
-    return list(zip(query_ids.tolist(), label_ids.tolist(), strict=True))
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 10])
-def test_batches_are_the_next_few_of_the_order_of_a_key_that_the_generator_drew(batch_size):
-    feed, generator = feed_of(batch_size=batch_size, seed=5), torch.Generator().manual_seed(5)
-    for _ in range(3):
-        order = order_of(feed, torch.randint(2**63 - 1, (1, 1), generator=generator))
-        for start in range(0, len(order) - batch_size + 1, batch_size):
-            assert pairs_in(feed.next_batch()) == order[start : start + batch_size]
-
-
-def test_an_error_of_the_thread_is_raised_for_its_own_batch_as_itself(monkeypatch):
-    sound, own_part, calls = feed_of(), dense_part(), []
-    expected = batches_of(sound, 4)
-    sound.close()
-
-    def failing(part, *arguments, **settings):
-        if part is own_part:  # threads of other tests may still be at work
-            calls.append(arguments)
-            if len(calls) == 3:
-                raise UserError("the disk is gone")
-        return features_of(part, *arguments, **settings)
-
-    monkeypatch.setattr(feed_module, "features_of", failing)
-    feed = feed_of(own_part)
-    for batch in expected[:2]:
-        assert_same(feed.next_batch(), batch)
-    state = feed.state()
-    for _ in range(2):
-        with pytest.raises(UserError, match="the disk is gone"):
-            feed.next_batch()
-    feed.load(state)
-    assert_same(feed.next_batch(), expected[2])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("part", [dense_part(), sparse_part(), sparse_part(has_values=True)])
-def test_on_a_gpu_the_batches_are_the_same(part):
-    def tensors_of(feed):
-        found = []
-        feed_module.map_tensors(feed.next_batch(), lambda tensor: found.append(tensor) or tensor)
-        return found
-
-    on_cpu = feed_of(part, masks_all_positives=True)
-    on_gpu = feed_of(part, masks_all_positives=True, device=torch.device("cuda"))
-    for _ in range(12):
-        expected, found = tensors_of(on_cpu), tensors_of(on_gpu)
-        assert all(tensor.is_cuda for tensor in found)
-        assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in expected]
-    _, future = on_gpu.ahead[0]
-    assert future.result().label_ids.is_pinned()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 11])  # some have no example at all
@@ -220,14 +129,6 @@ def test_a_feed_that_cannot_be_is_refused():
         settings = {"batch_size": 3, "masks_all_positives": True, **settings}
         with pytest.raises(ValueError, match=sentence):
             PairFeed(dense_part(), generator=torch.Generator(), device=CPU, **settings)
-
-
-def test_a_process_ends_though_batches_were_made_ahead():
-    code = "import test_feed; feed = test_feed.feed_of(); feed.next_batch(); raise SystemExit(3)"
-    command = [sys.executable, "-c", code]
-    how = {"cwd": Path(__file__).parent, "env": {**os.environ, "GOMP_SPINCOUNT": "2000"}}
-    answer = subprocess.run(command, **how, capture_output=True, timeout=60)
-    assert (answer.returncode, answer.stderr) == (3, b"")
 
 
 # --- the order of an epoch ------------------------------------------------------------------------

@@ -49,13 +49,6 @@ def test_an_error_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch, p
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_pipe_is_not_written_over(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe is a pipe, not a file"):
-        write_text(tmp_path / "pipe", "x")
-    assert (tmp_path / "pipe").is_fifo()
-
-
 def test_what_is_written_is_synced_before_it_takes_its_place(tmp_path, monkeypatch):
     events, real_sync, real_replace, real_rename = [], files.sync, os.replace, os.rename
     monkeypatch.setattr(files, "sync", lambda path: (events.append(path.name), real_sync(path)))

@@ -32,7 +32,7 @@ def even_training(device, *, mined_share=0.5, **settings):
 @pytest.mark.parametrize("settings", [{}, {"mined_share": 1.0, "batch_size": 2}])
 def test_a_recorded_run_is_the_run(device, settings):
     ours, expected = even_training(torch.device(device), **settings), even_training(CPU, **settings)
-    count = by_device(device, 3, 6)
+    count = by_device(device, 2, 6)
     stats = as_graph(ours, plan_of(), count)
     torch.testing.assert_close(stats.cpu(), eager(expected, plan_of(), count), atol=2e-5, rtol=1e-3)
     assert_same(ours, expected)

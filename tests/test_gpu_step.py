@@ -172,7 +172,10 @@ def cases(names, *, fast):
 
 @pytest.mark.parametrize(
     ("device", "loss", "for_each"),
-    cases(LOSSES, fast={"shared": LOSSES, "for each": ["contrastive 1.5"]}),
+    cases(
+        LOSSES,
+        fast={"shared": ["logistic", "contrastive 2", "softmax"], "for each": ["contrastive 1.5"]},
+    ),
 )
 def test_steps_equal_those_in_torch(device, loss, for_each):
     is_adam = loss == "softmax"
@@ -229,7 +232,7 @@ def test_zero_vectors_score_zero_and_have_no_gradient_as_in_torch(device):
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("for_each", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("size", [0.0, 1e-34, 1e-11, 3e9])
+@pytest.mark.parametrize("size", [0.0, 1e-34, 3e9])
 def test_a_vector_without_direction_keeps_no_more_than_k(device, size, for_each):
     """Scores all 0, of which k are kept; or tiny, or huge, where differences might be lost."""
     if device == "cpu" and for_each:
@@ -248,15 +251,6 @@ def test_a_vector_without_direction_keeps_no_more_than_k(device, size, for_each)
     lowest_kept = scores.masked_fill(~is_kept, torch.inf).amin(1)
     highest_left = scores.masked_fill(is_kept, -torch.inf).amax(1)
     assert (lowest_kept >= highest_left).all()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_sample_that_is_all_positives_leaves_the_positive_loss(device):
-    pair = Pair(device, num_labels=5, num_positives=5, num_sampled=3, k=3, loss="hinge")
-    pair.positives[:] = torch.arange(5)
-    for row, label in enumerate(pair.labels.tolist()):
-        pair.positives[row, 0], pair.positives[row, label] = label, 0
-    pair.assert_step_is_that_of_torch()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy

@@ -116,14 +116,6 @@ def test_what_a_terminal_cannot_show_is_replaced(home, encoding, words):
 # --- settings and environment ---------------------------------------------------------------------
 
 
-def test_without_its_compiler_evenhand_says_so(home):
-    for words in (["data", "show", "data"], ["search", "runs/a", "badoki"]):
-        answer = in_a_process(home, *words, NUMBA_DISABLE_JIT="1")
-        assert "NUMBA_DISABLE_JIT" in answer.sentence
-        assert "unset" in answer.sentence
-    assert in_a_process(home, "data", "show", "data", NUMBA_DISABLE_JIT="0").code == 0
-
-
 ALL_OF_A_RUN = [
     ["search", "{0}", "badoki"], ["evaluate", "{0}"], ["slices", "{0}"], ["compare", "{0}", "{0}"],
     ["report", "{0}", "--out", "{1}/x.html"], ["export", "{0}", "--out", "{1}/vectors"],
@@ -361,16 +353,6 @@ def test_a_working_folder_may_have_any_name(home, tmp_path, capsys, monkeypatch)
         assert run_main(capsys, *words).output
 
 
-def test_results_that_name_no_label_are_refused(copy, capsys):
-    path = copy / "runs/a/evaluation/test/outcome.npz"
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    for label_id in (10**6, -7):
-        arrays["retrieved_ids"][:] = label_id
-        np.savez(path, **arrays)
-        run_main(capsys, "report", "runs/a").says("outcome", label_id, "evaluate the run again")
-
-
 SETTINGS = [
     ("mining.sampler_power=-1e300", ["mining.sampler_power", "-10 and 10", "-1e+300"]),
     ("mining.sampler_power=1e300", ["mining.sampler_power", "-10 and 10", "1e+300"]),
@@ -385,10 +367,3 @@ def test_a_setting_however_large_is_refused(home, tmp_path, capsys, monkeypatch,
     monkeypatch.chdir(home)
     words = ("--run", tmp_path / "run", "--steps", 3, "--set", setting)
     run_main(capsys, "train", "a.toml", *words).says(*says)
-
-
-def test_a_link_to_itself_and_a_number_of_buckets_are_refused(copy, capsys):
-    (copy / "loop").symlink_to("loop")
-    run_main(capsys, "train", "loop").says("'loop' is no preset and no file")
-    run_main(capsys, "train", "a.toml", "--run", "loop").says("loop exists already")
-    run_main(capsys, "data", "places", "--num-buckets", 0).says("num_buckets", "got 0")

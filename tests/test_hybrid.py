@@ -112,19 +112,3 @@ def test_of_equally_similar_queries_the_first_are_the_neighbours():
 def test_training_queries_without_a_feature_in_common_have_no_vote(power):
     neighbours, query = three_nearest([[0, 1], [1, 0], [0, 1]], power)
     assert neighbours.votes(query).of(torch.arange(3).unsqueeze(0)).tolist() == [[0, 1, 0]]
-
-
-def test_what_does_not_fit_together_is_refused():
-    problem = Problem(0)
-    for count in (0, 16):
-        with pytest.raises(ValueError, match="between 1 and 15"):
-            problem.neighbours(count)
-    with pytest.raises(ValueError, match="features must have values"):
-        problem.neighbours(3).votes(Rows(*rows_of(problem.queries)[:2]))
-    with pytest.raises(ValueError, match="of 12 labels, the index of 6"):
-        HybridIndex(ExactIndex(torch.zeros(6, 2)), ranker=problem.ranker)
-    with pytest.raises(ValueError, match="num_candidates must be at least 1, got 0"):
-        HybridIndex(problem.exact, ranker=problem.ranker, num_candidates=0)
-    index = HybridIndex(problem.exact, ranker=problem.ranker)
-    with pytest.raises(ValueError, match="num_results must be at least 1, got 0"):
-        index.search(index.prepare(problem.vectors, rows_of(problem.queries)), 0)

@@ -99,19 +99,6 @@ def test_the_largest_do_not_depend_on_threads_and_fake_tensors_are_left_to_torch
         assert found.shape == (2, 4)
 
 
-def test_the_largest_of_every_number_format_and_layout():
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        assert_largest(torch.randn(3, 100).to(dtype), 5)
-    assert_largest(torch.randn(100, 3).T, 4)
-    assert_largest(torch.randn(6, 130)[::2, 5:111], 4)
-    row = torch.randn(100)
-    assert torch.equal(largest(row, 3).values.sort().values, row.sort().values[-3:])
-    assert not largest(torch.randn(2, 9, requires_grad=True), 1).values.requires_grad
-    for count in (-1, 0, 6):
-        with pytest.raises(ValueError, match=f"count must be between 1 and 5 .*got {count}"):
-            largest(torch.randn(2, 5), count)
-
-
 @every_dtype
 @pytest.mark.parametrize("at_once", [1, 29, 10**6], ids=["a row", "two rows", "all rows"])
 def test_the_largest_of_blocks_are_those_of_the_whole(monkeypatch, dtype, at_once):

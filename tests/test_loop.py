@@ -106,25 +106,6 @@ def test_the_logged_loss_is_the_risk_of_the_method(loop, method):
     assert loop.column("loss") == pytest.approx([RISKS[method]], rel=1e-5)
 
 
-def test_what_is_dropped_grows_as_the_hard_examples_get_fewer(loop):
-    """k' goes from 32 by 6 a step to 8, so a quarter of the 4 dropped is added each time."""
-    settings = {"mining__method": "ranked-range", "mining__anneal_fraction": 1.0}
-    settings |= {"risk__num_dropped": 4, "training__num_steps": 4, "training__log_every": 1}
-    loop(loss_fn=counted, **settings)
-    ends = [(32 - dropped, count) for dropped, count in [(0, 32), (1, 26), (2, 20), (3, 14)]]
-    expected = [sum(range(end - count, end)) / count for end, count in ends]
-    assert loop.column("loss") == pytest.approx(expected)
-
-
-def test_with_natural_shares_no_group_is_ever_left_out(dataset):
-    settings = {"mining__method": "group-dro", "risk__group": "region", "risk__natural_share": 0.5}
-    risk = build_training(small.config("unused", **settings), dataset, CPU).training.risk
-    shares = torch.bincount(torch.from_numpy(dataset.parts["train"].positives.ids % 4)) / 525
-    assert torch.allclose(risk.memory.mixtures.sum(1), torch.ones(4, dtype=torch.float64))
-    off_diagonal = risk.memory.mixtures[0, 1:].float()
-    assert torch.allclose(off_diagonal, 0.5 * shares[1:], atol=1e-3)
-
-
 # --- validation -----------------------------------------------------------------------------------
 
 
@@ -241,13 +222,6 @@ def test_weights_that_are_not_finite_are_neither_checkpointed_nor_validated(loop
 
 
 # --- checkpoints and stopping ---------------------------------------------------------------------
-
-
-def test_a_period_of_0_writes_no_checkpoint_at_all(loop):
-    settings = {"training__num_steps": 5, "training__checkpoint_every": 0}
-    assert loop(**settings)
-    assert not loop(**settings, should_stop_fn=lambda: True)
-    assert not loop.checkpoints.exists()
 
 
 def test_rewinding_forgets_later_lines_and_half_of_one(tmp_path):

@@ -108,14 +108,6 @@ def test_in_a_batch_the_labels_of_the_others_are_negatives_each_once(is_correcte
     assert_same(loss, expected, queries, labels)
 
 
-def test_further_rows_of_a_batch_are_negatives_too():
-    queries, table, _ = draw()
-    ids = torch.arange(LABELS)
-    loss = S2MLoss(num_hard_labels=LABELS, tail_fraction=1.0, **EXACT)(queries, table, ids)
-    expected = nn.functional.cross_entropy(queries @ table.T, ids[:BATCH])
-    assert_same(loss, expected, queries, table)
-
-
 def test_examples_are_mined_by_the_loss_expected_at_test_time():
     queries, table, ids = draw()
     own = S2MLoss(
@@ -179,15 +171,6 @@ def test_a_sparse_embedding_has_the_same_gradient_in_the_rows_that_were_drawn():
     sparse = torch.autograd.grad(losses[0], embedding.weight)[0]
     torch.testing.assert_close(sparse.to_dense(), dense, rtol=1e-10, atol=1e-10)
     assert sparse.coalesce().indices().shape[1] < LABELS
-
-
-def test_a_smaller_last_batch_and_a_mixture_are_nothing_special():
-    queries, table, ids = draw()
-    own = S2MLoss(anneal_steps=0)
-    loss = own(queries[:1], table[:2], torch.tensor([4, 4]))
-    assert loss == 0  # no negative is left
-    own(queries[:5], table[:5], ids[:5]).backward()
-    assert queries.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from evenhand.data.overview import (
     find_repeats,
     group_sizes,
     label_frequencies,
-    mining_outlook,
 )
 from evenhand.result_tables import unseen_notes
 from small import run_main
@@ -83,16 +82,3 @@ def test_a_log_that_is_split_by_time_repeats_queries_and_its_groups_are_counted(
     shown = run_main(capsys, "data", "show", tmp_path / "log").out
     assert "what to expect of mining: a gain for small groups" in shown
     assert "desk" in shown
-
-
-@pytest.mark.parametrize(
-    ("num_each", "outlook"),
-    [(2, "a gain for small groups"), (20, "something for small groups"), (40, "little on average")],
-)
-def test_what_mining_may_do_follows_from_how_rare_labels_are(num_each, outlook):
-    lists = [[label] for label in range(5) for _ in range(num_each)]
-    part = Part(rows_from_lists(lists), rows_from_lists(lists))
-    dataset = Dataset("d", 5, 5, {"train": part})
-    assert mining_outlook(dataset).startswith(outlook)
-    assert "all 5 labels fit into a step" in mining_outlook(dataset)
-    assert "there is no test part, so a run is judged on nothing" in unseen_notes(dataset)[0]

@@ -32,12 +32,6 @@ def test_places_has_the_figures_of_the_protocol(places):
     assert "CC BY 4.0" in places.attribution
 
 
-def test_no_query_stands_on_two_sides_and_all_are_normalised(places):
-    queries = [text for part in places.parts.values() for text in part.texts]
-    assert len(set(queries)) == len(queries)
-    assert all(normalize(query) == query for query in queries[::97])
-
-
 def test_the_split_is_by_md5_except_that_main_names_train(places):
     main_names = {normalize(name.rpartition(" (")[0]) for name in places.label_names}
     digits = {"train": range(7), "validation": [7], "test": [8, 9]}
@@ -92,14 +86,6 @@ def test_a_name_borne_by_two_cities_has_both_as_positives(load_few):
         for index, text in enumerate(part.texts)
     }
     assert queries == {"springfield": [0, 1], "spring field": [0, 2], "troy": [2]}
-
-
-def test_a_country_nobody_knows_keeps_its_code_and_has_no_continent(load_few):
-    dataset = load_few(city("A"), city("B", country="XX"))
-    country, continent = dataset.label_groups["country"], dataset.label_groups["continent"]
-    assert [country.names[i] for i in country.ids] == ["Aland", "XX"]
-    assert [continent.names[i] for i in continent.ids] == ["Europe", "?"]
-    assert list(dataset.label_names) == ["A (AA)", "B (XX)"]
 
 
 def test_a_label_lies_where_its_city_does_latitude_first(load_few):

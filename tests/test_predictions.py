@@ -9,14 +9,13 @@ import pytest
 
 import small
 from evenhand import evaluate_predictions
-from evenhand.data import Rows, Strings, open_dataset, pairs_of
+from evenhand.data import open_dataset, pairs_of
 from evenhand.errors import UserError
 from evenhand.evaluation import evaluate
 from evenhand.predictions import (
     evaluate_columns,
     read_columns,
     sorted_ids,
-    truth_of_dataset,
     truth_of_tables,
 )
 from evenhand.run_folder import load_result
@@ -271,18 +270,6 @@ def test_wrong_words_are_answered_in_one_sentence(home, capsys, monkeypatch, wor
     run_main(capsys, *words.split()).says(*says)
 
 
-def test_a_folder_of_predictions_is_no_run_to_train_or_to_ask(home, tmp_path, capsys):
-    evaluate_predictions(["a"], [1], [0.5], truth=TRUTH).save(tmp_path / "theirs")
-    for verb, says in {
-        "train --resume --run {}": "nothing to train",
-        "search {} x": "predictions of another model",
-        "evaluate {}": "--predictions FILE --truth FILE",
-        "evaluate --predictions a.csv --truth {}": "the --truth it was made with",
-    }.items():
-        words = verb.format(tmp_path / "theirs").split()
-        assert says in run_main(capsys, *words).sentence
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -302,13 +289,3 @@ def test_arrays_that_do_not_fit_are_a_wrong_call(changes, message):
     call = {"query_ids": ["a"], "label_ids": [1], "scores": [0.5], "truth": TRUTH, **changes}
     with pytest.raises((ValueError, UserError), match=message):
         evaluate_predictions(**call)
-
-
-def test_texts_that_several_queries_share_need_numbers():
-    dataset = small.text_dataset()
-    part = small.part_of([[1], [2]], Rows(np.zeros(3, int), np.zeros(0, np.int32)),
-                         texts=Strings.pack(["same", "same"]))  # fmt: skip
-    truth = truth_of_dataset(small.with_parts(dataset, test=part), "test")
-    table = {"query": ["same"], "label_id": [1], "score": [1.0]}
-    with pytest.raises(UserError, match="several entries of the truth share one query"):
-        evaluate_columns(read_columns(table, "theirs"), truth)

@@ -110,9 +110,9 @@ def test_a_killed_rank_is_told_of_and_the_same_command_started_again_continues(h
     assert interruption["lost_steps"] >= 10
 
 
-@pytest.mark.parametrize("hung", [0, 1])
-def test_a_rank_does_not_wait_for_ever_for_one_that_hangs(home, hung):
-    name = f"hung-{hung}"
+def test_a_rank_does_not_wait_for_ever_for_one_that_hangs(home):
+    """The first one hangs, which the others meet in everything."""
+    name, hung = "hung", 0
     command = ("train", "long.toml", "--run", name, "--rank-timeout", "8")
     processes = start_ranks(home, *command, num_ranks=2)
     wait_for(lambda: last_step(home / name) >= 5)

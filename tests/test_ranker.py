@@ -189,19 +189,3 @@ def test_mined_labels_are_the_highest_that_are_wrong():
     assert mined.dtype == np.int32
     assert mined.tolist() == expected.tolist()
     assert done == [(4, 11), (8, 11), (11, 11)]
-
-
-def test_what_does_not_fit_together_is_refused():
-    features, is_right, mined = problem(0)
-    ranker, rows = fitted(features, is_right, mined), rows_of(features)
-    for given, settings, message in (
-        (mined[:5], {}, "same queries, got 30, 30"),
-        (np.full_like(mined, 5), {}, r"mined labels must be from -1 to 4, got .* to 5"),
-        (mined, {"negative_cost": 0.0}, "costs must be above 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fitted(features, is_right, given, **settings)
-    with pytest.raises(ValueError, match="label_ids must be from -1 to 4, got 5 to 5"):
-        ranker.scores(rows, np.full((30, 1), 5))
-    with pytest.raises(ValueError, match=r"label_ids must be \(30, C\)"):
-        ranker.scores(rows, np.zeros((29, 1), int))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenhand.kernels import jit, rows
+from evenhand.kernels import rows
 from evenhand.kernels.rows import (
     adagrad_,
     adam_,
@@ -169,12 +169,3 @@ def test_results_are_the_same_for_every_number_of_threads(monkeypatch, num_threa
     monkeypatch.setattr(rows, "num_threads_for", lambda work: num_threads)
     torch.manual_seed(1)
     assert all(torch.equal(*pair) for pair in zip(results(), alone, strict=True))
-
-
-def test_threads_are_those_of_torch_where_there_is_work_for_them(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
-    monkeypatch.setattr(jit, "_HAS_OPENMP", True)
-    assert jit.num_threads_for(2**20) == 6
-    assert jit.num_threads_for(100) == 1
-    monkeypatch.setattr(jit, "_HAS_OPENMP", False)
-    assert jit.num_threads_for(2**20) == 1

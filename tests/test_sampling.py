@@ -171,25 +171,6 @@ def test_samples_keep_the_contract(name, kind):
     assert torch.equal(torch.get_rng_state(), global_state)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@every_sampler
-@both_kinds
-@pytest.mark.parametrize("generator_device", ["cpu", "cuda"])
-def test_the_sample_lies_where_the_positives_are(name, kind, generator_device):
-    with torch.device("cuda"):
-        sampler = samplers()[name]
-    positive_ids = random_batch(seeded())
-    generator = torch.Generator(generator_device).manual_seed(5)
-    actual = draw(sampler, kind, positive_ids.cuda(), NUM_SAMPLED, generator)
-    assert actual.ids.is_cuda
-    assert actual.log_counts.is_cuda
-    if generator_device == "cpu":
-        expected = draw(SAMPLERS[name], kind, positive_ids, NUM_SAMPLED, seeded(5))
-        assert torch.equal(actual.ids.cpu(), expected.ids)
-        torch.testing.assert_close(actual.log_counts.cpu(), expected.log_counts)
-
-
 # Uniform subsets.
 
 

@@ -3,15 +3,12 @@
 import pytest
 import safetensors.torch
 import torch
-from rich.console import Console
 
-from evenhand import run_folder
 from evenhand.build import build_model
 from evenhand.data import save_dataset
 from evenhand.errors import UserError
-from evenhand.files import read_json, write_json
 from evenhand.run_folder import load_model, save_model, split_names
-from evenhand.runs import begin_run, evaluate_run, is_trained
+from evenhand.runs import begin_run
 from ranks import run_ranks
 from small import config, dense_dataset, text_dataset
 from split_training import TABLES, rank_model
@@ -116,39 +113,3 @@ def test_weights_of_other_settings_or_that_are_no_numbers_are_refused(tmp_path):
         save_model(run, model)
         with pytest.raises(UserError, match=message):
             load_model(run, dataset, device=CPU)
-
-
-def test_a_model_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
-    run, dataset, make = begun_run(tmp_path, text_dataset())
-    save_model(run, make(1))
-    fill = run_folder.fill_model
-
-    def fill_late(*arguments, **options):
-        monkeypatch.undo()
-        save_model(run, make(2))
-        fill(*arguments, **options)
-
-    monkeypatch.setattr(run_folder, "fill_model", fill_late)
-    assert_equal(load_model(run, dataset, device=CPU), make(2))
-
-
-def test_a_run_is_evaluated_by_more_ranks_than_rows_and_written_once(tmp_path):
-    run, dataset, make = begun_run(tmp_path, text_dataset(), **DOT)
-    how = {"device": CPU, "console": Console(quiet=True)}
-    write_json(run / "run.json", read_json(run / "run.json") | {"best_step": 3})
-    assert not is_trained(run)
-    save_by(2, run, make(1))
-    assert is_trained(run)
-    expected, scores = (
-        evaluate_run(run, dataset, "test", **how),
-        run / "evaluation/test/scores.json",
-    )
-    assert expected
-    one = scores.read_bytes()
-    for num_ranks in (3, 32):  # the last two of 32 have no label
-        scores.unlink()
-        for found in run_ranks(
-            num_ranks, lambda ranks: evaluate_run(run, dataset, "test", **how, ranks=ranks)
-        ):
-            assert found == expected
-        assert scores.read_bytes() == one

@@ -71,15 +71,6 @@ def test_threads_find_the_same_as_blocks(num_threads, has_bias, monkeypatch):
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-# float32 on a CPU is searched in threads with compiled loops, all else by torch in blocks.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_score_that_is_not_a_number_does_not_break_the_search(dtype):
-    labels = torch.ones(2000, 1, dtype=dtype)
-    labels[[5, 900]] = torch.nan
-    found = ExactIndex(labels).search(torch.ones(1, 1, dtype=dtype), 4)
-    assert sorted(found.label_ids[0].tolist()) == [0, 1, 5, 900]
-
-
 def test_scores_of_chosen_labels_agree_with_the_search(monkeypatch):
     monkeypatch.setattr(exact, "GATHER_FLOATS", 50)  # two rows at once
     queries, labels, bias = vectors(7, 4), vectors(30, 4, seed=1), vectors(30, seed=2)

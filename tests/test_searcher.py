@@ -11,7 +11,6 @@ from rich.console import Console
 
 import small
 from evenhand import run_search, runs
-from evenhand.build import check_against_data, check_ranker
 from evenhand.data import Rows, Strings, open_dataset, save_dataset, take_rows
 from evenhand.data.text import NgramFeaturizer, WordFeaturizer
 from evenhand.errors import UserError
@@ -206,18 +205,6 @@ def test_damaged_query_data_are_refused_in_one_sentence(tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
-def test_query_data_of_another_run_are_refused(tmp_path):
-    config = small.config(tmp_path / "data", training__num_steps=3)
-    run, _, dataset = trained(tmp_path, small.text_dataset(), config)
-    data = run_search.query_data_of(dataset, config)
-    save_query_data(run_search.query_data_path(run), data._replace(fingerprint="of another"))
-    with pytest.raises(UserError, match="trained on another data set"):
-        run_search.load_searcher(run, device=CPU)
-    save_query_data(run_search.query_data_path(run), data._replace(num_features=2**31 - 1))
-    with pytest.raises(UserError, match="does not fit"):  # before memory of that size is asked for
-        run_search.load_searcher(run, device=CPU)
-
-
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_frequency_discount_takes_the_logarithm_of_its_pairs_off_every_label(has_bias):
     dataset = small.text_dataset()
@@ -289,22 +276,3 @@ def test_a_kill_or_a_wish_to_stop_costs_no_more_than_the_ranker(tmp_path, monkey
     run_search.ranker_path(folder).write_bytes(b"of another model")
     assert runs.train_run(*run, device=CPU, console=QUIET)
     assert run_search.ranker_path(folder).read_bytes() == ranker
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-
-def test_settings_that_the_data_cannot_meet_are_refused():
-    for check_fn, changes, dataset, words in (
-        (check_against_data, {"ranker__num_mined_labels": 10**6}, fixture(), r"most \d+ \(the lab"),
-        (check_against_data, {"search__num_neighbours": 401}, fixture(), "must be at most 400"),
-        (check_ranker, RANKER, small.text_dataset(), "needs sparse features with values"),
-        (check_ranker, RANKER, small.dense_dataset(), "needs sparse features with values"),
-    ):
-        with pytest.raises(UserError, match=f"num_.* {words}"):
-            check_fn(config_of("unused", **changes), dataset)
-    for name, value in {
-        "ranker__num_mined_labels": -1, "ranker__positive_cost": 0.0, "search__neighbour_power": -1,
-    }.items():  # fmt: skip
-        with pytest.raises(UserError, match=rf"{name.replace('__', '.')} must be (at l|above)"):
-            config_of("unused", **{name: value})

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import small
 from evenhand.data import Dataset, Groups, Strings, pairs_of, save_dataset
 from evenhand.data.csr import rows_from_lists
-from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, checked_slices, find_slices, findings_json, slices_of
 from evenhand.evaluation.slice_attributes import attributes_of, nominal, ordinal, text_attributes
 from evenhand.evaluation.slice_search import (
@@ -27,7 +26,7 @@ from evenhand.evaluation.slice_search import (
     slices_to_look_at,
     strata_of,
 )
-from evenhand.evaluation.slices import loss_interval, metric_losses
+from evenhand.evaluation.slices import loss_interval
 from evenhand.result_tables import slice_notes
 from evenhand.run_folder import save_result
 from evenhand.runs import begin_run
@@ -341,13 +340,6 @@ def test_texts_are_described_by_length_words_script_digits_and_signs():
     assert not any("script = " in words for words in described[2])
 
 
-def test_numbers_are_divided_at_every_bound_and_the_unknown_belongs_nowhere():
-    attribute = ordinal("x", np.array([0, 4, 5, 8, 9, np.nan]), (4, 8))
-    low, middle = {"x at most 4", "x at most 8"}, {"x 5 or more", "x at most 8"}
-    expected = [low, low, middle, middle, {"x 5 or more", "x 9 or more"}, set()]
-    assert [fulfilled([attribute], row) for row in range(6)] == expected
-
-
 def test_a_data_set_is_described_by_its_groups_its_labels_and_its_features():
     train = part_of([[0], [0], [0], [1]], rows_from_lists([[0, 1], [0, 1], [0, 2], [3]]))
     script = {"script": Groups(np.array([0, 1, 1], dtype=np.int32), ("LATIN", "THAI "))}
@@ -389,17 +381,6 @@ def outcome_of(dataset, part_name, is_missed):
 def region_missed(dataset, part_name, region):
     labels = dataset.parts[part_name].positives.ids
     return dataset.label_groups["region"].ids[labels] == region
-
-
-def test_losses_are_misses_or_one_minus_the_reciprocal_rank():
-    dataset = small.text_dataset()
-    outcome = outcome_of(dataset, "test", region_missed(dataset, "test", 0))
-    ranks = outcome.ranks.tolist()
-    assert metric_losses(outcome, "recall@5").tolist() == [float(not 1 <= r <= 5) for r in ranks]
-    expected = [1 - 1 / rank if rank else 1.0 for rank in ranks]
-    assert metric_losses(outcome, "reciprocal rank").tolist() == expected
-    with pytest.raises(UserError, match=r"one of recall@1, recall@5, recall@10, reciprocal rank"):
-        metric_losses(outcome, "recall@7")
 
 
 def test_slices_of_a_run_are_named_and_their_figures_of_another_part_are_of_that_part():

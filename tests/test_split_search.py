@@ -54,30 +54,3 @@ def test_search_and_scores_and_ties_are_those_of_one_index(
             for found, expected in zip(answer, ask(whole), strict=True):
                 assert torch.equal(found, expected)
                 assert found.dtype == expected.dtype
-
-
-def test_what_a_rank_sends_does_not_grow_with_labels_and_hardly_with_ranks():
-    queries = whole_numbers(64, 4, seed=1)
-
-    def sent_of(num_ranks, num_labels):
-        def search(index):
-            index.search(queries, 10)
-            return sum(index.ranks.sent.values())
-
-        return max(answers_of(num_ranks, whole_numbers(num_labels, 4), None, search))
-
-    answer = 64 * 10 * (8 + 4)  # bytes
-    assert sent_of(2, 300) == sent_of(2, 3000) == answer
-    assert sent_of(16, 3000) < 2 * answer
-
-
-def test_an_index_of_other_labels_is_refused():
-    def rank_fn(ranks):
-        with pytest.raises(ValueError, match="holds 3 of 6 labels, got an index of 2"):
-            SplitIndex(ExactIndex(torch.zeros(2, 4)), 6, ranks)
-        index = SplitIndex(ExactIndex(torch.zeros(3, 4)), 6, ranks)
-        assert len(index) == 6
-        with pytest.raises(ValueError, match="at least 1, got 0"):
-            index.search(torch.zeros(1, 4), 0)
-
-    run_ranks(2, rank_fn)

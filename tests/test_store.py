@@ -111,16 +111,6 @@ def test_any_rows_are_read_into_any_type_and_only_files_with_them_are_looked_at(
             saved.read("table", **wrong)
 
 
-def test_rows_that_no_rank_holds_are_an_error_of_all(tmp_path):
-    def save(ranks):
-        tables = {"a": Table(torch.ones(2), 2 * ranks.rank, 5)}
-        with pytest.raises(UserError, match=r"rank 0: 'a' has 4 of .* rows"):
-            save_tensors(tmp_path / "a", {}, tables, ranks=ranks)
-
-    run_ranks(2, save)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("block_bytes", [2**26, 24])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_one_number_that_is_not_finite_is_found(monkeypatch, block_bytes, bad):
@@ -191,18 +181,6 @@ def test_a_kill_at_any_moment_leaves_the_old_store_or_the_new_one(tmp_path, befo
 
 def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_write_that_fails_leaves_what_was_there(tmp_path):
-    save_whole(tmp_path / "a", seed=0)
-    before, words = bytes_of(tmp_path), r"a could not be written \(No space left on device\); "
-    points = [(os, name) for name in ("replace", "fsync", "mkdir")]
-    for place, name in (*points, (tensor_store, "sync"), (tensor_store, "write_file")):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(place, name, full)
-            with pytest.raises(UserError, match=words):
-                save_whole(tmp_path / "a", seed=1)
-        assert bytes_of(tmp_path) == before
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

@@ -109,17 +109,6 @@ def test_the_bytes_do_not_depend_on_memory_compression_or_line_ends(paths, tmp_p
         assert all(total is None or done <= total for _, done, total in calls)
 
 
-def test_long_lines_and_rows_without_features_are_kept(tmp_path, small_blocks):
-    path = tmp_path / "long.txt"
-    features = " ".join(f"{i % 50}:1" for i in range(5000))
-    path.write_text(f"3 50 20\n1 {features}\n2 0:1\n3 {features}\n")
-    settings = {"name": "long", "validation_fraction": 0, "memory_bytes": 4_000}
-    dataset = stream_extreme(path, tmp_path / "out", **settings)
-    assert sorted(dataset.parts["train"].features.lengths()) == [1, 5000, 5000]
-    path.write_text("2 50 20\n1\n2\n")
-    assert len(stream_extreme(path, tmp_path / "none", **settings).parts["train"].features.ids) == 0
-
-
 def test_keys_are_splitmix64_and_shards_ranges_of_them_of_equal_size():
     def one(number):  # as published, for the seed 0
         state = number * 0x9E3779B97F4A7C15 % 2**64

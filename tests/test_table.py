@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import lzma
-import shutil
 from bz2 import compress as bzip2
 from collections import defaultdict
 
@@ -412,21 +411,6 @@ def test_an_unchanged_table_is_converted_once(tmp_path):
     assert prepare({**ROWS, "query": ROWS["query"][::-1]}, options)[1]
 
 
-def test_a_table_that_another_process_converts_meanwhile_is_used(tmp_path):
-    (tmp_path / "a.csv").write_bytes(csv_text(ROWS))
-    options, root = TableOptions(test_fraction=0.0, validation_fraction=0.0), tmp_path / "data"
-
-    def first_of_all(note):
-        if not root.exists() or not any(root.glob("a-*")):
-            prepare_table(tmp_path / "a.csv", options, root=tmp_path / "other")
-            shutil.copytree(tmp_path / "other", root, dirs_exist_ok=True)
-
-    with pytest.raises(UserError, match="every row has the label"):
-        prepare_table({"query": ["a"], "label": ["b"]}, options, root=root)
-    folder = prepare_table(tmp_path / "a.csv", options, root=root, note_fn=first_of_all)
-    assert open_dataset(folder).num_labels == 3
-
-
 # --- bad input ------------------------------------------------------------------------------------
 
 LONG = b"query,label\na,b\n" + b"x" * 300_000 + b",c\n"
@@ -590,12 +574,3 @@ def test_vectors_that_are_wrong_are_refused(vectors, message):
     table = {"query": rows, "label": rows % 2, "v": pa.array(vectors)}
     with pytest.raises(UserError, match=message):
         all_train(table, query="query", vectors="v", skip_missing=True)
-
-
-def test_a_vector_that_comes_late_stays_in_its_row():
-    vectors = [None] * 2**16 + [[1, 2], None, None, [3, 4]]
-    rows = np.arange(len(vectors))
-    table = {"query": rows, "label": rows % 2, "v": pa.array(vectors)}
-    part = all_train(table, query="query", vectors="v", skip_missing=True).parts["train"]
-    found = dict(zip(part.texts, part.features.tolist(), strict=True))
-    assert found == {"65536": [1, 2], "65539": [3, 4]}

@@ -1,6 +1,5 @@
 """Tables in the terminal hold the figures, mark the best and what is too small to judge."""
 
-import dataclasses
 import io
 import math
 import re
@@ -8,9 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from evenhand.evaluation import Difference, Score
+from evenhand.evaluation import Score
 from evenhand.result_tables import (
-    differences_table,
     main_rows,
     results_table,
 )
@@ -56,18 +54,6 @@ def test_the_main_rows_are_all_the_frequencies_and_what_tells_of_the_worst(num_j
     assert kept == [("all", "all"), ("frequency", "tail"), *(("device", name) for name in shown)]
 
 
-def test_the_results_of_two_runs_stand_side_by_side_and_the_best_is_bold():
-    second = [score("all", "all", 0.5, count=1234), score("frequency", "tail", 0.5)]
-    table = results_table([("one [b]", [ALL, TAIL]), ("two", second)], part_name="validation")
-    text = text_of(table)
-    assert "pair recall on the validation part" in text
-    assert "one [b]" in text
-    assert cells_of(text, "all") == ["1,234", "0.2500", "0.5000"]
-    styled = text_of(table, force_terminal=True, color_system="standard")
-    bold = re.findall(r"\x1b\[1m *(0\.\d+)", styled)
-    assert bold == ["0.5000", "0.7500"]
-
-
 def test_what_is_missing_is_a_dash_and_what_is_too_small_in_brackets_that_are_explained():
     rare = score("frequency", "head", 0.5, is_judged=False)
     none = score("frequency", "torso", math.nan)
@@ -79,20 +65,3 @@ def test_what_is_missing_is_a_dash_and_what_is_too_small_in_brackets_that_are_ex
     explained = "(…): too few pairs to judge"
     assert explained in text
     assert explained not in text_of(results_table([("one", [ALL, TAIL, none])]))
-
-
-@pytest.mark.parametrize("num_runs", [1, 3])
-def test_differences_have_a_sign_and_intervals_over_queries_and_seeds(num_runs):
-    first = Difference(
-        "recall@10", "all", baseline=0.5, contender=0.75, difference=0.25, low=0.125, high=0.375,
-        seed_low=0.0625, seed_high=0.4375, num_runs=num_runs, count=4321,
-    )  # fmt: skip
-    worse = dataclasses.replace(first, group="worst 3 of script", difference=-0.0625, low=-0.5)
-    other = dataclasses.replace(first, metric="recall@1", group="elsewhere")
-    text = text_of(differences_table([first, worse, other], baseline="snm", contender="s2m"))
-    assert "recall@10: s2m minus snm" in text
-    assert "elsewhere" not in text
-    cells = ["4,321", "0.5000", "0.7500", "+0.2500", "+0.1250 to +0.3750"]
-    assert cells_of(text, "all") == cells + ["+0.0625 to +0.4375"] * (num_runs > 1)
-    assert cells_of(text, "worst 3 scripts")[3:5] == ["-0.0625", "-0.5000 to +0.3750"]
-    assert ("95 % over seeds" in text) == (num_runs > 1)

@@ -20,7 +20,7 @@ from evenhand.data import (
 )
 from evenhand.data.text import _character_kinds
 from evenhand.errors import UserError
-from fuzz.text_twins import kind_of, ngram_buckets, word_buckets, words_of
+from text_twins import kind_of, ngram_buckets, word_buckets, words_of
 
 
 @given(st.lists(st.text(max_size=8), max_size=5), st.integers(1, 3), st.integers(0, 3))
@@ -132,11 +132,6 @@ def test_texts_hashed_in_blocks_give_the_same_rows(texts):
         blocks = featurizer.featurize(texts)
     for one, other in zip(whole, blocks, strict=True):
         assert np.array_equal(one, other)
-
-
-@given(st.text(max_size=20))
-def test_what_is_normalised_has_no_outer_or_double_white_space(text):
-    assert normalize(text) == " ".join(normalize(text).split())
 
 
 @pytest.mark.parametrize(

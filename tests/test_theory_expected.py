@@ -1,7 +1,6 @@
 """Lemma 1: both sides against every batch and every draw, the inequality, the equalities."""
 
 import itertools
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -19,7 +18,6 @@ from evenhand.theory.expected import (
     simulated_s2m_loss,
     snm_loss_distribution,
 )
-from evenhand.theory.order_weights import batch_weights
 
 NAMES = ("batch_size", "num_hard_examples", "num_sampled_labels", "num_hard_labels")
 whole_numbers = st.integers(0, 9)  # as fractions in the oracles, so that these are exact
@@ -117,19 +115,6 @@ def test_the_distribution_of_a_loss_is_that_of_all_its_draws(problem):
         assert law.probabilities[near].sum() == pytest.approx(share, rel=1e-12)
 
 
-def test_the_kept_sets_are_enumerated_not_the_draws():
-    # Of a thousand negatives 500 are drawn: 1e299 draws, but 501 labels can be the hardest.
-    negatives = np.arange(1000.0)
-    law = snm_loss_distribution(0.0, negatives, num_sampled_labels=500, num_hard_labels=1)
-    assert law.values.tolist() == list(range(499, 1000))
-    assert law.probabilities[-1] == pytest.approx(500 / 1000, rel=1e-12)
-    assert law.probabilities[-2] == pytest.approx(500 / 1000 * 500 / 999, rel=1e-12)
-    # Of 39, 12 are drawn and 8 kept: too many sets.
-    message = rf"at most 200000 sets of labels .* got {math.comb(35, 8)}: 8 of 35"
-    with pytest.raises(ValueError, match=message):
-        snm_loss_distribution(0.0, np.zeros(39), num_sampled_labels=12, num_hard_labels=8)
-
-
 # E[owa].
 
 
@@ -147,18 +132,6 @@ def test_the_expected_average_of_independent_values_is_that_of_all_combinations(
     )
     expected = oracles.expected_order_weighted_average(laws, weights)
     assert actual == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
-
-
-def test_thresholds_in_blocks_give_the_same(monkeypatch):
-    generator = np.random.default_rng(0)
-    laws = [
-        LossDistribution(np.sort(generator.random(9)), generator.dirichlet(np.ones(9)))
-        for _ in range(5)
-    ]
-    weights = batch_weights(5, batch_size=3, num_hard_examples=1)
-    whole = expected_order_weighted_average(laws, weights)
-    monkeypatch.setattr("evenhand.theory.expected.THRESHOLDS_AT_ONCE", 7)
-    assert expected_order_weighted_average(laws, weights) == pytest.approx(whole, rel=1e-14)
 
 
 # The left side.

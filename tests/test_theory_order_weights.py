@@ -83,16 +83,6 @@ def test_labels_drawn_for_the_batch_have_the_weights_of_every_draw_enumerated(pr
     assert weights == pytest.approx(expected, rel=1e-13)
 
 
-@given(draws(largest=40))
-def test_the_weights_of_chosen_ranks_are_those_of_all(problem):
-    population, drawn, kept = problem
-    counts, ranks = {"num_sampled_labels": drawn, "num_hard_labels": kept}, [population, 1]
-    every = shared_label_weights(population + 1, **counts)
-    assert shared_label_weights(population + 1, ranks=ranks, **counts).tolist() == [
-        every[-1], every[0]
-    ]  # fmt: skip
-
-
 # A billion.
 
 
@@ -119,13 +109,6 @@ def test_a_hundred_ranks_of_a_billion_agree_with_whole_numbers(drawn, kept):
     weights = batch_weights(BILLION, batch_size=drawn, num_hard_examples=kept, ranks=ranks)
     expected = [probability * drawn / (BILLION * kept) for probability in expected]
     assert weights == pytest.approx(expected, rel=1e-10, abs=0)
-
-
-def test_a_weight_too_small_for_float64_is_zero_and_no_rank_fails():
-    ranks = np.linspace(BILLION // 2, BILLION, 50).astype(np.int64)
-    actual = inclusion_probabilities(BILLION, num_drawn=2048, num_kept=8, ranks=ranks)
-    assert oracles.inclusion_probability(BILLION // 2, BILLION, 2048, 8) == 0
-    assert actual.tolist() == [0] * 50
 
 
 @pytest.mark.parametrize("exponent", [-20, -100, -200, -300])

@@ -115,15 +115,6 @@ def test_bowl_bounds_the_retrieval_loss_for_every_number_of_hard_labels(margin_l
         assert (bound >= missed - SLACK).all()
 
 
-@every_margin_loss
-def test_the_bound_is_reached_where_label_and_rivals_score_zero(margin_loss):
-    # Two rivals at the label's own score, the rest far below: a miss at r = 2 that costs just c.
-    bound = bowl_bound(
-        [[0.0, 0.0, 0.0, -9.0]], [0], num_results=2, num_hard_labels=2, margin_loss=margin_loss
-    )
-    assert bound == pytest.approx([1.0], rel=1e-12)
-
-
 def test_more_hard_labels_than_results_over_the_same_constant_bound_nothing():
     # r = 1, k = 2: one rival at the label's score of 0, one at -1, where the hinge is 0.
     scores, labels = [[0.0, 0.0, -1.0]], [0]

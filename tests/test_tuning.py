@@ -1,10 +1,8 @@
-"""Choosing settings: the rule, what is searched, k' of the smallest group, and the page."""
+"""Choosing settings: the rule, what is searched, and k' of the smallest group."""
 
 import dataclasses
 import functools
-import html
 import math
-import re
 from fractions import Fraction
 
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import small
-from evenhand.tuning.results import Results, Rule, describe_choice, write_search_page
+from evenhand.tuning.results import Results, Rule
 from evenhand.tuning.search import default_group, plan_search, without_test
 from evenhand.tuning.space import (
     Choices,
@@ -105,22 +103,6 @@ def settings_of(trials):
     return [trial.settings for trial in trials]
 
 
-def test_the_first_trials_are_the_baseline_and_the_config_as_given():
-    trials = plan_trials(config(), default_space(config()), num_trials=5, seed=0)
-    assert [trial.role for trial in trials] == ["SNM", "as given", "", "", ""]
-    snm, given_ = (with_settings(config(), trial.settings) for trial in trials[:2])
-    assert given_ == config()
-    assert snm.mining.method == "snm"
-    assert snm == dataclasses.replace(config(), mining=snm.mining)
-    for method, space, roles in (
-        ("snm", {K_PRIME: Choices((1, 2))}, ["SNM"]),  # nothing to search: k' has no effect
-        ("topk-sgd", None, ["SGD", "as given"]),
-    ):
-        base = config(mining__method=method)
-        trials = plan_trials(base, space or default_space(base), num_trials=2, seed=0)
-        assert [trial.role for trial in trials] == roles
-
-
 @given(st.integers(2, 24), st.integers(0, 1000), st.sampled_from(["s2m", "s2m-annealed", "snm"]))
 def test_trials_follow_from_the_seed_none_is_twice_and_more_begin_with_fewer(count, seed, method):
     base = config(mining__method=method)
@@ -209,59 +191,3 @@ def test_k_prime_is_what_a_group_fills_of_a_batch_rounded_up(num_members, num_ot
     expected = math.ceil(Fraction(num_members * batch_size, num_pairs))
     share = num_members / num_pairs
     assert num_hard_examples_for(share, batch_size=batch_size) == max(1, expected)
-
-
-# --- the page -------------------------------------------------------------------------------------
-
-TRIALS = [
-    trial_of(1, 0.50, 0.20, k_prime=64, role="SNM"),
-    trial_of(2, 0.49, 0.30, k_prime=16, role="as given"),
-    trial_of(3, 0.485, 0.35, k_prime=8),
-    trial_of(4, 0.47, 0.40, k_prime=4),  # better, but 3 points below the best average
-    trial_of(5, NAN, NAN, k_prime=2, figures={}, failure="the loss of step 3 is nan"),
-]
-
-
-@pytest.fixture
-def page_of(tmp_path):
-    def page_of(trials=TRIALS, *, title="What it found", rule=RULE, command="evenhand train"):
-        path = tmp_path / "tradeoff.html"
-        write_search_page(Results(trials, rule), path, title=title, command=command)
-        return path.read_text("utf-8")
-
-    return page_of
-
-
-def words_of(text):
-    """The words of a page, without its style, script and pictures."""
-    text = re.sub(r"<(style|script|svg)\b.*?</\1>", "", text, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
-
-
-@pytest.mark.parametrize(
-    ("trials", "on_page", "printed"),
-    [
-        (TRIALS, "Trial 3 is the best choice, with k' = 8: recall@10 on the worst 3 scripts is "
-         "35.0 %, and recall@10 is 48.5 %. Compared with SNM, that is +15.00 points for the worst "
-         "served and −1.50 for everyone.",
-         f"chosen: trial 3, the highest {RULE.criterion} of the trials near"),
-        (TRIALS, "within 2 points of the best (50.0 %; 3 of 5 are)",
-         "(3 of 5: recall@10 at most 0.02 below 0.5000)"),
-        ([*TRIALS[:2], trial_of(3, 0.485, 0.31)],
-         "Too close to call, by its 95 % interval (29.0–34.0 %): trial 2.",
-         "too close to call, by its 95 % interval: trial 2"),
-        ([trial_of(1, 0.5, 0.5, role="SNM", k_prime=64), trial_of(2, 0.4, 0.6)],
-         "It is the SNM baseline: no other trial did better.", "trial 1"),
-        ([trial_of(1, 0.5, 0.4, role="SNM", k_prime=64), trial_of(2, 0.5, 0.6, k_prime=64)],
-         "Trial 2 is the best choice, and it mines no examples: ", "trial 2"),
-        ([trial_of(1, 0.5, 0.0), trial_of(2, 0.5, 0.0)], "Trial 1 is the best choice",
-         "it finds nothing by that criterion, so the average alone decided"),
-    ],
-)  # fmt: skip
-def test_page_and_terminal_say_what_was_chosen_by_which_rule_and_how_far_to_trust_it(
-    page_of, trials, on_page, printed
-):
-    words = words_of(page_of(trials))
-    assert on_page in words
-    assert "too good" in words
-    assert printed in " ".join(describe_choice(Results(trials, RULE)))

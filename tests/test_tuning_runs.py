@@ -194,16 +194,6 @@ def test_a_killed_search_goes_on_and_ends_as_one_never_disturbed(home, tmp_path,
     kill_and_resume(home, tmp_path / "killed", *kill)
 
 
-def test_a_search_can_be_given_more_trials_and_ends_as_one_that_had_them_at_once(
-    user, refused, home
-):
-    user("tune", "--run", "longer", "a.toml", "--trials", 2)
-    more = ("tune", "--run", "longer", "--resume", "--trials")
-    assert "2 of 4 trials finished already" in user(*more, 4)
-    assert fruits(home / "longer") == fruits(home / "whole")
-    assert "--trials must be at least 4" in refused(*more, 3)
-
-
 # --- what is refused ------------------------------------------------------------------------------
 
 REFUSED = [  # flags, what the sentence must hold

@@ -15,7 +15,7 @@ from experiments.imbalanced_images import accuracies, fixture, held_out, trainin
 from experiments.output_folder import claim
 from experiments.reproduce import main
 from experiments.table2 import Run, choose_rate, paired_difference, run_table, with_controls
-from experiments.table2_rows import TABLES, check_together, read_row, table_rows
+from experiments.table2_rows import TABLES, table_rows
 
 LABELS = np.repeat(np.arange(10), 300)
 ROW = table_rows("table2-mnist")[1]
@@ -80,22 +80,6 @@ def test_controls_are_sgd_at_the_rate_that_a_small_k_amounts_to():
     rates = {row.num_hard_examples: row.learning_rate for row in table_rows("table2-mnist")}
     expected = [rates[count] * 64 / count for count in (1, 16, 32)]
     assert [row.learning_rate for row in controls] == expected
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("row.tail_classes=[5, 10]", "some of 0 to 9"),
-        ("row.widths=[20, 50]", "two numbers of channels"),
-        ("row.padding=1", "must be 0 or 2, got 1"),
-        ("row.dropout=1", "below 1, got 1"),
-        ("row.weight_decay=-1", "at least 0"),
-        ("row.seeds=[1, 1]", "different numbers"),
-    ],
-)
-def test_a_bad_change_is_one_sentence(word, message):
-    with pytest.raises(UserError, match=message):
-        table_rows("table2-mnist", [word])
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -192,17 +176,6 @@ def test_bad_words_are_one_sentence(words, message, capsys):
         code = exit_.code
     assert code == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_bad_row_is_one_sentence():
-    with pytest.raises(UserError, match=r"no section \[rows\]"):
-        table_rows("table2-mnist", ["rows.dropout=0.5"])
-    with pytest.raises(UserError, match="is not TOML"):
-        read_row("row =", name="row.toml")
-    with pytest.raises(UserError, match=r"has no section \[row\]"):
-        read_row("", name="row.toml")
-    with pytest.raises(UserError, match="agree on num_steps"):
-        check_together([small_rows()[0], small_rows(num_steps=11)[1]])
 
 
 # What is refused

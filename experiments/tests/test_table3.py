@@ -3,7 +3,6 @@
 import dataclasses
 import io
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -19,7 +18,6 @@ from experiments.table3 import (
     config_of,
     fixture,
     format_table3,
-    mean_recall,
     open_any,
     run_table3,
 )
@@ -92,11 +90,6 @@ def test_a_folder_is_continued_unless_it_is_of_other_data_or_another_model(tmp_p
         run_table3(TINY, fixture(seed=1), run_in(tmp_path))
     with pytest.raises(UserError, match="begun with embedding_dim = "):
         run_table3(dataclasses.replace(TINY, embedding_dim=7), fixture(), run_in(tmp_path))
-
-
-def test_mean_recall_is_over_pairs_and_cutoffs():
-    outcome = type("Outcome", (), {"ranks": np.array([1, 6, 0, 30])})()
-    assert mean_recall(outcome) == pytest.approx((1 / 4 + 2 / 4 + 2 / 4 + 3 / 4) / 4)
 
 
 def test_text_files_and_prepared_folders_are_opened(tmp_path):

@@ -1,7 +1,6 @@
 """Fuzzing of every parser: damaged, odd and hostile inputs, each read rightly or refused.
 
 *_targets.py         what each target does with bytes, and what must be true of what it reads
-text_twins.py        slow and obvious words and n-grams of a text
 registry.py          the targets by name: a function of bytes, and valid seeds
 inputs.py            how Hypothesis makes an input from seeds and corpus
 child.py             one target in a process of its own, by atheris

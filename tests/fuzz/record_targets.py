@@ -10,6 +10,7 @@ import torch
 
 from evenhand.build import build_model
 from evenhand.config import build_config, to_toml
+from evenhand.data import Dataset
 from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
 from evenhand.report import training
@@ -30,7 +31,7 @@ from evenhand.tuning.search import open_search
 from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
 from tests.helpers.ranks import run_ranks
 
-from .settings_targets import DEFAULT, GROUPED
+from .settings_targets import DEFAULT
 from .target import FindingError, answer, require, scratch, target, write
 
 
@@ -84,7 +85,7 @@ def read_run(data: bytes) -> Exception | None:
     folder = write("run/run.json", data).parent
     about, refusal = answer(lambda: read_about(folder))
     if refusal is None:
-        answer(lambda: check_trained_on(folder, GROUPED))
+        answer(lambda: check_trained_on(folder, Dataset("d", 3, 2, {})))
         for key, value in about.items():
             require(isinstance(training.format_fact(key, value), str), key)
         seconds = [about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker")]

@@ -5,16 +5,12 @@ import dataclasses
 import io
 import os
 
-import numpy as np
 import typer
 
 from evenhand.cli.options import SettingsFlags
 from evenhand.config import build_config, read_settings, to_toml, with_assignments
-from evenhand.data import Dataset, Groups, Part, Rows
 from evenhand.errors import UserError
-from evenhand.evaluation import Score, selected_score
 from evenhand.tuning.space import (
-    count_members,
     default_space,
     get_setting,
     num_hard_examples_for,
@@ -120,39 +116,4 @@ def read_arguments(data: bytes) -> Exception | None:
     if flags.smallest_share is not None:
         count, refusal = answer(lambda: num_hard_examples_for(flags.smallest_share, batch_size=8))
         require(refusal is not None or 1 <= count <= 8, f"k' = {count}")
-    return refusal
-
-
-SCORES = [
-    Score("recall@10", column, group, value, value, value, 40, is_judged=True)
-    for column, group, value in (
-        ("all", "all", 0.5),
-        ("frequency", "tail", 0.1),
-        ("script", "THAI", 0.2),
-        ("script", "worst 3", float("nan")),
-    )
-]
-GROUPED = Dataset(
-    "d", 3, 2,
-    {"train": Part(
-        Rows(np.array([0, 1, 2]), np.array([0, 1], np.int32)),
-        Rows(np.array([0, 1, 2]), np.array([0, 1], np.int32)),
-        {"script": Groups(np.array([0, -1], np.int32), ("THAI", "LATIN"))},
-    )},
-)  # fmt: skip
-
-
-@target("selectors", b"recall@10", b"recall@10 on tail", b"recall@10 on script=THAI")
-def select(data: bytes) -> Exception | None:
-    name = data.decode("utf-8", "surrogateescape")
-    score, refusal = answer(lambda: selected_score(SCORES, name))
-    require(refusal is not None or (score in SCORES and score.value == score.value), f"{score}")
-    return refusal
-
-
-@target("group-shares", b"script=THAI", b" script = THAI ")
-def share(data: bytes) -> Exception | None:
-    name = data.decode("utf-8", "surrogateescape")
-    found, refusal = answer(lambda: count_members(GROUPED, name))
-    require(refusal is not None or 0 < found[0] <= found[1], f"{found}")
     return refusal

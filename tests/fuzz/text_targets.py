@@ -1,4 +1,4 @@
-"""Targets that read text: Extreme Classification files and their lists, tables, names, n-grams.
+"""Targets that read text: Extreme Classification files and their lists, tables, names.
 
 What compiled code reads, a slow and obvious twin reads here too, written from the format.
 """
@@ -13,14 +13,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from evenhand.data import Strings, extreme, table
-from evenhand.data.text import NgramFeaturizer, WordFeaturizer, normalize, script_of
+from evenhand.data import extreme, table
+from evenhand.data.text import normalize
 from evenhand.data.text_io import read_blocks, read_lines
 
 from .target import answer, require, target, write
-from .text_twins import ngram_buckets, word_buckets
 
-FEATURIZER, WORDS = NgramFeaturizer(num_buckets=1000), WordFeaturizer(num_buckets=1000)
 LARGEST = float(np.finfo(np.float32).max)
 
 # --- the Extreme Classification format ------------------------------------------------------------
@@ -118,7 +116,7 @@ def read_names(data: bytes) -> Exception | None:
     return refusal
 
 
-# --- tables and n-grams ---------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 @target(
@@ -142,27 +140,6 @@ def read_table(data: bytes) -> Exception | None:
         require(len(set(texts)) == len(texts), "a query in two parts")
         require(all(text and text == normalize(text) for text in texts), f"{texts}")
     return refusal
-
-
-@target("ngrams", b"Wien\nVienna\n", "ウィーン\nᾳ ŉ ﬃ İ\n".encode(), b"\x02\x03 \x01", b"")
-def featurize(data: bytes) -> Exception | None:
-    try:
-        texts = data.decode("utf-8", "surrogatepass" if len(data) % 2 else "replace").split("\n")
-    except UnicodeDecodeError as error:  # refused before it comes so far
-        return error
-    rows, worded = FEATURIZER.featurize(texts), WORDS.featurize(texts)
-    require(len(rows) == len(texts) and rows.offsets[-1] == len(rows.ids), "offsets")
-    for row, text in enumerate(texts):
-        script_of(text)
-        ngrams, words = (
-            ngram_buckets(normalize(text), 1, 4, 1000),
-            word_buckets(normalize(text), 2, 1000),
-        )
-        require(rows.row(row).tolist() == ngrams, f"n-grams of {text!r}")
-        require(worded.row(row).tolist() == sorted(set(words)), f"words of {text!r}")
-    packed = Strings.pack([text.encode("utf-8", "replace").decode() for text in texts])
-    require(len(packed) == len(texts) and packed.offsets.dtype == np.int64, "packed strings")
-    return None
 
 
 # --- compressed -----------------------------------------------------------------------------------

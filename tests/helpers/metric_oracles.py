@@ -66,19 +66,6 @@ def propensity_gain_and_best(retrieved, positives, propensities, cutoff):
     return gain / cutoff, sum(best) / cutoff
 
 
-def group_means(values, groups, num_groups):
-    means, counts = [], []
-    for wanted in range(num_groups):
-        members = [
-            value
-            for value, group in zip(values, groups, strict=True)
-            if group == wanted and value is not None
-        ]
-        means.append(sum(members) / len(members) if members else None)
-        counts.append(len(members))
-    return means, counts
-
-
 def search(scores, num_results):
     """Ids of the highest of one row of scores, the lower id first among equals."""
     return sorted(range(len(scores)), key=lambda label: (-scores[label], label))[:num_results]

@@ -56,13 +56,6 @@ def tables_of(training):
     return copy.deepcopy(held)
 
 
-def assert_same_tensors(found, expected, *, rtol=0, atol=0):
-    """Two dictionaries of tensors, as of a state or of a checkpoint."""
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name].cpu(), tensor.cpu(), rtol=rtol, atol=atol, msg=name)
-
-
 def joined(parts, whole):
     """The shards of all ranks as one, by name; what is not split must be equal on all."""
     result = {}

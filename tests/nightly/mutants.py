@@ -223,7 +223,8 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
     ("evaluation/groups.py", "test_evaluation.py"): [
         ("if name in SUMMARIES else", "if False else", "told_apart"),
     ],
-    ("models.py", "test_retriever.py"): [
+    ("models.py", "test_models.py"): [
+        ("(seed + block * GOLDEN32) % 2**32", "seed", "blocks_and_tables"),
         ("return self.scaled(self.unit(", "return (self.unit("),
         ("if self.scale == 1 else", "if self.scale >= 1 else"),
     ],
@@ -347,7 +348,7 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
         ('latitude"], city["longitude', 'longitude"], city["latitude', "latitude_first"),
         (' city: int(city["geonameid"])', ' city: city["name"]', "ids_of_geonames"),
     ],
-    ("tensor_store.py", "test_store.py"): [
+    ("tensor_store.py", "test_tensor_store.py"): [
         ("if folder.is_dir", "if not replaced_folder(folder).is_dir", "any_moment"),
         ("first - piece.first + block", "first + block", "any_rows"),
         ("or piece.first != row", "or piece.first < row", "forged"),
@@ -424,9 +425,6 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
             "compiled and softmax and product",
         ),
     ],
-    ("models.py", "test_encoders.py"): [
-        ("(seed + block * GOLDEN32) % 2**32", "seed", "blocks_and_tables"),
-    ],
     ("training/state.py", "test_schedules.py"): [
         ("(step + 1) / self.warm", "step / self.warm", "warm_up"),
     ],
@@ -462,7 +460,7 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
     ("report/world_map.py", "test_report.py"): [
         ("is_shown, NORTH - latitudes, 0", "is_shown, latitudes - SOUTH, 0", "north"),
     ],
-    ("result_tables.py", "test_tables.py"): [
+    ("result_tables.py", "test_result_tables.py"): [
         ('"worst tenth": 40', '"worst tenth": 39', "main_rows"),
     ],
     ("report/headline.py", "test_report.py"): [

@@ -105,7 +105,7 @@ def test_brute_force_over_the_files_finds_what_the_index_finds(
 @pytest.mark.parametrize("case", ["cosine", "both"])
 def test_what_the_page_shows_finds_what_the_index_finds(tmp_path, monkeypatch, case):
     page = (Path(__file__).parent.parent / "docs/export.md").read_text("utf-8")
-    reading, faiss, _ = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    reading, faiss, *_ = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
     run, dataset, make = begun_run(tmp_path, text_dataset(), **CASES[case])
     save_by(2, run, make(1))
     export_run(run, tmp_path / "vectors", dataset, num_shards=3, part_name="test", device=CPU)

@@ -19,7 +19,7 @@ LAYERS = {
     ],
     "reports": ["predictions", "report", "result_tables", "serving", "tuning"],
     "runs": [
-        "build", "export_vectors", "run_folder", "run_search", "runs",
+        "build", "export_encoder", "export_vectors", "run_folder", "run_search", "runs",
     ],
     "settings": ["config", "defaults", "progress"],
     "system": ["distributed", "evaluation", "search", "tensor_store", "training"],
@@ -50,6 +50,7 @@ DECLARED = {
     "scipy", "torch", "typer",
     "faiss", "pgvector", "psycopg", "pymilvus",  # extras
     "fastapi", "prometheus_client", "uvicorn",  # the extra `serve`
+    "onnx", "onnxruntime",  # the extra `onnx`, and what checks its files if it is there
     "h11", "pydantic", "starlette",  # come with these
     "llvmlite",  # comes with numba
     "mlflow", "sklearn",  # extras, of integrations/

@@ -97,13 +97,22 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
     return dataset if config.weighting == "as-is" else weight_features(dataset, config.weighting)
 
 
-def open_run_data(run: Path, console: Console, *, data: str | Path | None = None) -> Dataset:
+def open_run_data(
+    run: Path,
+    console: Console,
+    *,
+    data: str | Path | None = None,
+    weighs_features: bool = True,
+) -> Dataset:
     """The data set of a run: where its settings say, or else where it lay when it was trained.
 
     Args:
         data: the folder that --data names; no other is then looked at.
+        weighs_features: False for values as they come, whatever the run's weighting.
     """
     config = run_config(run).data
+    if not weighs_features:
+        config = dataclasses.replace(config, weighting="as-is")
     if data is not None:
         return open_data(config, console, folder=Path(data))
     recorded = read_about(run)["dataset"].get("folder")

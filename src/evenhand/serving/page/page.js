@@ -60,7 +60,7 @@ function fill(section, run, answers, others, query) {
   section.querySelector("ol").replaceChildren(...answers.map((answer, at) => {
     const item = make("li", "answer"), label = make("span", "label");
     label.append(make("bdi", "", answer.label));
-    if (elsewhere && !elsewhere.has(answer.id)) label.append(make("span", "only", "only here"));
+    if (elsewhere && !elsewhere.has(answer.id)) label.append(" ", make("span", "only", "only here"));
     item.classList.toggle("right", answer.id === example?.label_id);
     const bar = make("progress", "bar");
     bar.max = 1; // of the best score of the list

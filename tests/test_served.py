@@ -1,21 +1,27 @@
 """`evenhand serve` as a process: its page in a real browser, and what docs/serving.md shows."""
 
-import os
+import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
-import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import small
 from evenhand.data import Dataset, NgramFeaturizer, Strings, save_dataset
+from evenhand.errors import UserError
+from evenhand.serving.server import Runs, make_app
 from small import part_of, settings_file
+from test_serving import search
 
 ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/serving.md").read_text("utf-8")
 
 CITIES = {  # names, latitude, longitude
     "Cairo": ("القاهرة", "Каир", "カイロ", 30.0, 31.2),
@@ -69,8 +75,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(home):
     """Where a server of both runs listens; it ends by SIGTERM, with nothing on its streams."""
-    words = ("runs/demo/s2m", "runs/demo/snm", "--port", 0, "--api-key-env", "EVENHAND_KEY")
-    process = small.start(home, "serve", *words[:4], "--quiet")
+    process = small.start(home, "serve", "runs/demo/s2m", "runs/demo/snm", "--port", 0, "--quiet")
     out = process.streams / "out"
     small.wait_for(lambda: "http://" in out.read_text("utf-8"))
     yield re.search(r"http://\S+", out.read_text("utf-8"))[0]
@@ -82,30 +87,23 @@ def address(home):
 # --- the page in a browser ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser():
+@pytest.fixture
+def page(address, request):
+    """The page at a width; nothing may go wrong on it, or be asked of another server."""
     playwright = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
         pytest.skip("chromium is not installed: apt install chromium")
+    wrong, asked = [], []
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield browser
+        page = browser.new_page(viewport={"width": request.param, "height": 800})
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        page.wait_for_selector("section")
+        yield page
         browser.close()
-
-
-@pytest.fixture
-def page(browser, address, request):
-    """The page at a width; nothing may go wrong on it, or be asked of another server."""
-    wrong, asked = [], []
-    context = browser.new_context(viewport={"width": request.param, "height": 800})
-    page = context.new_page()
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(address)
-    page.wait_for_selector("section")
-    yield page
-    context.close()
     assert wrong == []
     assert asked
     assert [url for url in asked if not url.startswith(address)] == []
@@ -139,3 +137,118 @@ def test_the_page_is_used_by_keyboard(page):
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "query"
     assert page.locator("#query").input_value() == ""
+
+
+# --- what docs/serving.md shows -------------------------------------------------------------------
+
+
+def test_the_client_of_the_page_finds_what_it_asks_for(address, capsys):
+    (code,) = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
+    exec(code, {"ADDRESS": address, "KEY": "not asked for"})
+    assert capsys.readouterr().out.startswith("[('Vienna', ")
+
+
+CURL = re.findall(r"^\$ (curl .*)", PAGE, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt install curl")
+@pytest.mark.parametrize("command", CURL)
+def test_curl_as_the_page_calls_it_is_answered(address, command):
+    words = shlex.split(command.replace("http://127.0.0.1:8000", address))
+    words[1:1] = ["--silent", "--show-error", "--fail", "--max-time", "20"]
+    done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8", check=True)
+    if words[-1].endswith("/metrics"):
+        assert "evenhand_requests_total" in done.stdout
+        return
+    value = json.loads(done.stdout)
+    if "search" in command:
+        assert {answers[0]["label"] for answers in value["results"]} == {"Vienna"}
+        assert value["run"] == ("snm" if "snm" in command else "s2m")
+
+
+def test_the_page_lists_every_route_that_answers_with_json():
+    from evenhand.serving.gate import OPEN, PROTECTED
+
+    asked = {re.search(r":8000(/\w+)", command)[1] for command in CURL}
+    assert asked == {*OPEN, *PROTECTED} - {"/examples"}
+
+
+# --- Dockerfile and compose.yaml ------------------------------------------------------------------
+
+
+def dockerfile():
+    """(instruction, rest of the line) of the Dockerfile."""
+    text = (ROOT / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
+    return [line.split(None, 1) for line in text.splitlines() if line and line[0] != "#"]
+
+
+def test_what_the_dockerfile_names_is_there():
+    lines = dockerfile()
+    allowed = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+        if line[0] == "!"
+    }
+    copied = {path for kind, rest in lines if kind == "COPY" for path in rest.split()[:-1]}
+    assert copied == allowed
+    assert all((ROOT / path).exists() for path in copied)
+    said = dict(lines)
+    words = [*json.loads(said["ENTRYPOINT"]), *json.loads(said["CMD"])]
+    verb, given = small.parse_words(words[1:])
+    assert (verb, given["host"], given["port"]) == ("serve", "0.0.0.0", int(said["EXPOSE"]))
+    assert said["USER"] in said["RUN"].split()
+    assert f"127.0.0.1:{given['port']}/health'" in said["HEALTHCHECK"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = re.search(r"/source\[(.*?)\]", said["RUN"])[1].split(",")
+    assert set(extras) <= project["optional-dependencies"].keys()
+    assert {project["readme"], *project["license-files"]} <= copied
+
+
+def test_compose_names_ports_variables_and_addresses_as_the_commands_do():
+    from evenhand.cli.options import INDEX_VARIABLE
+    from evenhand.run_search import is_postgres
+
+    yaml = pytest.importorskip("yaml")
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+    server, database = services["server"], services["database"]
+    verb, given = small.parse_words(server["command"])
+    assert (verb, given["host"]) == ("serve", "0.0.0.0")
+    assert server["ports"] == [f"{given['port']}:{given['port']}"]
+    assert set(server["environment"]) == {INDEX_VARIABLE, given["api_key_env"]}
+    (volume,) = server["volumes"]
+    assert str(given["runs"][0]).startswith(volume.split(":")[1])
+    own = database["environment"]
+    address = server["environment"][INDEX_VARIABLE]
+    assert is_postgres(address)
+    user, password = own["POSTGRES_USER"], own["POSTGRES_PASSWORD"]
+    assert address == f"postgresql://{user}:{password}@database/{own['POSTGRES_DB']}"
+    for variable in re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text("utf-8")):
+        assert f"{variable}=%s" in PAGE
+
+
+# --- a database -----------------------------------------------------------------------------------
+
+
+def test_the_server_asks_a_database_and_says_when_it_does_not_answer(home, tmp_path, capsys):
+    pytest.importorskip("milvus_lite")
+    address = str(tmp_path / "labels.db")
+    assert small.run(home, "index", "push", "runs/demo/s2m", "--to", address).output
+    exact, stored = (
+        Runs([home / "runs/demo/s2m"], device=torch.device("cpu"), index=index)
+        for index in ("exact", address)
+    )
+    wanted, found = (search(make_app(runs), ["Вена", "リマ"]).json() for runs in (exact, stored))
+    assert [[one["label"] for one in answers] for answers in found["results"]] == [
+        [one["label"] for one in answers] for answers in wanted["results"]
+    ]
+    index = stored.find("s2m").searcher.index
+    assert address in index.name
+
+    def fail(*arguments):
+        raise UserError("the database at db.example did not answer")
+
+    index.search = fail
+    answer = search(make_app(stored), ["Вена"])
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "db.example" not in answer.text
+    assert "evenhand: the database at db.example did not answer" in capsys.readouterr().err

@@ -136,8 +136,8 @@ def _inputs(features: Rows | FloatArray) -> Arrays:
     if not isinstance(features, Rows):
         return {"features": features}
     ids, offsets = features.ids.astype(np.int64), features.offsets.astype(np.int64)
-    has_values = features.values is not None
-    return {"ids": ids, "offsets": offsets, **({"values": features.values} if has_values else {})}
+    inputs: Arrays = {"ids": ids, "offsets": offsets}
+    return inputs if features.values is None else inputs | {"values": features.values}
 
 
 def _as_json(
@@ -210,7 +210,7 @@ def _write_pt2(path: Path, encoder: PlainEncoder, inputs: Arrays) -> tuple[str, 
     tensors = tuple(torch.from_numpy(array) for array in inputs.values())
     sizes = tuple({0: torch.export.Dim.DYNAMIC} for _ in tensors)
     # backed_size_oblivious: else the program would refuse a batch of one query.
-    with torch.no_grad(), _config.patch(backed_size_oblivious=True):
+    with torch.no_grad(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = torch.export.export(encoder, tensors, dynamic_shapes={"inputs": sizes})
         torch.export.save(program, path)
         found = torch.export.load(path).module()(*tensors)

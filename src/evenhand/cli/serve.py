@@ -24,6 +24,7 @@ def serve(
     max_connections: Annotated[int, flag("Most open connections.", min=1)] = 1000,
     max_waiting: Annotated[int, flag("Most queries in the queue.", min=1)] = 1024,
     quiet: Annotated[bool, flag("Write no log of requests.", "--quiet")] = False,
+    index: options.Index = None,
     device: options.Device = None,
 ) -> None:
     """Serve trained models to programs, and to people as a page.
@@ -58,7 +59,7 @@ def serve(
         most_connections=max_connections, most_waiting=max_waiting, seconds=timeout, rate=rate
     )
     listener = open_listener(host, port)  # before the runs are read, which takes a while
-    served = Runs(runs, device=choose_device(device))
+    served = Runs(runs, device=choose_device(device), index=index)
     host, port = listener.getsockname()[:2]
     if host not in LOCAL and key is None:
         console.print(f"whoever reaches {host}:{port} can ask these runs; see --api-key-env")

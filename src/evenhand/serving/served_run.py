@@ -20,9 +20,13 @@ MOST_MATCHED = 5  # n-grams shown with a result
 class ServedRun:
     """Loaded once and never changed: to reload is to put another one in its place."""
 
-    def __init__(self, folder: Path, *, device: torch.device) -> None:
+    def __init__(self, folder: Path, *, device: torch.device, index: str | None = None) -> None:
+        """
+        Args:
+            index: see `open_index`.
+        """
         self.folder, self.name = folder, folder.resolve().name
-        self.searcher = load_searcher(folder, device=device)
+        self.searcher = load_searcher(folder, device=device, index=index)
         self.data, self.about = self.searcher.data, read_about(folder)
         if self.data.featurizer is None:
             raise UserError(

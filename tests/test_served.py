@@ -229,6 +229,20 @@ def test_compose_names_ports_variables_and_addresses_as_the_commands_do():
 # --- a database -----------------------------------------------------------------------------------
 
 
+def test_the_sql_of_the_page_finds_what_the_model_finds(home, postgres):
+    psycopg = pytest.importorskip("psycopg")
+    push = small.run(home, "index", "push", "runs/demo/s2m", "--to", postgres)
+    assert "6 labels are in the table evenhand_s2m" in push.output
+    run = Runs([home / "runs/demo/s2m"], device=torch.device("cpu")).find("s2m")
+    (statement,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+    vector = json.dumps(run.encode(["Вена"])[0])
+    statement = statement.replace("[...]", vector).replace("evenhand_first", "evenhand_s2m")
+    with psycopg.connect(postgres) as connection:
+        found = connection.execute(statement).fetchall()
+    wanted = [(answer["label"], answer["score"]) for answer in run.search(["Вена"], 10)[0]]
+    assert found == [(label, pytest.approx(score, abs=1e-5)) for label, score in wanted]
+
+
 def test_the_server_asks_a_database_and_says_when_it_does_not_answer(home, tmp_path, capsys):
     pytest.importorskip("milvus_lite")
     address = str(tmp_path / "labels.db")

@@ -1,4 +1,4 @@
-"""What every test shares: fixed seeds, one thread, and Hypothesis without chance or clock."""
+"""What tests share: fixed seeds, one thread, Hypothesis without chance or clock; PostgreSQL."""
 
 import os
 import signal

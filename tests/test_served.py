@@ -62,13 +62,13 @@ def cities():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with runs/demo/s2m and runs/demo/snm."""
+    """A folder with runs/demo/s2m, and the same run once more as runs/demo/snm."""
     folder = tmp_path_factory.mktemp("served")
     save_dataset(cities(), folder / "data")
     changes = {"training__evaluate_every": 0, "mining__num_sampled_labels": 5}
-    for name, method in (("s2m", "s2m-annealed"), ("snm", "snm")):
-        path = settings_file(folder / "a.toml", "data", mining__method=method, **changes)
-        assert small.run(folder, "train", path, "--run", f"runs/demo/{name}").output
+    path = settings_file(folder / "a.toml", "data", **changes)
+    assert small.run(folder, "train", path, "--run", "runs/demo/s2m").output
+    shutil.copytree(folder / "runs/demo/s2m", folder / "runs/demo/snm")
     return folder
 
 
@@ -88,12 +88,18 @@ def address(home):
 
 
 @pytest.fixture
-def page(address, request):
+def wrong():
+    """What the browser complains of."""
+    return []
+
+
+@pytest.fixture
+def page(address, request, wrong):
     """The page at a width; nothing may go wrong on it, or be asked of another server."""
     playwright = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
         pytest.skip("chromium is not installed: apt install chromium")
-    wrong, asked = [], []
+    asked = []
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=BROWSER, args=FLAGS)
         page = browser.new_page(viewport={"width": request.param, "height": 800})
@@ -137,6 +143,29 @@ def test_the_page_is_used_by_keyboard(page):
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "query"
     assert page.locator("#query").input_value() == ""
+
+
+@pytest.mark.parametrize("page", [1280], indirect=True)
+def test_a_key_is_asked_for_and_a_wrong_one_is_called_so(page, wrong):
+    problem = {"status": 401, "json": {"detail": "a key is needed"}}
+
+    def answer(route):
+        has_key = route.request.headers.get("authorization") == "Bearer secret"
+        route.continue_() if has_key else route.fulfill(**problem)
+
+    page.route("**/runs", answer)
+    page.reload()
+    page.wait_for_selector("#key:focus")
+    assert page.inner_text("#alert") == ""
+    page.keyboard.type("other\n")
+    page.wait_for_selector("text=The server does not know this key.")
+    page.locator("#key").fill("secret")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("section")
+    assert page.is_hidden("#key-form")
+    assert page.evaluate("document.activeElement.id") == "query"
+    assert len(wrong) == 2  # the browser's own words about the status
+    wrong.clear()
 
 
 # --- what docs/serving.md shows -------------------------------------------------------------------

@@ -21,7 +21,12 @@ async function call(path, body) {
   } catch {
     throw new Error("the server does not answer");
   }
-  $("key-form").hidden = answer.status !== 401;
+  const needsKey = answer.status === 401;
+  $("key-form").hidden = !needsKey;
+  if (needsKey) {
+    $("key").focus();
+    throw new Error(key && "The server does not know this key.");
+  }
   const value = await answer.json();
   if (!answer.ok) throw new Error(value.detail);
   return value;
@@ -156,6 +161,7 @@ async function begin() {
     $("title").textContent = "Find a city by any of its names, in any script";
     $("query").placeholder = "القاهرة, ウィーン, Warszawa …";
   }
+  $("both").hidden = shown.length < 2;
   $("lead").textContent = shown.length > 1 ? "Two models answer side by side: see one fail where the other answers." : "";
   $("attribution").textContent = [...new Set(runs.map((run) => run.attribution).filter(Boolean))].join(" ");
   $("query").value = decodeURIComponent(location.hash.slice(1));
@@ -180,6 +186,7 @@ $("key-form").onsubmit = (event) => {
   event.preventDefault();
   key = $("key").value;
   sessionStorage.setItem("evenhand-key", key);
+  $("query").focus(); // whence a wrong key leads back
   begin();
 };
 document.onkeydown = (event) => {

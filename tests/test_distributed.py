@@ -14,7 +14,7 @@ from evenhand.distributed.ranks import (
     share_of,
     share_sizes,
 )
-from evenhand.distributed.row_exchange import RowExchange, sorted_distinct_ids
+from evenhand.distributed.row_exchange import RowExchange
 from evenhand.errors import UserError
 from evenhand.models import RowGradients
 from ranks import run_ranks
@@ -33,37 +33,6 @@ def test_shards_are_those_of_torch_chunk_and_shares_cover_a_batch(num_rows, num_
     assert [i for share in shares for i in range(*share)] == list(range(num_rows))
     ids = torch.arange(num_rows)
     assert shards.counts_of(ids) == [rows.size for rows in ranges]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_rows_are_fetched_and_gradients_summed_as_one_table_would(dtype):
-    generator = torch.Generator().manual_seed(0)
-    table = torch.randn(23, 3, generator=generator).to(dtype)
-    asked = [torch.randint(23, (10,), generator=generator) for _ in range(4)]
-    asked[2] = asked[2][:0]  # one rank wants nothing
-
-    def rank_fn(ranks):
-        exchange = RowExchange("rows", len(table), ranks)
-        own = table[slice(*exchange.shards.rows_of(ranks.rank))]
-        ids, places = sorted_distinct_ids(asked[ranks.rank])
-        fetched = exchange.start_fetch(exchange.request(ids), own)()
-        assert torch.equal(fetched[places], table[asked[ranks.rank]])
-        values = fetched.float() * (ranks.rank + 1)
-        summed = exchange.sum_gradients(RowGradients(ids, values))
-        dense = torch.zeros(len(own), 3)
-        dense[summed.ids] = summed.values
-        return dense, ranks.sent
-
-    results = run_ranks(4, rank_fn)
-    expected = torch.zeros(23, 3)
-    for rank, ids in enumerate(asked):
-        distinct = ids.unique()
-        expected[distinct] += table[distinct].float() * (rank + 1)
-    torch.testing.assert_close(torch.cat([dense for dense, _ in results]), expected)
-    # Every id is sent with 8 bytes but to its owner, and answered by a row.
-    ids = sum(sent["rows: ids"] for _, sent in results) // 8
-    rows = sum(sent["rows: rows"] for _, sent in results) // (3 * table.element_size())
-    assert ids == rows > 0
 
 
 def test_gradients_find_their_rows_in_whatever_order_they_come():

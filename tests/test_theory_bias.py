@@ -59,18 +59,6 @@ def test_the_bound_is_four_fifths_used_by_the_worst_law():
     assert -bias / bound == pytest.approx(math.sqrt(2 / math.pi), rel=1e-3)
 
 
-def test_many_draws_agree_with_the_exact_expectation():
-    values, probabilities = np.array([0.0, 0.3, 1.0, 4.0]), np.array([0.5, 0.3, 0.1, 0.1])
-    rng = np.random.default_rng(0)
-    samples = rng.choice(values, p=probabilities, size=(20_000, 60))
-    largest = np.sort(samples, axis=1)[:, -6:].mean(axis=1)
-    exact = expected_empirical_cvar(values, probabilities, num_examples=60, tail_fraction=0.1)
-    error = largest.std() / math.sqrt(len(largest))
-    assert abs(largest.mean() - exact) < 5 * error
-    bias = empirical_cvar_bias(values, probabilities, num_examples=60, tail_fraction=0.1)
-    assert -bias > 20 * error  # the bias itself is far from what chance could hide
-
-
 def slope(sizes, biases):
     """Of log |bias| over log N."""
     return np.polyfit(np.log(sizes), np.log(np.abs(biases)), 1)[0]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 
 from evenhand.theory.consistency import capped_predictions, threshold_value, top_minimiser
 
@@ -19,40 +18,6 @@ def objective(predictions, threshold, probabilities, weights, tail_fraction):
             if p > 0:
                 total += weight * p * max(0.0, -math.log(g) - threshold)
     return threshold + total / tail_fraction
-
-
-def cutting_planes(probabilities, weights, tail_fraction):
-    """The same minimum from linear programs that know nothing of caps: (lower, upper) bounds.
-
-    min t + (1/alpha) sum w p s  over g, t, s >= 0  with rows of g summing to 1 and s above the
-    tangents of -log g - t. Tangents lie below a convex function, so each program's value is a lower
-    bound; its own g, put into the objective, gives an upper one and the next tangents.
-    """
-    queries, labels = probabilities.shape
-    size = queries * labels
-    costs = np.concatenate(
-        [np.zeros(size), [1.0], (weights[:, None] * probabilities).ravel() / tail_fraction]
-    )
-    sums = np.hstack([np.kron(np.eye(queries), np.ones(labels)), np.zeros((queries, size + 1))])
-    rows, limits, upper = [], [], math.inf
-
-    def add_tangents(points):  # -log a - (g - a)/a - t <= s
-        rows.append(np.hstack([-np.diag(1 / points), -np.ones((size, 1)), -np.eye(size)]))
-        limits.append(np.log(points) - 1)
-
-    for point in np.geomspace(1e-3, 1, 10):
-        add_tangents(np.full(size, point))
-    for _ in range(60):
-        result = linprog(costs, np.vstack(rows), np.hstack(limits), sums, np.ones(queries))
-        assert result.success, result.message
-        guess = np.maximum(result.x[:size], 1e-9).reshape(queries, labels)
-        guess /= guess.sum(axis=1, keepdims=True)
-        value = objective(guess, result.x[size], probabilities, weights, tail_fraction)
-        upper = min(upper, value)
-        if upper - result.fun < 1e-7:
-            break
-        add_tangents(guess.ravel())
-    return result.fun, upper
 
 
 def least_mass_of_top(predictions, probabilities, r):
@@ -82,15 +47,6 @@ def problems(draw, max_queries=3, max_labels=6, sparse=True):
     return probabilities, weights, draw(st.integers(1, 20)) / 20
 
 
-@given(problems(max_queries=2, max_labels=4, sparse=False))
-def test_a_generic_convex_solver_finds_the_same_minimum(problem):
-    probabilities, weights, alpha = problem
-    best = top_minimiser(probabilities, tail_fraction=alpha, query_probabilities=weights)
-    lower, upper = cutting_planes(probabilities, weights, alpha)
-    assert upper - lower < 1e-6
-    assert lower - 1e-6 <= best.value <= upper + 1e-6
-
-
 @given(problems())
 def test_the_value_is_the_objective_at_the_minimiser_and_no_grid_point_is_lower(problem):
     probabilities, weights, alpha = problem
@@ -105,19 +61,6 @@ def test_the_value_is_the_objective_at_the_minimiser_and_no_grid_point_is_lower(
         found = threshold_value(probabilities, threshold=threshold, **kwargs)
         assert found == pytest.approx(value, abs=1e-11)
         assert value >= best.value - 1e-11
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.8, 1.05])
-def test_no_point_of_a_fine_simplex_beats_the_capped_copy(threshold):
-    probabilities = [0.6, 0.3, 0.1]
-    capped = capped_predictions(probabilities, threshold=threshold)
-    least = objective([capped], threshold, [probabilities], [1.0], 1.0)
-    points = [(a, b, 200 - a - b) for a in range(1, 199) for b in range(1, 200 - a)]
-    grid = [
-        objective([np.divide(point, 200)], threshold, [probabilities], [1.0], 1) for point in points
-    ]
-    assert least <= min(grid) + 1e-12
-    assert min(grid) - least < 2e-3  # the grid comes close: the claim is not empty
 
 
 @given(problems())

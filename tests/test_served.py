@@ -23,12 +23,13 @@ from test_serving import search
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/serving.md").read_text("utf-8")
 
+HOSTILE = "<img src=x onerror=\"document.title='hacked'\"></template><script>hack()</script>"
 CITIES = {  # names, latitude, longitude
     "Cairo": ("القاهرة", "Каир", "カイロ", 30.0, 31.2),
     "Vienna": ("فيينا", "Вена", "ウィーン", 48.2, 16.4),
     "Warsaw": ("وارسو", "Варшава", "ワルシャワ", 52.2, 21.0),
     "Tokyo": ("طوكيو", "Токио", "東京", 35.7, 139.7),
-    "Lima": ("ليما", "Лима", "リマ", -12.0, -77.0),
+    HOSTILE: ("ليما", "Лима", "リマ", -12.0, -77.0),
     "Nairobi": ("نيروبي", "Найроби", "ナイロビ", -1.3, 36.8),
 }
 BROWSER = shutil.which("chromium")
@@ -77,7 +78,7 @@ def address(home):
     """Where a server of both runs listens; it ends by SIGTERM, with nothing on its streams."""
     process = small.start(home, "serve", "runs/demo/s2m", "runs/demo/snm", "--port", 0, "--quiet")
     out = process.streams / "out"
-    small.wait_for(lambda: "http://" in out.read_text("utf-8"))
+    small.wait_for(lambda: out.exists() and "http://" in out.read_text("utf-8"))
     yield re.search(r"http://\S+", out.read_text("utf-8"))[0]
     process.kill(signal.SIGTERM)
     answer = process.wait()
@@ -143,6 +144,15 @@ def test_the_page_is_used_by_keyboard(page):
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "query"
     assert page.locator("#query").input_value() == ""
+
+
+@pytest.mark.parametrize("page", [390], indirect=True)
+def test_a_label_never_becomes_markup(page):
+    page.keyboard.type("Лима")
+    page.wait_for_selector("#status:has-text('onerror')", state="attached")
+    assert page.locator(".label bdi").first.inner_text() == HOSTILE
+    assert page.locator("li.answer img").count() == 0
+    assert "hacked" not in page.title()
 
 
 @pytest.mark.parametrize("page", [1280], indirect=True)
@@ -242,7 +252,7 @@ def test_compose_names_ports_variables_and_addresses_as_the_commands_do():
     server, database = services["server"], services["database"]
     verb, given = small.parse_words(server["command"])
     assert (verb, given["host"]) == ("serve", "0.0.0.0")
-    assert server["ports"] == [f"{given['port']}:{given['port']}"]
+    assert server["ports"] == [f"127.0.0.1:{given['port']}:{given['port']}"]
     assert set(server["environment"]) == {INDEX_VARIABLE, given["api_key_env"]}
     (volume,) = server["volumes"]
     assert str(given["runs"][0]).startswith(volume.split(":")[1])

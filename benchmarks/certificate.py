@@ -10,11 +10,9 @@ refute it. `excess` is the mean bound minus the truth. `single` is the same for 
 be had at that one fraction alone: exact Clopper-Pearson bounds where the law has two points, the
 normal quantile times the true standard error elsewhere.
 
-Methods: 'certificate' (band and anchors, what `evenhand` uses), 'band' and 'betting' (one of the
-two, with the whole delta), 'dkw' (the band of Dvoretzky, Kiefer, Wolfowitz and Massart: Thomas and
-Learned-Miller, 2019), and two that promise too much: 'estimate' and 'normal' (one fraction at a
-time). With clusters: 'by cluster' and 'overlooked' (the certificate as if queries were
-independent).
+Methods: 'certificate' (what `evenhand` uses), 'dkw' (the band of Dvoretzky, Kiefer, Wolfowitz and
+Massart: Thomas and Learned-Miller, 2019), and two that promise too much: 'estimate' and 'normal'
+(one fraction at a time).
 """
 
 import argparse
@@ -31,21 +29,12 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import beta, binom
 
-from evenhand.theory.subpopulation_bounds import (
-    CLUSTER_ANCHORS,
-    anchor_excess,
-    bounds_of,
-    certificate,
-    excess_curve,
-    tail_masses,
-    weighted_cvar,
-)
+from evenhand.theory.cvar import cvar_curve
+from evenhand.theory.subpopulation_bounds import certificate
 
 DELTA = 0.05
 SHOWN = np.array([1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01])
 FRACTIONS = np.unique(np.concatenate([np.geomspace(0.005, 1, 40), SHOWN]))
-FINE = 2.0**-11  # losses of continuous laws are rounded up to it where thirteen anchors are asked
-LARGEST_CLUSTER = 29.0
 
 Array = NDArray[np.float64]
 Method = Callable[[Array], Array]  # losses (N,) -> bounds at FRACTIONS
@@ -65,11 +54,6 @@ def main() -> None:
             found = _studied(name, law, num_draws, options)
             _print(found)
             rows += found
-    for num_clusters in options.clusters:
-        for cap in (1.0, 10.0, LARGEST_CLUSTER):
-            found = _studied_clusters(num_clusters, cap, options)
-            _print(found)
-            rows += found
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
@@ -77,7 +61,6 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--draws", type=int, nargs="*", default=[500, 5000, 60_000])
-    parser.add_argument("--clusters", type=int, nargs="*", default=[80, 1000])
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -118,7 +101,7 @@ def _atoms(values: list[float], shares: list[float]) -> Law:
 
 
 def _truth(law: Law) -> Array:
-    return weighted_cvar(law.quantiles, np.ones(len(law.quantiles)), FRACTIONS)
+    return cvar_curve(law.quantiles, FRACTIONS)
 
 
 def _single(law: Law, num_draws: int) -> Array:
@@ -143,21 +126,7 @@ def _errors(losses: Array, num_draws: int) -> Array:
 
 
 def _certificate(losses: Array) -> Array:
-    return certificate(losses, delta=DELTA).bound_at(FRACTIONS)
-
-
-def _band(losses: Array) -> Array:
-    ranks, masses = tail_masses(len(losses), DELTA)
-    largest = -np.sort(-losses)[ranks - 1]
-    return bounds_of(*excess_curve(largest, masses, np.zeros(0), np.zeros(0)), FRACTIONS)
-
-
-def _betting(losses: Array) -> Array:
-    rounded = losses if len(np.unique(losses)) < 1000 else np.ceil(losses / FINE) * FINE
-    distinct, counts = np.unique(rounded, return_counts=True)
-    anchors, share = np.array(CLUSTER_ANCHORS), DELTA / len(CLUSTER_ANCHORS)
-    excesses = [anchor_excess(distinct, counts, anchor, share) for anchor in CLUSTER_ANCHORS]
-    return bounds_of(anchors, np.array(excesses), FRACTIONS)
+    return certificate(losses, delta=DELTA).bounds(FRACTIONS)
 
 
 def _dkw(losses: Array) -> Array:
@@ -166,11 +135,12 @@ def _dkw(losses: Array) -> Array:
     ordered = np.sort(losses)
     left = np.minimum(np.arange(len(losses), 0, -1) / len(losses), 1 - moved)
     kept = -np.diff(np.append(left, 0.0))
-    return weighted_cvar(np.append(ordered, 1.0), np.append(kept, moved), FRACTIONS)
+    probabilities = np.append(kept, moved)
+    return cvar_curve(np.append(ordered, 1.0), FRACTIONS, probabilities=probabilities)
 
 
 def _estimate(losses: Array) -> Array:
-    return weighted_cvar(losses, np.ones(len(losses)), FRACTIONS)
+    return cvar_curve(losses, FRACTIONS)
 
 
 def _normal(losses: Array) -> Array:
@@ -179,8 +149,6 @@ def _normal(losses: Array) -> Array:
 
 METHODS: dict[str, Method] = {
     "certificate": _certificate,
-    "band": _band,
-    "betting": _betting,
     "dkw": _dkw,
     "estimate": _estimate,
     "normal": _normal,
@@ -235,58 +203,15 @@ def _shown(values: Array) -> list[float]:
     return np.interp(SHOWN, FRACTIONS, values).round(5).tolist()
 
 
-# --- clusters -------------------------------------------------------------------------------------
-
-
-def _clusters(generator: np.random.Generator, num_clusters: int) -> tuple[Array, NDArray[np.int64]]:
-    """Hard clusters are large, and the losses of a cluster are all but the same."""
-    is_hard = generator.random(num_clusters) < 0.15
-    sizes = generator.integers(np.where(is_hard, 15, 8), np.where(is_hard, 30, 16))
-    ids = np.repeat(np.arange(num_clusters), sizes)
-    level = np.where(is_hard, 0.9, generator.choice([0.0, 0.3], size=num_clusters))[ids]
-    return np.minimum(1, level + 0.1 * (generator.random(len(ids)) < 0.5)), ids
-
-
-def _clustered_truth(cap: float) -> Array:
-    hard = 0.15 * float(np.mean(np.minimum(np.arange(15, 30), cap)))
-    easy = 0.85 * float(np.mean(np.minimum(np.arange(8, 16), cap)))
-    shares = np.array([hard / 2, hard / 2, *[easy / 4] * 4])
-    return weighted_cvar(np.array([0.9, 1.0, 0.0, 0.1, 0.3, 0.4]), shares, FRACTIONS)
-
-
-def _studied_clusters(
-    num_clusters: int, cap: float, options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    generator, truth = np.random.default_rng(options.seed), _clustered_truth(cap)
-    bounds: dict[str, list[Array]] = {"by cluster": []}
-    if cap == LARGEST_CLUSTER:  # all queries count alike: the law that both are about
-        bounds["overlooked"] = []
-    for _ in range(options.trials):
-        losses, ids = _clusters(generator, num_clusters)
-        found = certificate(losses, delta=DELTA, cluster_ids=ids, cap=cap)
-        bounds["by cluster"].append(found.bound_at(FRACTIONS))
-        if "overlooked" in bounds:
-            # Fewer lengths, so that few bands are made: some queries are left out.
-            length = len(losses) - len(losses) % 50
-            bounds["overlooked"].append(_certificate(generator.permutation(losses)[:length]))
-    about = {"law": "clusters", "n": num_clusters, "cap": cap, "delta": DELTA}
-    return [
-        {**about, "method": method, **_figures(np.stack(values), truth)}
-        for method, values in bounds.items()
-    ]
-
-
 def _print(rows: list[dict[str, Any]]) -> None:
     first = rows[0]
-    cap = f", cap {first['cap']:g}" if "cap" in first else ""
-    table = Table(title=f"{first['law']}, n = {first['n']:,}{cap}: bound minus truth")
+    table = Table(title=f"{first['law']}, n = {first['n']:,}: bound minus truth")
     for title in ("method", "failures", "p value", *(f"{share:g}" for share in SHOWN)):
         table.add_column(title, justify="right")
     for row in rows:
         excess = [f"{value:.4f}" for value in row["excess"]]
         table.add_row(row["method"], str(row["failures"]), f"{row['p_value']:.2g}", *excess)
-    if "single" in first:
-        table.add_row("one fraction alone", "", "", *(f"{v:.4f}" for v in first["single"]))
+    table.add_row("one fraction alone", "", "", *(f"{v:.4f}" for v in first["single"]))
     Console(width=120).print(table)
 
 

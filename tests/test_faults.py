@@ -63,7 +63,7 @@ def test_a_table_too_large_for_memory_is_one_sentence_with_the_remedy(home):
     words = ["train", "quick.toml", "--run", "runs/wide", "--set", "model.embedding_dim=1000000"]
     answer = small.run(home, *words, disturb=["memory", 300 * 2**20, ""])
     sentence = answer.sentence
-    assert sentence.startswith("out of memory: ")
+    assert sentence.startswith("out of memory (")
     assert "model.embedding_dim" in sentence
 
 

@@ -163,7 +163,7 @@ def test_a_folder_in_use_is_refused_to_writers_and_open_to_readers(tmp_path):
     before = small.bytes_of(tmp_path)
     for folder, words in (
         ("run", ["train", "--resume", "--run", "run"]),
-        ("tune", ["tune", "--resume", "--run", "tune", "--trials", "3"]),
+        ("tune", ["tune", "a.toml", "--run", "tune", "--trials", "3"]),
         ("kept", ["demo", "--run", "kept"]),
         ("made", ["data", "table", "x.csv", "--out", "made"]),
     ):

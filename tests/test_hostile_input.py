@@ -82,7 +82,7 @@ WITH_NAME = [
     ("train", "a.toml", "--data", NO_UTF8), ("evaluate", NO_UTF8), ("compare", "runs/a", NO_UTF8),
     ("report", "runs/a", "--out", f"{NO_UTF8}.html"), ("search", "runs/a", NO_UTF8),
     ("slices", NO_UTF8), ("export", "runs/a", "--out", NO_UTF8), ("tune", "--run", NO_UTF8),
-    ("demo", "--run", NO_UTF8), ("doctor", NO_UTF8),
+    ("demo", "--run", NO_UTF8),
     ("data", "show", NO_UTF8), ("data", "check", NO_UTF8), ("data", "table", f"{NO_UTF8}.csv"),
     ("data", "extreme", "--train", NO_UTF8, "--test", NO_UTF8),
     ("data", "stream", "--train", NO_UTF8), ("data", "list", "--folder", NO_UTF8),

@@ -15,7 +15,7 @@ ROOT = Path(evenhand.__file__).parent
 LAYERS = {
     "commands": [
         "evenhand", "__main__",  # the package's own __init__.py, and `python -m evenhand`
-        "api", "cli", "doctor", "integrations",
+        "api", "cli", "integrations",
     ],
     "reports": ["predictions", "report", "result_tables", "serving", "tuning"],
     "runs": [

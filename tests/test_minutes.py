@@ -12,7 +12,7 @@ import small
 from evenhand.config import build_config
 from evenhand.data import save_dataset
 from evenhand.errors import StoppedError, UserError
-from evenhand.tuning import minutes, search
+from evenhand.tuning import search, time_budget
 from evenhand.tuning.space import with_settings
 from small import run_main
 
@@ -32,12 +32,11 @@ def home(tmp_path_factory):
 def clock(monkeypatch):
     """A clock by which a trial takes a second for every ten steps, and a second to score."""
     now = [0.0]
-    monkeypatch.setattr(minutes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: now[0])
     tried = []
 
     def train_run(folder, config, dataset, **more):
-        (folder / "model").mkdir()
-        (folder / "model/weights.safetensors").touch()
+        (folder / "model/weights").mkdir(parents=True)
         now[0] += config.training.num_steps / 10
         about = json.loads((folder / "run.json").read_text())
         about["training_seconds"] = config.training.num_steps / 10
@@ -53,14 +52,14 @@ def clock(monkeypatch):
         return 0.5 - 0.1 * rate + 0.05 * (config.mining.method == "snm")
 
     monkeypatch.setattr(search, "train_run", train_run)
-    monkeypatch.setattr(minutes, "validation_value", value)
+    monkeypatch.setattr(time_budget, "validation_value", value)
     return tried
 
 
 def choose(folder, num_minutes, stop_fn=lambda: False):
     dataset, config = small.text_dataset(), build_config(small.settings("data", **QUICK))
     console = Console(quiet=True)
-    return config, minutes.choose_within(
+    return config, time_budget.choose_within(
         num_minutes, folder, config, dataset, device=CPU, console=console, should_stop_fn=stop_fn
     )
 
@@ -82,7 +81,7 @@ def test_with_little_time_trials_are_short_and_with_less_so_is_the_training(cloc
     clock.clear()
     config, best = choose(tmp_path / "b", 0.05)
     assert len(clock) == 1
-    assert best == minutes.with_steps(config, 0.25)
+    assert best == time_budget.with_steps(config, 0.25)
 
 
 def test_a_stop_between_trials_loses_none_and_other_settings_are_refused(clock, tmp_path):

@@ -47,7 +47,7 @@ ALLOWED = {
     ("tensor_store.py", "write_text"): (1, "the same"),
     ("tensor_store.py", "os.replace"): (3, "the same, and out of its way"),
     ("training/loop.py", "open"): (1, "an append; readers leave out a line cut short"),
-    ("tuning/minutes.py", "rename"): (1, "of a whole trial, which is made again if it is lost"),
+    ("tuning/time_budget.py", "rename"): (1, "of a whole trial, which is made again if it is lost"),
 }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ READS_BY_FULL_NAME = {"open", "np.load", "gzip.open", "tarfile.open"}
 # by `open_input`, `read_text` or `read_json` of evenhand.files.
 MAY_READ = {
     "files.py": "open_input itself, and who holds a lock, checked there; arrays, checked before",
-    "doctor.py": "files of the system",
+    "cli/doctor.py": "files of the system",
     "evaluation/outcome.py": "from what open_input opened",
     "config.py": "files of the package",
     "data/text_io.py": "after check_is_file",

@@ -1,23 +1,17 @@
-"""Choosing settings: the rule, what is searched, and k' of the smallest group."""
+"""Choosing settings: the rule, what is searched, and the table."""
 
 import dataclasses
 import functools
-import math
-from fractions import Fraction
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import small
-from evenhand.tuning.results import Results, Rule
-from evenhand.tuning.search import default_group, plan_search, without_test
+from evenhand.tuning.search import Results, Rule, default_group, plan_search, without_test
 from evenhand.tuning.space import (
-    Choices,
-    Span,
     Trial,
     default_space,
-    num_hard_examples_for,
     plan_trials,
     with_settings,
 )
@@ -49,7 +43,7 @@ tables = st.lists(st.tuples(hundredths, hundredths), min_size=1, max_size=9)
 @given(tables, st.integers(0, 9))
 @example([(5, 3), (6, 3), (6, 3)], 9)
 @example([(6, 4), (6, 3)], 0)
-def test_choice_and_front_are_those_of_a_slow_reading_of_the_rule(table, max_drop):
+def test_the_choice_is_that_of_a_slow_reading_of_the_rule(table, max_drop):
     rows = [(n, a, c) for n, (a, c) in enumerate(table, start=1) if None not in (a, c)]
     order = [n for n, a, c in sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))]
     trials = [
@@ -59,18 +53,9 @@ def test_choice_and_front_are_those_of_a_slow_reading_of_the_rule(table, max_dro
     results = Results(trials, Rule("c", "a", max_drop / 100))
     near = [n for n in order if all(a - table[n - 1][0] <= max_drop for _, a, _ in rows)]
     assert [trial.number for trial in results.feasible] == near
-    assert results.chosen is (results.feasible[0] if near else None)
     ranked = [trial.number for trial in results.ranked]
     assert ranked[: len(rows)] == order
     assert sorted(ranked) == [trial.number for trial in trials]  # none is lost
-    unbeaten = [
-        n
-        for n, a, c in rows
-        if not any(b >= a and d >= c and ((b, d) != (a, c) or m < n) for m, b, d in rows)
-    ]
-    assert sorted(trial.number for trial in results.front) == unbeaten
-    averages = [trial.average for trial in results.front]
-    assert averages == sorted(averages)
 
 
 @pytest.mark.parametrize("best", [0.30, 0.41, 0.57])
@@ -78,19 +63,10 @@ def test_choice_and_front_are_those_of_a_slow_reading_of_the_rule(table, max_dro
 def test_a_trial_that_is_below_by_just_the_drop_is_near_enough_however_it_rounds(best, drop):
     lows = [best - drop, round(best - drop, 3), best - drop - 1e-12, best - drop - 1e-6]
     chosen = [
-        Results([trial_of(1, best, 0.1), trial_of(2, low, 0.2)], Rule("c", "a", drop)).chosen
+        Results([trial_of(1, best, 0.1), trial_of(2, low, 0.2)], Rule("c", "a", drop)).feasible[0]
         for low in lows
     ]
     assert [trial.number for trial in chosen] == [2, 2, 2, 1]
-
-
-def test_rivals_are_near_the_best_average_and_within_the_interval():
-    chosen = trial_of(1, 0.50, 0.40, low=0.35, high=0.45)
-    within, outside = trial_of(2, 0.50, 0.35), trial_of(3, 0.50, 0.34)
-    too_low, more = trial_of(4, 0.40, 0.39), trial_of(5, 0.50, 0.36)
-    assert Results([chosen, within, outside, too_low, more], RULE).rivals == "trials 2, 5"
-    without = dataclasses.replace(chosen, low=NAN, high=NAN)
-    assert Results([without, within], RULE).rivals == ""
 
 
 # --- what is searched -----------------------------------------------------------------------------
@@ -121,41 +97,26 @@ def test_trials_follow_from_the_seed_none_is_twice_and_more_begin_with_fewer(cou
 
 def test_the_default_space_is_around_the_config():
     assert default_space(config()) == {
-        K_PRIME: Choices((2, 4, 8, 16, 32)),
-        "mining.num_hard_labels": Choices((1, 5, 20)),
-        "training.learning_rate": Span(0.025, 0.1),
-        "training.num_steps": Choices((30, 60)),
-        "mining.anneal_fraction": Choices((0.0, 0.5, 1.0)),
+        K_PRIME: (2, 4, 8, 16, 32),
+        "mining.num_hard_labels": (1, 5, 20),
+        "training.learning_rate": (0.025, 0.035, 0.05, 0.07, 0.1),
+        "training.num_steps": (30, 60),
+        "mining.anneal_fraction": (0.0, 0.5, 1.0),
     }
-    # Half of 4, then from 4 to the batch of 32 in three equal ratios, of 2.
-    for advised, sizes in ((4, (2, 4, 8, 16, 32)), (1, (1, 3, 10, 32)), (32, (16, 32))):
-        assert default_space(config(), advised=advised)[K_PRIME] == Choices(sizes)
     many = default_space(config(mining__num_hard_labels=20))  # of 40 that are sampled
-    assert many["mining.num_hard_labels"] == Choices((5, 20, 40))
+    assert many["mining.num_hard_labels"] == (5, 20, 40)
     dropping = config(mining__method="ranked-range", risk__num_dropped=10)
-    assert default_space(dropping)[K_PRIME] == Choices((2, 4, 8, 16, 22))  # room for no more
+    assert default_space(dropping)[K_PRIME] == (2, 4, 8, 16, 22)  # room for no more
     assert "mining.anneal_fraction" not in default_space(config(mining__method="s2m"))
     assert K_PRIME not in default_space(config(mining__method="snm"))
     assert "mining.num_hard_labels" not in default_space(config(mining__method="sgd"))
 
 
-@given(st.floats(0, 1, exclude_max=True))
-def test_a_span_is_searched_in_ratios_or_where_0_is_among_it_in_differences(share):
-    rate = Span(0.01, 0.04).at(share)
-    assert rate == pytest.approx(0.01 * 4**share, rel=6e-3)  # three digits
-    assert 0.01 <= rate <= 0.04
-    assert 0.012345 <= Span(0.012345, 0.012355).at(share) <= 0.012355  # though rounded
-    assert Span(0.0, 1.0).at(share) == pytest.approx(share, rel=6e-3)
-    size = Span(2, 33).at(share)
-    assert isinstance(size, int)
-    assert abs(size - 2 * 16.5**share) <= 0.5
-
-
 def test_a_k_prime_that_is_a_share_of_the_batch_is_searched_as_a_number():
     base, dataset = config(mining__tail_fraction=0.5), without_test(small.text_dataset())
     search = plan_search(base, dataset, num_trials=3, words=[f"{K_PRIME}=4"])
-    configs = [with_settings(search.config, trial.settings) for trial in search.planned]
-    assert [trial.settings[K_PRIME] for trial in search.planned] == [32, 16, 4]
+    configs = [with_settings(search.config, trial.settings) for trial in search.trials]
+    assert [trial.settings[K_PRIME] for trial in search.trials] == [32, 16, 4]
     assert [trial_config.mining.num_counting for trial_config in configs] == [32, 16, 4]
 
 
@@ -180,14 +141,48 @@ def test_by_default_the_column_with_the_most_judged_groups_decides(changes, grou
     assert default_group(config(), without_test(small.dense_dataset())) == "tail"
 
 
-# --- the smallest group ---------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
+
+TRIALS = [
+    trial_of(1, 0.50, 0.20, k_prime=64, role="SNM"),
+    trial_of(2, 0.49, 0.30, k_prime=16, role="as given"),
+    trial_of(3, 0.485, 0.35, k_prime=8),
+    trial_of(4, 0.47, 0.40, k_prime=4),  # better, but 3 points below the best average
+    trial_of(5, NAN, NAN, k_prime=2, figures={}, failure="the loss of step 3 is nan"),
+]
 
 
-@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 4096))
-@example(7, 93, 100)  # 0.07 * 100 > 7
-@example(1, 5000, 1)
-def test_k_prime_is_what_a_group_fills_of_a_batch_rounded_up(num_members, num_others, batch_size):
-    num_pairs = num_members + num_others
-    expected = math.ceil(Fraction(num_members * batch_size, num_pairs))
-    share = num_members / num_pairs
-    assert num_hard_examples_for(share, batch_size=batch_size) == max(1, expected)
+def test_the_sentences_say_what_was_chosen_and_how_far_to_trust_it():
+    first, *rest = Results(TRIALS, RULE).describe()
+    assert first == (
+        f"chosen: trial 3, the highest {RULE.criterion} of the trials near the best average (3 of "
+        "5: recall@10 at most 0.02 below 0.5000)"
+    )
+    assert rest == []
+    chosen = trial_of(1, 0.50, 0.40, low=0.35, high=0.45)
+    others = [trial_of(2, 0.50, 0.35), trial_of(3, 0.50, 0.34), trial_of(4, 0.40, 0.39)]
+    for low, trials, sentence in (
+        (0.35, others, "too close to call, by its 95 % interval: trial 2"),
+        (0.34, others, "too close to call, by its 95 % interval: trials 2, 3"),
+        (NAN, others, None),
+    ):
+        found = Results([dataclasses.replace(chosen, low=low), *trials], RULE).describe()
+        assert found[1:] == ([] if sentence is None else [sentence])
+    nothing = Results([trial_of(1, 0.5, 0.0), trial_of(2, 0.5, 0.0)], RULE).describe()
+    assert "it finds nothing by that criterion" in nothing[1]
+
+
+def test_every_trial_has_a_row_the_best_first_and_the_failed_last():
+    table = Results(TRIALS, RULE).table()
+    columns = {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
+    assert list(columns) == [
+        "trial", "method", "num_hard_examples", "learning_rate", "recall@10", "criterion", "95 %",
+        "tail", "seconds", "",
+    ]  # fmt: skip
+    assert columns["trial"] == ["4", "3", "2", "1", "5"]
+    assert columns[""] == [
+        "", "chosen", "near the best, as given", "near the best, SNM", "the loss of step 3 is nan",
+    ]  # fmt: skip
+    row = [cells[1] for cells in columns.values()]
+    assert row[1:9] == ["s2m", "8", "0.03", "0.4850", "0.3500", "0.330–0.380", "0.2425", "12"]
+    assert [cells[4] for cells in columns.values()][4:8] == ["–"] * 4

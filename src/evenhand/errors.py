@@ -17,11 +17,6 @@ _NO_MEMORY = re.compile(
     r"|can't start new thread",
     re.IGNORECASE,
 )
-_REQUEST = re.compile(
-    r"allocate (?:(?P<bytes>\d+) bytes|(?P<size>[\d.]+ [KMGT]i?B)(?: for an array with shape "
-    r"(?P<shape>\([\d, ]*\)))?)",
-    re.IGNORECASE,
-)
 
 
 class UserError(Exception):
@@ -61,13 +56,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def format_out_of_memory(error: BaseException) -> str:
-    """The error message: how much was requested, what to do."""
-    match = _REQUEST.search(str(error))
-    request = ""
-    if match is not None:
-        amount = gibibytes(int(match["bytes"])) if match["bytes"] else match["size"]
-        request = f": {amount} more were asked for and could not be had"
-        request += f" (an array of shape {match['shape']})" if match["shape"] else ""
+    """What the library said, and what to do."""
+    said = str(error).strip().partition("\n")[0].rstrip(".")[:200]
+    request = f" ({said})" if said else ""
     where = " on the GPU" if type(error).__name__ == GPU_ERROR else ""
     return (
         f"out of memory{where}{request}; lower mining.batch_size, mining.num_sampled_labels or "

@@ -47,17 +47,6 @@ def difference_title(row: Difference) -> str:
     return summary_title(summary, column) if is_summary else row.group
 
 
-def selector_title(name: str) -> str:
-    """`recall@10 on the worst 3 scripts` of the name `recall@10 on worst 3 of script`."""
-    metric, on, where = name.partition(" on ")
-    summary, of, column = where.partition(" of ")
-    if of and summary.startswith("worst"):
-        where = f"the {summary_title(summary, column)}"
-    return (
-        f"{metric}{on}{where} labels" if where in ("head", "torso", "tail") else metric + on + where
-    )
-
-
 def telling_titles(groups: dict[str, GroupList]) -> dict[str, GroupList]:
     """Three of two devices, or a tenth of seven continents, are called what they are: the worst."""
     lists = {}
@@ -132,19 +121,14 @@ def results_table(
 def differences_table(
     differences: Sequence[Difference], *, baseline: str, contender: str, metric: str = "recall@10"
 ) -> Table:
-    """Contender minus baseline, with both intervals."""
+    """Contender minus baseline, with the interval over queries."""
     table = Table(title=Text(f"{metric}: {contender} minus {baseline}"), title_justify="left")
     counted = "pairs" if metric.startswith("recall@") else "queries"
     for heading in ("group", counted, baseline, contender, "difference", "95 % over queries"):
         table.add_column(Text(heading), justify="left" if heading == "group" else "right")
-    has_seeds = any(row.num_runs > 1 for row in differences)
-    if has_seeds:
-        table.add_column("95 % over seeds", justify="right")
     for row in (row for row in differences if row.metric == metric):
         figures = [f"{row.count:,}", f"{row.baseline:.4f}", f"{row.contender:.4f}"]
         figures += [f"{row.difference:+.4f}", f"{row.low:+.4f} to {row.high:+.4f}"]
-        if has_seeds:
-            figures.append(f"{row.seed_low:+.4f} to {row.seed_high:+.4f}")
         table.add_row(Text(difference_title(row)), *figures)
     return table
 

@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import torch
-from safetensors import SafetensorError
 
 from evenhand.build import build_model
 from evenhand.config import Config, build, build_config, read_settings
@@ -35,14 +33,11 @@ from evenhand.data import Dataset
 from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
-from evenhand.files import check_is_file, parse_json, read_json, read_text, write_json
+from evenhand.files import parse_json, read_json, read_text, write_json
 from evenhand.models import Retriever, RowRange, row_encoder
 from evenhand.search import QueryData
 from evenhand.tensor_store import (
-    DTYPES,
     DamagedError,
-    Entry,
-    Piece,
     SavedTensors,
     Table,
     all_finite,
@@ -231,7 +226,6 @@ def _commit() -> str | None:
 # Saved by one process or by many ranks, loaded by either: the store model/weights.
 
 REMEDY = "restore it, or train anew in another --run folder"
-OLD_NAME = "weights.safetensors"  # of version 0.1.0, in the folder model
 
 
 def run_settings(folder: Path) -> dict[str, dict[str, Any]]:
@@ -253,7 +247,7 @@ def weights_folder(folder: Path) -> Path:
 
 def has_model(folder: Path) -> bool:
     """Whether a run folder holds a whole model."""
-    return has_store(weights_folder(folder)) or (folder / "model" / OLD_NAME).exists()
+    return has_store(weights_folder(folder))
 
 
 def save_model(folder: Path, model: Retriever, *, ranks: Ranks | None = None) -> None:
@@ -351,10 +345,8 @@ def fill_model(
 def open_weights(folder: Path) -> SavedTensors:
     """The saved weights of a run; any rows of them can be read."""
     try:
-        if has_store(weights_folder(folder)):
-            return open_store(weights_folder(folder))
         if has_model(folder):
-            return _open_old_weights(folder / "model" / OLD_NAME)
+            return open_store(weights_folder(folder))
     except DamagedError as error:
         raise UserError(f"{error}; {REMEDY}") from error
     if is_of_predictions(folder):
@@ -362,23 +354,8 @@ def open_weights(folder: Path) -> SavedTensors:
             f"{folder} holds the predictions of another model, which is not there; to evaluate "
             f"others: evenhand evaluate --predictions FILE --truth FILE --run NEW"
         )
-    if (folder / "model" / "weights.index.json").exists():
-        raise UserError(f"{folder} has weights of ranks in a form no longer read; {REMEDY}")
+    if (folder / "model" / "weights.safetensors").exists():
+        raise UserError(f"{folder} was trained by version 0.1.0, whose weights are no longer read")
     raise UserError(
         f"{folder} holds no trained model yet; finish it: evenhand train --resume --run {folder}"
     )
-
-
-def _open_old_weights(path: Path) -> SavedTensors:
-    """Weights of version 0.1.0: one file, and no checksum."""
-    entries = {}
-    try:
-        check_is_file(path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                dtype, shape = file.get_slice(name).get_dtype(), file.get_slice(name).get_shape()
-                pieces = [Piece(path.name, 0, shape[0])]
-                entries[name] = Entry(DTYPES[dtype], tuple(shape), True, pieces)
-    except (OSError, SafetensorError, KeyError, IndexError) as error:
-        raise DamagedError(path, str(error)) from error
-    return SavedTensors(path.parent, entries)

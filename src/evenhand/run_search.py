@@ -23,9 +23,9 @@ from evenhand.data import Dataset, Rows, memberships, pairs_of
 from evenhand.data.weighting import feature_weights
 from evenhand.errors import UserError
 from evenhand.evaluation.groups import group_columns
-from evenhand.files import file_digest, read_json, write_json
+from evenhand.files import read_json, write_json
 from evenhand.models import Retriever, chosen_features
-from evenhand.run_folder import OLD_NAME, check_trained_on, load_model, open_weights, run_config
+from evenhand.run_folder import check_trained_on, load_model, open_weights, run_config
 from evenhand.search import (
     ExactIndex,
     FaissIndex,
@@ -87,11 +87,7 @@ def index_file(folder: Path) -> Path:
 
 def model_digest(folder: Path) -> str:
     """A checksum of what a run's label vectors and biases are made of."""
-    files: Any = open_weights(folder).files
-    if not files:
-        files = file_digest(folder / "model" / OLD_NAME, "sha256")
-    known = [dict(files) if isinstance(files, dict) else files]
-    known.append(run_config(folder).search.frequency_discount)
+    known = [dict(open_weights(folder).files), run_config(folder).search.frequency_discount]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 

@@ -46,20 +46,6 @@ class LabelSample(NamedTuple):
     log_counts: Tensor  # like ids, float32: log of the expected number of occurrences; 0 where -1
 
 
-class LabelSampler(Protocol):
-    """What a training step needs of a sampler."""
-
-    def sample(
-        self, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
-    ) -> LabelSample:
-        """One sample (M,) shared by a batch with positives (B, P)."""
-
-    def sample_for_each(
-        self, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
-    ) -> LabelSample:
-        """Samples (B, M), each without the positives of its own example."""
-
-
 class SampleRequest(NamedTuple):
     """Asks for R rows of M ids: R = 1 for a shared sample, R = B for one for each example."""
 
@@ -73,8 +59,8 @@ class SampleRequest(NamedTuple):
         return self.positive_ids.new_full((1, 1), -1) if self.is_shared else self.positive_ids
 
 
-class LabelSource(Protocol):
-    """What the samplers here share; a new one has to say `has_repeats`, `draw` and `log_counts`."""
+class LabelSampler(Protocol):
+    """What a training step asks of a sampler, which says `has_repeats`, `draw` and `log_counts`."""
 
     has_repeats: bool  # True: M independent draws; False: a label occurs at most once in a row
 
@@ -82,7 +68,7 @@ class LabelSource(Protocol):
         """(R, M) ids."""
 
     def log_counts(self, ids: Tensor, request: SampleRequest) -> Tensor:
-        """Log-counts of any ids (R, N), drawn by this source or not."""
+        """Log-counts of any ids (R, N), drawn by this sampler or not."""
 
     def sample(
         self, positive_ids: Tensor, num_sampled_labels: int, *, generator: Generator
@@ -129,7 +115,7 @@ def log_q_corrected(negative_scores: Tensor, log_counts: Tensor) -> Tensor:
     return corrected.masked_fill(negative_scores == -torch.inf, -torch.inf)
 
 
-class UniformSampler(LabelSource):
+class UniformSampler(LabelSampler):
     """A uniform random subset of the labels, without repeats: the paper's sample.
 
     The first M of an order of the labels that a random key decides (`kernels.random`).
@@ -191,7 +177,7 @@ class UniformSampler(LabelSource):
         return excluded, self.num_labels - (excluded < BEYOND).sum(1, keepdim=True)
 
 
-class FrequencySampler(LabelSource):
+class FrequencySampler(LabelSampler):
     """M independent draws, with repeats, with probability proportional to count ** power.
 
     The paper's sample is a set: mine from `Distinct(FrequencySampler(...))`, as runs do, or the
@@ -259,7 +245,7 @@ class FrequencySampler(LabelSource):
         return starts.masked_fill(is_absent, torch.inf), widths.masked_fill(is_absent, 0)
 
 
-class InBatchSampler(LabelSource):
+class InBatchSampler(LabelSampler):
     """The drawn positives of the batch, `positive_ids[:, 0]`, as negatives of the other examples.
 
     Each label once: its repeats are -1, and so are the slots after the first B. Seen by an
@@ -307,7 +293,7 @@ class InBatchSampler(LabelSource):
         return inclusion(probabilities, len(request.positive_ids) - 1).log()
 
 
-class Distinct(LabelSource):
+class Distinct(LabelSampler):
     """The draws of a sampler with repeats, each label once: its repeats become -1.
 
     A label is then in the sample with probability 1 - (1 - p) ** M.
@@ -320,7 +306,7 @@ class Distinct(LabelSource):
 
     has_repeats = False
 
-    def __init__(self, source: LabelSource) -> None:
+    def __init__(self, source: LabelSampler) -> None:
         if not source.has_repeats:
             raise ValueError(f"source must be a sampler with repeats, got {type(source).__name__}")
         self.source = source
@@ -334,7 +320,7 @@ class Distinct(LabelSource):
         return inclusion(probabilities, num_draws).log()
 
 
-class MixedSampler(LabelSource):
+class MixedSampler(LabelSampler):
     """The union of two independent samples, such as in-batch and uniform negatives.
 
     The first gives round(first_share * M) slots and the second the others; a label drawn by both
@@ -351,7 +337,7 @@ class MixedSampler(LabelSource):
 
     has_repeats = False
 
-    def __init__(self, first: LabelSource, second: LabelSource, *, first_share: float) -> None:
+    def __init__(self, first: LabelSampler, second: LabelSampler, *, first_share: float) -> None:
         if not 0 < first_share < 1:
             raise ValueError(f"first_share must be between 0 and 1, exclusive, got {first_share}")
         self.first = Distinct(first) if first.has_repeats else first

@@ -311,8 +311,8 @@ class SavedTensors:
 
     folder: Path
     entries: Mapping[str, Entry]  # by the names of the tensors
-    files: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # size and SHA-256 by name
-    state: dict[str, Any] = dataclasses.field(default_factory=dict)  # as it was saved
+    files: Mapping[str, Any]  # size and SHA-256 by name
+    state: dict[str, Any]  # as it was saved
     verified: set[str] = dataclasses.field(default_factory=set)  # files that have been compared
 
     def verify(self, file_names: Set[str] | None = None) -> None:

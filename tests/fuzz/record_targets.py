@@ -8,30 +8,21 @@ from pathlib import Path
 
 import torch
 
-from evenhand.build import build_model
-from evenhand.config import build_config, to_toml
 from evenhand.data import Dataset
 from evenhand.distributed.ranks import Ranks
 from evenhand.files import read_json
-from evenhand.report import training
+from evenhand.report import page
 from evenhand.result_tables import results_table, row_title
 from evenhand.run_folder import (
-    check_shapes,
     check_trained_on,
-    fill_model,
-    open_weights,
     read_about,
     read_metrics,
     read_scores,
 )
 from evenhand.tensor_store import MANIFEST, Table, open_store, save_tensors, sign
 from evenhand.training.loop import rewind_metrics
-from evenhand.tuning.results import Results
-from evenhand.tuning.search import open_search
-from evenhand.tuning.space import format_settings, parse_space, plan_trials, with_settings
 from tests.helpers.ranks import run_ranks
 
-from .settings_targets import DEFAULT
 from .target import FindingError, answer, require, scratch, target, write
 
 
@@ -51,22 +42,9 @@ SCORE = {
     "metric": "recall@10", "column": "all", "group": "all", "value": 0.5, "low": 0.4, "high": None,
     "count": 10, "is_judged": True, "members": [],
 }  # fmt: skip
-SPACE = {"loss.margin": "0.1,0.2", "training.learning_rate": "0.01..0.04"}
-AXES = parse_space([f"{name}={axis}" for name, axis in SPACE.items()], DEFAULT)
-PLANNED = plan_trials(DEFAULT, AXES, num_trials=2, seed=0)
-TUNING = {
-    "command": "evenhand tune", "criterion": "recall@10 on tail", "average": "recall@10",
-    "max_drop": 0.005, "seed": 0, "fingerprint": "f" * 64, "data_folder": "d",
-    "space": SPACE,
-    "planned": [trial.settings for trial in PLANNED], "is_complete": False, "chosen": None,
-    "trials": [{
-        "number": 1, "role": "SNM", "average": 0.5, "criterion": 0.25, "low": None, "high": None,
-        "settings": PLANNED[0].settings, "figures": {"tail": 0.25}, "seconds": 3.0, "failure": "",
-    }],
-}  # fmt: skip
 
 
-@target("json", _json(ABOUT), _json(TUNING), '["\\ud83d\\ude00", "é", 2.5e3, null]'.encode())
+@target("json", _json(ABOUT), _json([SCORE]), '["\\ud83d\\ude00", "é", 2.5e3, null]'.encode())
 def read_any_json(data: bytes) -> Exception | None:
     path = write("any.json", data)
     value, refusal = answer(lambda: read_json(path))
@@ -87,7 +65,7 @@ def read_run(data: bytes) -> Exception | None:
     if refusal is None:
         answer(lambda: check_trained_on(folder, Dataset("d", 3, 2, {})))
         for key, value in about.items():
-            require(isinstance(training.format_fact(key, value), str), key)
+            require(isinstance(page.format_fact(key, value), str), key)
         seconds = [about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker")]
         require(math.isfinite(sum(seconds)), f"seconds {seconds}")
     return refusal
@@ -104,7 +82,6 @@ def read_log(data: bytes) -> Exception | None:
     if refusal is None:
         whole = data.decode("utf-8").split("\n")[:-1]
         require(str(rows) == str([json.loads(line) for line in whole]), "other lines")
-        training.make_series(0, rows, "loss")
     _, rewind_refusal = answer(lambda: rewind_metrics(path, step=2))
     if refusal is None and rewind_refusal is None:
         rows = [row for row in rows if row["step"] <= 2]
@@ -126,26 +103,6 @@ def read_score_file(data: bytes) -> Exception | None:
             require(isinstance(row_title(score), str), "title")
             require(isinstance(score.value, float | int), f"value {score.value!r}")
     return refusal
-
-
-@target("tuning-json", _json(TUNING))
-def read_search(data: bytes) -> Exception | None:
-    folder = write("search/tuning.json", data).parent
-    write("search/base.toml", to_toml(DEFAULT).encode())
-    opened, refusal = answer(lambda: open_search(folder))
-    if refusal is not None:
-        return refusal
-    search, trials = opened
-    for trial in search.planned:
-        with_settings(search.config, trial.settings)
-    require(len(trials) <= len(search.planned), "more trials than were planned")
-    results = Results(trials, search.rule)
-    require(len(results.feasible) + len(results.front) <= 2 * len(trials), "more than there are")
-    if trials:
-        format_settings([trial.settings for trial in trials])
-        require(all(isinstance(t.num_hard_examples, int) for t in trials), "k'")
-        f"{trials[0].seconds:.0f}{search.fingerprint[:12]}"
-    return None
 
 
 # --- manifests ------------------------------------------------------------------------------------
@@ -182,12 +139,3 @@ def read_store(data: bytes) -> Exception | None:
         require(bool((tensor == 1).all()), "numbers that were not saved")
         require(tensor.numel() <= 100, "rows that were not saved")
     return refusal
-
-
-MODEL = build_model(build_config({"model": {"embedding_dim": 2}}), 5, 4, is_sparse=True)
-
-
-def load_model(folder: Path) -> None:
-    saved = open_weights(folder)
-    check_shapes(saved, MODEL)
-    fill_model(MODEL, saved)

@@ -40,7 +40,7 @@ A first session:
   evenhand train --method snm --run runs/snm   train the usual way, to compare
   evenhand compare runs/snm runs/first         who gains, who loses
   evenhand slices runs/first                   the worst subpopulations
-  evenhand report runs/snm runs/first          the same as a page with a map
+  evenhand report runs/snm runs/first          the same as a page
 
 Your own table, CSV, Parquet or any other:
   evenhand train data.parquet --query title --label category --group country
@@ -71,14 +71,10 @@ class GroupedVerbs(TyperGroup):
         formatter.write(f"\n{self.epilog}\n" if self.epilog else "")  # as it is, not wrapped
 
 
-FORMER_FLAGS = {"--query-column": "--query", "--label-column": "--label"}
-
-
 class Verb(TyperCommand):
     """A verb that refuses a forgotten value, and a machine on which nothing works."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args = [re.sub(r"^--[\w-]+", lambda m: FORMER_FLAGS.get(m[0], m[0]), a) for a in args]
         takes_value = {
             flag for p in self.params if not getattr(p, "is_flag", True) for flag in p.opts
         }

@@ -9,8 +9,6 @@ from evenhand.cli.options import flag
 from evenhand.errors import StoppedError
 
 PRESETS = {"snm": "demo-snm", "s2m": "demo-s2m"}  # by the name of the run
-GROUPS = ("all", "head", "torso", "tail", "worst tenth of countries", "worst 3 scripts")
-METRICS = ("recall@1", "recall@10", "recall@50")
 
 
 def demo(
@@ -25,10 +23,10 @@ def demo(
     from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.config import build_config, read_preset
-    from evenhand.files import locked, write_json
+    from evenhand.files import locked
     from evenhand.progress import stop_requested
     from evenhand.report import write_report
-    from evenhand.result_tables import main_rows, results_table, row_title
+    from evenhand.result_tables import results_table
     from evenhand.run_folder import load_result
     from evenhand.runs import (
         begin_run,
@@ -77,25 +75,10 @@ def demo(
                     title=f"evaluating {name}",
                 )
         console.print(results_table(list(results.items())))
-        rows = [
-            {
-                "method": name,
-                "seed": configs[name].training.seed,
-                "group": row_title(score),
-                "metric": score.metric,
-                "value": score.value,
-                "count": score.count,
-            }
-            for name, scores in results.items()
-            for score in main_rows(scores)
-            if row_title(score) in GROUPS and score.metric in METRICS
-        ]
-        write_json(run / "summary.json", rows)
         first, *others = PRESETS
         runs = [open_result(run / first, dataset), *(load_result(run / name) for name in others)]
         write_report(runs, dataset, run / "report.html", title="SNM and even-handed S²M on places")
     console.print(dataset.attribution)
-    console.print(f"figures: {run / 'summary.json'}")
     console.print(f"report:  {run / 'report.html'}")
     served = " ".join(shlex.quote(str(run / name)) for name in reversed(PRESETS))
     console.print(f"ask both in a browser: evenhand serve {served}")

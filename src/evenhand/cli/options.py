@@ -79,12 +79,6 @@ class SettingsFlags:
     method: Annotated[str | None, flag("Method; `evenhand --help` lists them.")] = None
     hard_labels: Annotated[int | None, flag("k: hardest labels kept for an example.")] = None
     hard_examples: Annotated[int | None, flag("k': hardest examples kept of a batch.")] = None
-    smallest_share: Annotated[
-        float | None, flag("k' from the share of the smallest group, such as 0.02.")
-    ] = None
-    smallest_group: Annotated[
-        str | None, flag("k' from the name of that group, such as script=THAI.")
-    ] = None
     steps: Annotated[int | None, flag("Training steps.")] = None
     learning_rate: Annotated[float | None, flag("Highest learning rate.")] = None
     assignments: Annotated[
@@ -96,11 +90,6 @@ class SettingsFlags:
         ),
     ] = None
     seed: int | None = None  # a flag of `train` alone: that of `tune` is the search's
-
-    @property
-    def smallest(self) -> float | str | None:
-        """The share of the smallest group, or its name."""
-        return self.smallest_share if self.smallest_group is None else self.smallest_group
 
     def words(self) -> list[str]:
         """The flags as assignments; those of --set have the last word."""
@@ -249,16 +238,7 @@ def read_flags(
         data = str(source)
     config.check_settings(config.with_assignments(settings, flags.words()))  # tables may take long
     flags = dataclasses.replace(flags, data=_data_folder(data, table or TableFlags()))
-    words = flags.words()
-    given = config.check_settings(config.with_assignments(settings, words))
-    if flags.smallest is not None:
-        is_set = any(word.partition("=")[0].strip() == "mining.num_hard_examples" for word in words)
-        if is_set or None not in (flags.smallest_share, flags.smallest_group):
-            raise UserError(
-                "--smallest-share, --smallest-group and --hard-examples all set k'; give one of "
-                "them"
-            )
-        given["mining"].pop("num_hard_examples", None)  # whatever it is, it does not count
+    given = config.check_settings(config.with_assignments(settings, flags.words()))
     for section, values in (base or {}).items():
         given[section] = {**values, **given[section]}
     return given

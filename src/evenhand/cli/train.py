@@ -150,10 +150,6 @@ def _open_run(
     else:
         given = read_flags(flags, table)
         dataset, config, choices = open_fitted(given, console, device=device)
-    if flags.smallest is not None:
-        from evenhand.tuning.space import build_guarding_config
-
-        config = build_guarding_config(config, dataset, flags.smallest, console)
     folder = run or default_folder(config, dataset)
     # Started again by torchrun, the same command finds the folder that it made itself.
     if is_resumed or not is_first or (num_restarts() > 0 and folder.is_dir()):
@@ -164,8 +160,8 @@ def _open_run(
     if minutes is not None:
         from evenhand.progress import stop_requested
         from evenhand.runs import check_new
-        from evenhand.tuning.minutes import choose_within
         from evenhand.tuning.space import get_setting
+        from evenhand.tuning.time_budget import choose_within
 
         check_new(folder)
         trials = folder.with_name(f"{folder.name}-trials")

@@ -41,7 +41,6 @@ class Difference:
     high: float
     seed_low: float  # 95 %, over the runs: would it hold with other seeds? NaN below two
     seed_high: float
-    num_runs: int  # a side
     count: int  # pairs
 
 
@@ -168,7 +167,6 @@ def compare_outcomes(
             high=float(highs[t, m]),
             seed_low=float(means[t, m] - margins[t, m]),
             seed_high=float(means[t, m] + margins[t, m]),
-            num_runs=len(baseline),
             count=runs[0].count(members[t]),
         )
         for m, name in enumerate(runs[0].metrics)

@@ -1,41 +1,23 @@
-"""Charts as plain data (axes, paths, positions); `templates/pieces.html` turns them into SVG.
+"""Forest plots as plain data (axes, positions); `templates/pieces.html` turns them into SVG.
 
-A *plot* has two axes. A *forest* has a row for each group, with a mark and a 95 % interval on one
-axis for all rows: in a report of several runs the differences to the first run, with a line at
-zero; in one of a single run its own figures, with a line at that of all pairs.
+A row for each group, with a mark and a 95 % interval on one axis for all rows: in a report of
+several runs the differences to the first run, with a line at zero; in one of a single run its own
+figures, with a line at that of all pairs.
 
 Colours are CSS classes (`run-1`, `run-2`, ...), so that one drawing serves light, dark and paper.
 Every run also has a shape and a dash pattern of its own: colour is never the only difference.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from evenhand.evaluation import Difference, Score
-from evenhand.report.rendering import DASHES, MARKS, interval, percent, signed, span
+from evenhand.report.rendering import interval, percent, signed, span
 
-MAX_MARKS = 12  # a line of more points is drawn without marks
-ROOM = 1.5  # of the spread of the marks: how far intervals may widen the axis of a forest
+ROOM = 1.5  # of the spread of the marks: how far intervals may widen the axis
 
 Format = Callable[[float], str]
-Series = tuple[int, Sequence[float], Sequence[float]]  # a run, and the xs and ys of its line
-
-
-class Frame(NamedTuple):
-    """The size of a drawing, and the rectangle between its axes."""
-
-    width: int
-    height: int
-    left: int
-    right: int
-    top: int
-    bottom: int
-
-
-SMALL = Frame(360, 220, left=50, right=346, top=10, bottom=182)
-LARGE = Frame(640, 400, left=76, right=620, top=14, bottom=356)
 
 
 class Axis(NamedTuple):
@@ -43,70 +25,6 @@ class Axis(NamedTuple):
 
     ticks: list[tuple[float, str]]  # position, label
     place: Callable[[float], float]
-
-
-class Line(NamedTuple):
-    """A line of a chart."""
-
-    path: str  # in the syntax of SVG
-    css_class: str
-    dashes: str = "none"
-
-
-class Mark(NamedTuple):
-    """The shape of a run, or of a level, at a place; `title` is shown to who points at it."""
-
-    run: int
-    x: float
-    y: float
-    title: str = ""
-    scale: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Plot:
-    """A chart with two axes; all places are those of the drawing."""
-
-    title: str  # over the chart; may be empty
-    description: str  # the same in words, for who cannot see it
-    frame: Frame
-    x_axis: Axis
-    y_axis: Axis
-    x_title: str
-    lines: Sequence[Line]
-    marks: Sequence[Mark]
-    y_title: str = ""
-    intervals: Sequence[tuple[float, float, float]] = ()  # x, and y from and to
-    shaded_from: float | None = None  # x; up to the right edge
-
-
-def line_plot(title: str, series: Sequence[Series], x_title: str, *, is_share: bool) -> Plot:
-    """A small line chart of some runs; shares are shown in per cent."""
-
-    def short(value: float) -> str:
-        return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.4g}" if value else "0"
-
-    def whole_percent(value: float) -> str:
-        return f"{100 * value:.4g} %"
-
-    all_xs = [x for _, xs, _ in series for x in xs]
-    all_ys = [y for _, _, ys in series for y in ys]
-    frame = SMALL
-    x_axis = linear_axis(min(all_xs), max(all_xs), frame.left, frame.right, short)
-    y_format = whole_percent if is_share else short
-    y_axis = linear_axis(min(all_ys), max(all_ys), frame.bottom, frame.top, y_format)
-    lines, marks = [], []
-    for run, xs, ys in series:
-        points = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(xs, ys, strict=True)]
-        lines.append(run_line(run, points))
-        marks += [Mark(run, x, y) for x, y in points[0 if len(points) <= MAX_MARKS else -1 :]]
-    return Plot(title, title, frame, x_axis, y_axis, x_title, lines, marks)
-
-
-def run_line(run: int, points: Iterable[tuple[float, float]]) -> Line:
-    """A line through points, in the colour and dashes of a run."""
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return Line(path, f"run-{run % len(MARKS) + 1}", DASHES[run % len(DASHES)])
 
 
 def linear_axis(low: float, high: float, start: float, stop: float, label: Format) -> Axis:
@@ -123,9 +41,6 @@ def linear_axis(low: float, high: float, start: float, stop: float, label: Forma
 
     ticks = [low + step * n for n in range(round((high - low) / step) + 1)]
     return Axis([(place(tick), label(tick)) for tick in ticks], place)
-
-
-# --- forests --------------------------------------------------------------------------------------
 
 
 class Estimate(NamedTuple):

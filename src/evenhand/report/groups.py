@@ -3,6 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from evenhand.evaluation import checked_slices, slices_of
 from evenhand.evaluation.certificate import certify, is_certifiable
 from evenhand.report.charts import (
@@ -199,20 +201,23 @@ def guarantees(runs: RunSet) -> dict[str, Any] | None:
     """
     if not is_certifiable(runs.part_name) or not len(runs.results[0].outcome.ranks):
         return None
-    rows = []
-    for units, title in ("queries", "any queries"), ("whole labels", "any labels, whole"):
-        kinds: dict[str, Any] = {"loss": f"miss@{runs.cutoff}", "units": units}
-        certificates = [
-            certify(r.outcome, runs.dataset, runs.part_name, tail_fractions=SHARES, **kinds)
-            for r in runs.results
-        ]
-        for place, share in enumerate(SHARES):
-            bounds = [1 - float(found.bounds[place]) for found in certificates]
-            seen = [1 - float(found.estimates[place]) for found in certificates]
-            if max(bounds) >= 0.0005:
-                cells = [(_at_least(b), percent(s)) for b, s in zip(bounds, seen, strict=True)]
-                rows.append((f"{100 * share:g} % of {title}", cells))
-    return {"rows": rows, "num_queries": certificates[0].num_losses} if rows else None
+    found = [
+        certify(r.outcome, runs.dataset, runs.part_name, loss=f"miss@{runs.cutoff}")
+        for r in runs.results
+    ]
+    bounds, seen = (  # (shares, runs)
+        1 - np.stack(values, axis=1)
+        for values in ([c.bounds(SHARES) for c in found], [c.estimates(SHARES) for c in found])
+    )
+    rows = [
+        (
+            f"{100 * share:g} % of any queries",
+            [*zip(map(_at_least, low), map(percent, mean), strict=True)],
+        )
+        for share, low, mean in zip(SHARES, bounds, seen, strict=True)
+        if max(low) >= 0.0005
+    ]
+    return {"rows": rows, "num_queries": len(found[0].losses)} if rows else None
 
 
 def _at_least(recall: float) -> str:

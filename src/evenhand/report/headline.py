@@ -159,27 +159,13 @@ def significant_losses(runs: RunSet, found: Comparison) -> dict[str, str]:
 
 def baseline_warning(runs: RunSet) -> str:
     """Which runs are not above popularity, or the nearest queries; nothing if all are."""
-    not_above: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
-    for name, above in zip(runs.run_names, runs.above_baselines, strict=True):
-        for baseline, row in above.items():
-            if row.low <= 0:
-                verdict = "below" if row.high < 0 else "not clearly above"
-                not_above.setdefault((verdict, baseline), []).append((name, row))
-    clauses, alike = [], dict[tuple[str, tuple[str, ...]], list[str]]()
-    for (verdict, baseline), found in sorted(not_above.items(), key=lambda item: item[0][0]):
-        if len(found) == 1:
-            ((name, row),) = found
-            clauses.append(
-                f"{name} is {verdict} the {baseline} baseline, which needs no training "
-                f"({signed(row.difference)} points of {runs.metric}, {span(row)})"
-            )
-        else:  # their figures are in the list below the picture
-            alike.setdefault((verdict, tuple(name for name, _ in found)), []).append(baseline)
-    for (verdict, names), baselines in alike.items():
-        which = "baseline, which needs" if len(baselines) == 1 else "baselines, which need"
-        clauses.append(
-            f"{join_words(names)} are {verdict} the {join_words(baselines)} {which} no training"
-        )
+    clauses = [
+        f"{name} is {'below' if row.high < 0 else 'not clearly above'} the {baseline} baseline, "
+        f"which needs no training ({signed(row.difference)} points of {runs.metric}, {span(row)})"
+        for name, above in zip(runs.run_names, runs.above_baselines, strict=True)
+        for baseline, row in above.items()
+        if row.low <= 0
+    ]
     return f"{'; '.join(clauses)}. " if clauses else ""
 
 

@@ -10,11 +10,12 @@ import torch
 from evenhand.data.text import NgramFeaturizer, featurizer_from
 from evenhand.errors import UserError
 from evenhand.models import BagEncoder
-from evenhand.report.world_map import HEIGHT, NORTH, UNITS, WIDTH, draw_dots
 from evenhand.run_folder import read_about
 from evenhand.run_search import load_searcher
 
 MOST_MATCHED = 5  # n-grams shown with a result
+SOUTH, NORTH = -60, 80  # degrees of latitude that the map shows
+UNITS = 5  # of its drawing, to a degree
 
 
 class ServedRun:
@@ -121,6 +122,14 @@ class ServedRun:
         places = self.data.label_coordinates
         if places is None:
             return None
-        no_class = np.full(len(places), -1)
-        ((_, path),) = draw_dots(places, no_class, 0, "")
-        return {"width": WIDTH, "height": HEIGHT, "north": NORTH, "units": UNITS, "path": path}
+        # A dot is a zero-length stroke with round ends, relative to the one before; those on one
+        # spot are drawn once.
+        latitudes, longitudes = np.asarray(places, dtype=np.float64).T
+        with np.errstate(invalid="ignore"):  # a label without a place is NaN: not shown
+            is_shown = (latitudes >= SOUTH) & (latitudes <= NORTH) & (np.abs(longitudes) <= 180)
+        spots = np.stack([longitudes[is_shown] + 180, NORTH - latitudes[is_shown]], axis=1)
+        points = np.unique(np.rint(UNITS * spots).astype(np.int64), axis=0)  # from west to east
+        steps = np.diff(points, axis=0, prepend=[[0, 0]])
+        path = "".join(f"m{x}{'' if y < 0 else ' '}{y}h0" for x, y in steps.tolist())
+        size = {"width": 360 * UNITS, "height": (NORTH - SOUTH) * UNITS}
+        return {**size, "north": NORTH, "units": UNITS, "path": path}

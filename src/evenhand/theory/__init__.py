@@ -9,6 +9,5 @@ bias                  Lemma 4: how far the CVaR of a sample is from that of the 
 bounds                Proposition 5: bounds of the CVaR by that of a sample
 rademacher            the complexity of a class, which those bounds rest on
 subpopulation_bounds  the certificate: what one's own data say of every subpopulation
-mean_bounds           confidence bounds of means, which the certificate rests on
 even                  even-handed mining: the gap it measures, and the mixture it minimises
 """

@@ -1,45 +1,46 @@
 """`evenhand tune`: runs planned trials, and chooses one by the validation part.
 
 A trial is a run like any other. It is trained and scored without the test part, and one that
-diverges is out. The folder of a search:
+diverges is out. The run folders are all that a search remembers: the same command runs the trials
+that are not finished yet. The folder of a search:
 
-base.toml       the settings that every trial starts from
-tuning.json     the search; its trials and their figures; the chosen one
 trials/NNN/     a run folder for each; model and checkpoints, which fill a disk, go after evaluation
+tuning.json     the trials and their figures, and the chosen one
 best.toml       the chosen settings, to train with
-tradeoff.html   the picture
+
+The rule: the best for the worst served, of those good enough for all.
 """
 
 import dataclasses
 import math
 import shlex
 import shutil
-import sys
 import time
-import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from evenhand.build import check_against_data
-from evenhand.config import Config, build_config, read_settings, to_toml, to_type
+from evenhand.config import Config, to_toml
 from evenhand.data import Dataset, memberships
 from evenhand.errors import StoppedError, UserError
 from evenhand.evaluation import check_selector, group_columns, selected_score
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.evaluation.scores import MIN_PAIRS, main_cutoff
-from evenhand.files import atomic_folder, locked, read_json, write_json, write_text
+from evenhand.files import locked, write_json, write_text
 from evenhand.report.rendering import format_duration
 from evenhand.result_tables import main_rows, row_title
-from evenhand.run_folder import load_result
-from evenhand.runs import begin_run, evaluate_run, open_data, resumable_config, train_run
+from evenhand.run_folder import is_evaluated, load_result, read_about
+from evenhand.runs import begin_run, evaluate_run, resumable_config, train_run
 from evenhand.training.loop import NAN_REMEDY
-from evenhand.tuning.results import Results, Rule, describe_choice, trials_table, write_search_page
 from evenhand.tuning.space import (
+    NAN,
     Space,
     Trial,
     default_space,
@@ -49,7 +50,7 @@ from evenhand.tuning.space import (
 )
 
 PART = "validation"
-SAVED = {"command": str, "seed": int, "fingerprint": str, "data_folder": str}  # in tuning.json
+ROUNDING = 1e-9  # 0.415 - 0.410 is a little more than 0.005 in floating point
 StopFn = Callable[[], bool]
 
 
@@ -64,47 +65,24 @@ def without_test(dataset: Dataset) -> Dataset:
     return dataclasses.replace(dataset, parts=parts)
 
 
-def train_trial(
-    run: Path, config: Config, dataset: Dataset, *, should_stop_fn: StopFn, **how: Any
-) -> str:
-    """Trains a trial, or continues it; returns why it diverged, or "".
-
-    Args:
-        how: device, console and title, as `train_run` takes them.
-
-    Raises:
-        StoppedError: the user asked to stop.
-    """
-    if run.exists():
-        resumable_config(run, config, dataset)
-    else:
-        begin_run(run, config, dataset, device=how["device"])
-    try:
-        with locked(run):
-            if not train_run(run, config, dataset, should_stop_fn=should_stop_fn, **how):
-                raise StoppedError
-    except UserError as error:
-        if NAN_REMEDY not in str(error):
-            raise
-        return str(error).partition(";")[0]
-    return ""
-
-
 # --- the plan -------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Search:
-    """A search as it was planned; what `tuning.json` holds besides the trials."""
+class Rule(NamedTuple):
+    """Names of scores, as `selected_score` knows them, and how far the average may fall."""
+
+    criterion: str  # made as high as it can be
+    average: str  # must not fall far below its best
+    max_drop: float
+
+
+class Search(NamedTuple):
+    """What is to be tried, around which settings, and by which rule one is chosen."""
 
     config: Config
     space: Space
-    planned: Sequence[Trial]
+    trials: Sequence[Trial]
     rule: Rule
-    command: str
-    seed: int
-    fingerprint: str  # of the data
-    data_folder: str  # where the data lay when the search began
 
 
 def plan_search(
@@ -116,7 +94,6 @@ def plan_search(
     average: str | None = None,
     max_drop: float = 0.005,
     words: Sequence[str] = (),
-    advised: int | None = None,
     seed: int = 0,
 ) -> Search:
     """Plans a search, and refuses what would fail in one of its trials.
@@ -125,14 +102,13 @@ def plan_search(
         criterion: by default the average, of `default_group`.
         average: by default recall@10 over all; of few labels, recall@1.
         words: what is varied, as `parse_space` reads it; by default `default_space`.
-        advised: the k' of a smallest group, which the default space then holds.
     """
     for flag, low, value in ("trials", 2, num_trials), ("max-drop", 0, max_drop), ("seed", 0, seed):
         if not low <= value < math.inf:
             raise UserError(f"--{flag} must be at least {low}, got {value}")
-    space = parse_space(words, config) if words else default_space(config, advised=advised)
-    planned = plan_trials(config, space, num_trials=num_trials, seed=seed)
-    for trial in planned:
+    space = parse_space(words, config) if words else default_space(config)
+    trials = plan_trials(config, space, num_trials=num_trials, seed=seed)
+    for trial in trials:
         check_against_data(with_settings(config, trial.settings), dataset)
     main_metric = f"recall@{main_cutoff(config.evaluation.cutoffs, num_labels=dataset.num_labels)}"
     criterion = criterion or f"{main_metric} on {default_group(config, dataset)}"
@@ -140,16 +116,7 @@ def plan_search(
     cutoffs, min_pairs = config.evaluation.cutoffs, config.evaluation.min_pairs
     for name in (rule.criterion, rule.average):
         check_selector(name, dataset, PART, cutoffs=cutoffs, min_pairs=min_pairs)
-    return Search(
-        config=config,
-        space=space,
-        planned=planned,
-        rule=rule,
-        command=shlex.join(["evenhand", *sys.argv[1:]]),
-        seed=seed,
-        fingerprint=dataset.fingerprint,
-        data_folder=str(config.data.folder.absolute()),
-    )
+    return Search(config, space, trials, rule)
 
 
 def default_group(config: Config, dataset: Dataset) -> str:
@@ -164,144 +131,53 @@ def default_group(config: Config, dataset: Dataset) -> str:
     return f"worst tenth of {name}" if num_judged[name] else "tail"
 
 
-# --- the folder -----------------------------------------------------------------------------------
-
-
-def begin_search(folder: Path, search: Search) -> None:
-    """Makes the folder of a new search, whole or not at all; an existing one is never touched."""
-    if folder.exists():
-        raise UserError(
-            f"{folder} exists already; choose another --run folder, continue it with --resume, or "
-            f"remove it first"
-        )
-    with atomic_folder(folder) as staging:
-        write_text(staging / "base.toml", to_toml(search.config))
-        record(staging, search, [])
-
-
-def record(folder: Path, search: Search, trials: Sequence[Trial]) -> None:
-    """Writes tuning.json: the search, and the trials that are finished, which are its first."""
-    chosen, is_complete = Results(trials, search.rule).chosen, len(trials) == len(search.planned)
-    values = {name: getattr(search, name) for name in SAVED} | search.rule._asdict()
-    values |= {
-        "space": {name: str(axis) for name, axis in search.space.items()},
-        "planned": [trial.settings for trial in search.planned],
-        "is_complete": is_complete,
-        "chosen": chosen.number if chosen and is_complete else None,
-        "trials": [dataclasses.asdict(trial) for trial in trials],
-    }
-    write_json(folder / "tuning.json", values)
-
-
-def open_search(folder: Path) -> tuple[Search, list[Trial]]:
-    """What `record` wrote."""
-    path = folder / "tuning.json"
-    if not path.is_file():
-        raise UserError(f"{folder} cannot be resumed: it holds no tuning.json")
-    config, saved = build_config(read_settings(folder / "base.toml")), read_json(path)
-    try:
-        space = parse_space([f"{name}={axis}" for name, axis in saved["space"].items()], config)
-        known = {name: to_type(name, saved[name], kind) for name, kind in SAVED.items()}
-        rule = [to_type(n, saved[n], kind) for n, kind in typing.get_type_hints(Rule).items()]
-        num_planned = len(saved["planned"])
-        planned = plan_trials(config, space, num_trials=num_planned, seed=known["seed"])
-        if [trial.settings for trial in planned] != saved["planned"]:
-            raise ValueError("its trials are not those that this version of Evenhand plans")
-        kinds, trials = typing.get_type_hints(Trial), []
-        for trial, row in zip(planned[: len(saved["trials"])], saved["trials"], strict=True):
-            if (row.pop("number"), row.pop("settings")) != (trial.number, trial.settings):
-                raise ValueError(f"trial {trial.number} is not the one that was planned")
-            figures = {n: to_type(n, v, kinds[n]) for n, v in row.items() if v is not None}
-            trials.append(dataclasses.replace(trial, **figures))
-    except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-    return Search(config=config, space=space, planned=planned, rule=Rule(*rule), **known), trials
-
-
-def open_search_data(folder: Path, console: Console, *, place: Path | None = None) -> Dataset:
-    """The data that a search was begun on, without its test part.
-
-    Args:
-        place: where it is now, if neither where the settings say nor where it was then.
-    """
-    search, _ = open_search(folder)
-    data = search.config.data
-    if place is None and not data.folder.exists():
-        place = Path(search.data_folder)  # the settings may name it from another working folder
-    dataset = without_test(open_data(data, console, folder=place))
-    if dataset.fingerprint != search.fingerprint:
-        raise UserError(
-            f"{folder} was begun on another data set (fingerprint {search.fingerprint[:12]}, "
-            f"{dataset.name} now has {dataset.fingerprint[:12]}); restore that data, or begin anew "
-            f"in another --run folder"
-        )
-    return dataset
-
-
 # --- the trials -----------------------------------------------------------------------------------
 
 
 def run_search(
     folder: Path,
+    search: Search,
     dataset: Dataset,
     *,
-    num_trials: int | None = None,
     device: torch.device,
     console: Console,
     should_stop_fn: StopFn,
-) -> bool:
-    """Runs the trials of a search that are not finished yet, and prints what was found.
+) -> None:
+    """Runs the trials that are not finished yet; chooses one, and prints what was found.
 
-    Args:
-        num_trials: at least as many as were planned, which stay as they are.
-
-    Returns:
-        Whether all are finished; if not, the user asked to stop, and it can be resumed.
+    Raises:
+        StoppedError: the user asked to stop.
     """
-    search, trials = open_search(folder)
-    num_planned, num_finished, rule = len(search.planned), len(trials), search.rule
-    if num_trials is not None and num_trials < num_planned:
-        raise UserError(
-            f"--trials must be at least {num_planned}, as many as {folder} has, got {num_trials}"
-        )
-    if num_trials is not None and num_trials > num_planned:
-        planned = plan_trials(search.config, search.space, num_trials=num_trials, seed=search.seed)
-        search, num_planned = dataclasses.replace(search, planned=planned), len(planned)
-        record(folder, search, trials)
+    rule, num_trials = search.rule, len(search.trials)
     console.print(
-        f"{num_planned} trials, judged on the {PART} part: the highest {rule.criterion} of those "
+        f"{num_trials} trials, judged on the {PART} part: the highest {rule.criterion} of those "
         f"whose {rule.average} is at most {rule.max_drop:g} below the best"
     )
-    console.print("searched: " + " ".join(f"{name}={axis}" for name, axis in search.space.items()))
-    if num_trials is not None and num_planned < num_trials:
-        console.print(f"note: there are only {num_planned} different trials in what is searched")
-    if trials:
-        console.print(f"{num_finished} of {num_planned} trials finished already")
-    began = time.monotonic()
-    for planned_trial in search.planned[num_finished:]:
-        run = folder / "trials" / f"{planned_trial.number:03d}"
-        try:
-            if should_stop_fn():
-                raise StoppedError
-            trial = _run_trial(run, search, planned_trial, dataset, device, console, should_stop_fn)
-        except StoppedError:
-            return False
-        for name in ("checkpoints", "model"):
-            shutil.rmtree(run / name, ignore_errors=True)
+    searched = (f"{name}={','.join(map(str, values))}" for name, values in search.space.items())
+    console.print(f"searched: {' '.join(searched)}")
+    trials = []
+    for planned in search.trials:
+        if should_stop_fn():
+            raise StoppedError
+        trial = _run_trial(
+            folder / "trials" / f"{planned.number:03d}",
+            search,
+            planned,
+            dataset,
+            device=device,
+            console=console if console.is_terminal else Console(quiet=True),  # a line a trial
+            should_stop_fn=should_stop_fn,
+        )
         trials.append(trial)
-        record(folder, search, trials)
-        seconds = (time.monotonic() - began) / (len(trials) - num_finished)
-        left = format_duration(seconds * (num_planned - len(trials)))
         figures = f"{rule.average} {trial.average:.4f}, {rule.criterion} {trial.criterion:.4f}"
         if trial.failure:
             figures = f"{trial.failure}, so it is out"
         role = f" ({trial.role})" if trial.role else ""
         console.print(
-            f"trial {trial.number} of {num_planned}{role}: {figures}; "
-            f"{format_duration(trial.seconds)}, about {left} left"
+            f"trial {trial.number} of {num_trials}{role}: {figures}; "
+            f"{format_duration(trial.seconds)}"
         )
     _conclude(folder, search, Results(trials, rule), console)
-    return True
 
 
 def _run_trial(
@@ -309,27 +185,31 @@ def _run_trial(
     search: Search,
     trial: Trial,
     dataset: Dataset,
+    *,
     device: torch.device,
     console: Console,
     should_stop_fn: StopFn,
 ) -> Trial:
     """The trial with its figures; it is trained and evaluated where it has not been yet."""
     config = with_settings(search.config, trial.settings)
-    title = f"trial {trial.number} of {len(search.planned)}, k' {trial.num_hard_examples:,}"
-    # A line a trial is enough for a file.
-    how: dict[str, Any] = {
-        "device": device, "console": console if console.is_terminal else Console(quiet=True)
-    }  # fmt: skip
-    began = time.monotonic()
-    if not (run / "evaluation" / PART / "scores.json").is_file():
-        training = how | {"title": title, "should_stop_fn": should_stop_fn}
-        if failure := train_trial(run, config, dataset, **training):
-            seconds = round(time.monotonic() - began, 1)
+    how: dict[str, Any] = {"device": device, "console": console}
+    title = f"trial {trial.number} of {len(search.trials)}"
+    if run.exists():
+        resumable_config(run, config, dataset)
+    if not is_evaluated(run, PART):
+        if failure := train_trial(
+            run, config, dataset, should_stop_fn=should_stop_fn, title=title, **how
+        ):
+            seconds = read_about(run).get("training_seconds", 0.0)
+            _drop_models(run)
             return dataclasses.replace(trial, failure=failure, seconds=seconds)
         began = time.monotonic()
         evaluate_run(run, dataset, PART, **how, title=f"{title}, evaluating")
+        seconds = round(time.monotonic() - began, 1)
+        write_json(run / "run.json", read_about(run) | {"evaluation_seconds": seconds})
+    _drop_models(run)
     result = load_result(run, PART)
-    seconds = sum(result.about.get(f"{name}_seconds", 0.0) for name in ("training", "ranker"))
+    steps = ("training", "ranker", "evaluation")
     criterion = selected_score(result.scores, search.rule.criterion)
     return dataclasses.replace(
         trial,
@@ -342,34 +222,135 @@ def _run_trial(
             for score in main_rows(result.scores)
             if score.metric == criterion.metric and not math.isnan(score.value)
         },
-        seconds=round(seconds + time.monotonic() - began, 1),
+        seconds=sum(result.about.get(f"{step}_seconds", 0.0) for step in steps),
     )
 
 
+def train_trial(
+    run: Path, config: Config, dataset: Dataset, *, should_stop_fn: StopFn, **how: Any
+) -> str:
+    """Trains a trial, or continues it; returns why it diverged, or "".
+
+    Args:
+        how: device, console and title, as `train_run` takes them.
+
+    Raises:
+        StoppedError: the user asked to stop.
+    """
+    if not run.exists():
+        begin_run(run, config, dataset, device=how["device"])
+    about = read_about(run)
+    if "diverged" in about:
+        return str(about["diverged"])
+    try:
+        with locked(run):
+            if not train_run(run, config, dataset, should_stop_fn=should_stop_fn, **how):
+                raise StoppedError
+    except UserError as error:
+        if NAN_REMEDY not in str(error):
+            raise
+        failure = str(error).partition(";")[0]
+        write_json(run / "run.json", read_about(run) | {"diverged": failure, "is_running": False})
+        return failure
+    return ""
+
+
+def _drop_models(run: Path) -> None:
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(run / name, ignore_errors=True)
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+class Results(NamedTuple):
+    """The finished trials, by number, and what the rule makes of them."""
+
+    trials: Sequence[Trial]
+    rule: Rule
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The best criterion first, then the average, then the first; unscored ones last."""
+        return sorted(self.trials, key=lambda t: (not t.is_scored, -t.criterion, -t.average))
+
+    @property
+    def feasible(self) -> list[Trial]:
+        """Those whose average is near enough to the best of all, the best criterion first."""
+        scored = [trial for trial in self.ranked if trial.is_scored]
+        best = max((trial.average for trial in scored), default=NAN)
+        return [t for t in scored if best - t.average <= self.rule.max_drop + ROUNDING]
+
+    def table(self) -> Table:
+        """The trials, the best criterion first; the chosen one, the first feasible, is bold."""
+        rule, feasible = self.rule, self.feasible
+        varied = [
+            n for n in self.trials[0].settings if len({t.settings[n] for t in self.trials}) > 1
+        ]
+        names = [name.partition(".")[2] for name in varied]
+        table = Table(title=Text(f"trials by {rule.criterion}"), title_justify="left")
+        for heading in ["trial", *names, rule.average, "criterion", "95 %", "tail", "seconds"]:
+            table.add_column(Text(heading), justify="right", no_wrap=True)
+        table.add_column("")
+        for trial in self.ranked:
+            has_interval = trial.is_scored and not math.isnan(trial.low)
+            figures = [trial.average, trial.criterion, trial.figures.get("tail", NAN)]
+            shown = ["–" if math.isnan(figure) else f"{figure:.4f}" for figure in figures]
+            shown.insert(2, f"{trial.low:.3f}–{trial.high:.3f}" if has_interval else "–")
+            is_chosen, is_near = trial in feasible[:1], trial in feasible
+            remarks = ["chosen" if is_chosen else "near the best" if is_near else ""]
+            remarks += [trial.role, trial.failure]
+            cells = [str(trial.number), *(str(trial.settings[name]) for name in varied), *shown]
+            cells += [f"{trial.seconds:.0f}", ", ".join(filter(None, remarks))]
+            style = "bold" if is_chosen else "" if is_near else "dim"
+            table.add_row(*(Text(cell) for cell in cells), style=style)
+        return table
+
+    def describe(self) -> list[str]:
+        """What was chosen and why, and how far to trust it; some trial must have its figures."""
+        (chosen, *others), rule = self.feasible, self.rule
+        best = max(trial.average for trial in self.feasible)
+        sentences = [
+            f"chosen: trial {chosen.number}, the highest {rule.criterion} of the trials near the "
+            f"best average ({1 + len(others)} of {len(self.trials)}: {rule.average} at most "
+            f"{rule.max_drop:g} below {best:.4f})"
+        ]
+        rivals = sorted(t.number for t in others if t.criterion >= chosen.low)  # NaN: none
+        if chosen.criterion == 0:
+            sentences.append(
+                "note: it finds nothing by that criterion, so the average alone decided; give the "
+                "trials more --steps, or name another --criterion"
+            )
+        elif rivals:
+            named = f"trial{'s' * (len(rivals) > 1)} {', '.join(map(str, rivals))}"
+            sentences.append(f"too close to call, by its 95 % interval: {named}")
+        return sentences
+
+
 def _conclude(folder: Path, search: Search, results: Results, console: Console) -> None:
-    """Writes best.toml and the picture; prints what was chosen and why, and what to do next."""
-    chosen = results.chosen
-    if chosen is None:
+    """Writes best.toml and tuning.json; prints what was chosen and why, and what to do next."""
+    if not results.feasible:
         raise UserError(
             f"no trial of {folder} came to an end, so none can be chosen "
             f"({results.trials[0].failure}); search lower values of training.learning_rate"
         )
-    best, page, run = folder / "best.toml", folder / "tradeoff.html", f"{folder.name}-best"
-    command = shlex.join(["evenhand", "train", str(best), "--run", str(folder.with_name(run))])
+    chosen, best, figures = results.feasible[0], folder / "best.toml", folder / "tuning.json"
+    run = folder.with_name(f"{folder.name}-best")
+    command = shlex.join(["evenhand", "train", str(best), "--run", str(run)])
     write_text(
         best,
         f"# {command}\n"
         f"# trial {chosen.number} of {folder.name}: the highest {search.rule.criterion} on the "
         f"{PART} part\n{to_toml(with_settings(search.config, chosen.settings))}",
     )
-    write_search_page(results, page, title=f"What {folder.resolve().name} found", command=command)
-    console.print(trials_table(results))
+    trials = [dataclasses.asdict(trial) for trial in results.trials]
+    write_json(figures, {**search.rule._asdict(), "chosen": chosen.number, "trials": trials})
+    console.print(results.table())
     for line in (
-        *describe_choice(results),
+        *results.describe(),
         f"these figures are too good, because the trial was chosen by them; for honest ones, on "
         f"the test part: {command}",
         f"settings: {best}",
-        f"figures:  {folder / 'tuning.json'}",
-        f"picture:  {page}",
+        f"figures:  {figures}",
     ):
         console.print(line)

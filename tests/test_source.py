@@ -130,7 +130,6 @@ MAY_READ = {
     "config.py": "files of the package",
     "data/text_io.py": "after check_is_file",
     "data/stream.py": "from what open_input opened",
-    "run_folder.py": "after check_is_file",
     "tensor_store.py": "files that agree with the manifest",
 }
 

@@ -455,7 +455,7 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
     ("report/groups.py", "test_report.py"): [
         ("math.floor(1000", "math.ceil(1000", "rounded_down"),
     ],
-    ("report/charts.py", "test_report.py"): [
+    ("report/forest_plots.py", "test_report.py"): [
         ("self.low > reference,", "self.value > reference,", "disagree"),
     ],
     ("config.py", "test_config.py"): [

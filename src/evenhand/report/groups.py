@@ -7,7 +7,8 @@ import numpy as np
 
 from evenhand.evaluation import checked_slices, slices_of
 from evenhand.evaluation.certificate import certify, is_certifiable
-from evenhand.report.charts import (
+from evenhand.report.examples import describe_pair
+from evenhand.report.forest_plots import (
     Estimate,
     Forest,
     ForestRow,
@@ -15,7 +16,6 @@ from evenhand.report.charts import (
     of_difference,
     of_score,
 )
-from evenhand.report.examples import describe_pair
 from evenhand.report.headline import Comparison, title_of
 from evenhand.report.rendering import interval, join_words, number, percent, signed
 from evenhand.report.run_set import RunSet

@@ -29,6 +29,7 @@ from evenhand.report.headline import (
 )
 from evenhand.report.rendering import signed
 from evenhand.report.run_set import make_run_set
+from evenhand.report.world_map import change_classes, dot_path, draw_dots, recall_classes
 from evenhand.result_tables import difference_title, differences_table
 from evenhand.run_folder import RunResult
 from small import part_of
@@ -39,7 +40,7 @@ EVIL = '<script>alert("x")</script>'
 SCRIPTS = ("LATIN", "THAI", "GREEK", f"S {EVIL}", "LAO", "NOBODY")
 REGIONS = ("N", "E", f"R {EVIL}", "W")
 ATTRIBUTION = "Place names: GeoNames (geonames.org), licensed under CC BY 4.0."
-SECTIONS = ["groups", "table", "columns", "slices", "certificate", "examples", "making"]
+SECTIONS = ["groups", "table", "columns", "slices", "certificate", "map", "examples", "making"]
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +157,27 @@ def test_a_page_of_one_two_or_three_runs_has_every_section(page_of, dataset, num
     page = page_of(*runs)
     assert page == page_of(*runs)
     assert [a["id"] for tag, a in Reader(page).tags if tag == "section"] == SECTIONS
-    for words in ("Repaired", "same\nqueries for both runs", "minus snm"):
+    for words in ("Repaired", "Change from snm", "same\nqueries for both runs", "minus snm"):
         assert (words in page) == (num_runs > 1)
-    assert page.count(ATTRIBUTION) == 1  # in the footer
+    assert page.count('class="map"') == 1
+    assert page.count(ATTRIBUTION) == 2  # beside the map and in the footer
     drawings = re.findall(r'<svg[^>]*role="img">(<title>)?', page)
     assert len(drawings) >= 20
     assert all(drawings)
+
+
+def test_north_is_up_and_east_is_right_on_a_map_and_its_dots_are_small():
+    places = np.array([[60.0, -120.0], [-30.0, 150.0], [np.nan, 0]])  # 5 units a degree
+    (drawn,) = draw_dots(places, np.array([-1, -1, -1]), 5, "recall")
+    assert drawn == ("none", f"m{60 * 5} {20 * 5}h0m{270 * 5} {90 * 5}h0")  # from 80 N and 180 W
+    assert dot_path(np.array([7, 5, 5]), np.array([1, 9, 9])) == "m5 9h0m2-8h0"  # each once
+    xs, ys = np.random.default_rng(0).integers([[1800], [700]], size=(2, 34_000))
+    assert len(dot_path(xs, ys)) < 9 * 34_000
+    for classes, values in (
+        (recall_classes, [np.nan, 0, 1 / 3, 0.5, 0.9, 1]),
+        (change_classes, [np.nan, -1, -0.1, 0, 0.1, 0.5]),
+    ):
+        assert classes(np.array(values)).tolist() == [-1, 0, 1, 2, 3, 4]
 
 
 def test_the_page_loads_nothing_and_its_policy_allows_nothing(page):

@@ -40,7 +40,7 @@ A first session:
   evenhand train --method snm --run runs/snm   train the usual way, to compare
   evenhand compare runs/snm runs/first         who gains, who loses
   evenhand slices runs/first                   the worst subpopulations
-  evenhand report runs/snm runs/first          the same as a page
+  evenhand report runs/snm runs/first          the same as a page with a map
 
 Your own table, CSV, Parquet or any other:
   evenhand train data.parquet --query title --label category --group country

@@ -25,6 +25,7 @@ from evenhand.report.rendering import (
     render,
 )
 from evenhand.report.run_set import RunSet, make_run_set
+from evenhand.report.world_map import make_map
 from evenhand.run_folder import RunResult
 
 TITLES = {  # run.json, in the order it is shown
@@ -72,6 +73,7 @@ def write_report(
         tables=cutoff_tables(runs, comparisons),
         slices=find_slices(runs),
         guarantees=guarantees(runs),
+        map=make_map(runs),
         misses=hardest_misses(runs),
         changed=changed_pairs(runs) if comparisons else [],
         facts=fact_rows(runs),

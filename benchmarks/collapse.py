@@ -1,19 +1,21 @@
 """Why mining collapses a small two-tower model on `places`, and what trains it well.
 
-    python benchmarks/collapse.py cases     the seven cases that were reported, on the test part
-    python benchmarks/collapse.py tune      repairs, on validation queries alone
+    python benchmarks/collapse.py cases               the seven that were reported, on the test part
+    python benchmarks/collapse.py tune                repairs, on validation queries alone
+    python benchmarks/collapse.py final --steps 10000 the plain mean and the repair that was chosen
+    python benchmarks/collapse.py show                the tables of docs/deep.md
 
 An alternate name is looked up among the main names of all cities. Queries and names are read by
 one transformer over their first 24 bytes: 2 layers of width 48, 4 heads, feed-forward 128, no
 dropout, mean-pooled, normalised. 128 pairs and 128 uniform negatives a step, softmax over 20 times
-the cosines, AdamW at 5e-4. A run that is in the file of results is not run again; one that was
-stopped goes on from its last checkpoint, which lies under --state.
+the cosines, AdamW at 5e-4. Runs of one seed begin with the same weights and see the same batches.
+All are trained at once, their weights stacked, which a GPU (--device cuda) does in a minute; on a
+CPU name a few by --only and --seeds.
 """
 
 import argparse
-import fcntl
 import json
-import platform
+import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,61 +23,61 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from evenhand.data.places import load_places
-from evenhand.data.text import normalize
-from evenhand.files import write_json
-from evenhand.kernels.selection import largest
+from evenhand.files import write_text
 from evenhand.losses import softmax_loss
-from evenhand.mining import hardest_labels, mask_positives
-from evenhand.risk import count_below, even_weights, top_weights
+from evenhand.risk import GOLDEN
 from machine import processor
 
 RESULTS = Path(__file__).parent / "results" / "deep-collapse.json"
 LENGTH, PAD, WIDTH, HEADS, LAYERS, HIDDEN = 24, 256, 48, 4, 2, 128
 BATCH, SAMPLED, SCALE, RATE = 128, 128, 20.0, 5e-4
-CHUNK = 128  # texts of about equal length that are encoded at once
-NUM_VALIDATION, NUM_TEST, NUM_REPORTED = 10_000, 20_000, 1_500
+CHUNK = 128
+NUM_QUERIES = 20_000  # of validation, and of test
+MIN_PAIRS = 100  # of a script, to be among the worst
 LAST = 50  # steps over which the last loss is averaged
 
-# k and k', and how k' is treated. Without a word on it, Algorithm 1: k' from the first step on.
-CASES: dict[str, dict[str, Any]] = {
+Case = dict[str, float]
+DEFAULTS = {  # all labels and all examples, from the first step on
+    "k": SAMPLED, "skipped": 0, "masks_text": 0, "masks_above": math.inf,
+    "k_prime": BATCH, "anneal": 0, "warm_up": 0, "ceiling": math.inf,
+    "hopeless": math.inf, "dropped": 0, "share": 1, "even": 0,
+}  # fmt: skip
+CASES: dict[str, Case] = {
     "mean": {},
     "SNM": {"k": 16},
     "k' = 64": {"k_prime": 64},
     "k' annealed to 32": {"k_prime": 32, "anneal": 1.0},
-    "k' annealed to 32, half the weight on the mean": {
-        "k_prime": 32,
-        "anneal": 1.0,
-        "mined_share": 0.5,
-    },
+    "k' annealed to 32, half the weight on the mean": {"k_prime": 32, "anneal": 1.0, "share": 0.5},
     "k = 16, k' = 64": {"k": 16, "k_prime": 64},
     "k' = 16": {"k_prime": 16},
 }
-
-# What might prevent the collapse, and more: see `objective` and `weights_of` for the words.
-REPAIRS: dict[str, dict[str, Any]] = {
-    "ceiling .5, k' = 32": {"k_prime": 32, "ceiling": 0.5},
-    "hopeless left out, k' = 64": {"k_prime": 64, "hopeless": 1.0},
-    "ceiling .5, k' = 32, half even": {
-        "k_prime": 32,
-        "ceiling": 0.5,
-        "mined_share": 0.5,
-        "even": True,
-    },
-    "8 left out, k' = 96": {"k_prime": 96, "dropped": 8},
+REPAIRS: dict[str, Case] = {
     "mean": {},
-    "ceiling .5, k' = 96": {"k_prime": 96, "ceiling": 0.5},
-    "hopeless left out": {"hopeless": 1.0},
-    "ceiling .7, k' = 64": {"k_prime": 64, "ceiling": 0.7},
-    "warm-up of half, ceiling .7, k' = 64": {"k_prime": 64, "ceiling": 0.7, "warm_up": 0.5},
-    "same text masked": {"masks_text": True},
+    "same text masked": {"masks_text": 1},
     "hardest label skipped": {"skipped": 1},
     "4 hardest labels skipped": {"skipped": 4},
     "labels .1 above masked": {"masks_above": 0.1 * SCALE},
-    "ceiling .9, k' = 32": {"k_prime": 32, "ceiling": 0.9},
+    "warm-up of half, k' = 64, ceiling .7": {"k_prime": 64, "ceiling": 0.7, "warm_up": 0.5},
 }
+OF_EXAMPLES: dict[str, Case] = {
+    "k' = 32, ceiling .5": {"k_prime": 32, "ceiling": 0.5},
+    "k' = 32, ceiling .5, half even": {"k_prime": 32, "ceiling": 0.5, "share": 0.5, "even": 1},
+    "k' = 32, ceiling .7": {"k_prime": 32, "ceiling": 0.7},
+    "k' = 32, ceiling .7, half even": {"k_prime": 32, "ceiling": 0.7, "share": 0.5, "even": 1},
+    "k' = 96, 8 left out": {"k_prime": 96, "dropped": 8},
+    "k' = 96, hopeless left out": {"k_prime": 96, "hopeless": 1.0},
+    "k' = 64, hopeless left out": {"k_prime": 64, "hopeless": 1.0},
+    "k' = 32, hopeless left out": {"k_prime": 32, "hopeless": 1.0},
+    "k' = 32, hopeless left out, half even": {
+        "k_prime": 32, "hopeless": 1.0, "share": 0.5, "even": 1,
+    },
+}  # fmt: skip
+for k in (128, 32, 16):
+    REPAIRS |= {f"k = {k}": {"k": k}} if k < SAMPLED else {}
+    REPAIRS |= {f"k = {k}, {name}": {"k": k} | own for name, own in OF_EXAMPLES.items()}
+CHOSEN = "k = 32, k' = 32, ceiling .7"
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -84,38 +86,47 @@ REPAIRS: dict[str, dict[str, Any]] = {
 class Pairs(NamedTuple):
     queries: Tensor  # (N, 24) bytes
     labels: Tensor  # (N,)
-    scripts: list[str]  # of each query
-
-    def take(self, positions: Tensor) -> "Pairs":
-        scripts = [self.scripts[position] for position in positions.tolist()]
-        return Pairs(self.queries[positions], self.labels[positions], scripts)
+    scripts: Tensor  # (N,) of each query
 
 
 class Places(NamedTuple):
     names: Tensor  # (L, 24) bytes of the main names
     parts: dict[str, Pairs]
-    counts: Tensor  # (L,) training pairs
+    scripts: list[str]
+
+    def to(self, device: torch.device) -> "Places":
+        moved = {
+            name: Pairs(*(own.to(device) for own in pairs)) for name, pairs in self.parts.items()
+        }
+        return Places(self.names.to(device), moved, self.scripts)
 
 
 def load() -> Places:
+    from evenhand.data.places import load_places
+    from evenhand.data.text import normalize
+
     dataset = load_places(num_buckets=2**10)
     assert dataset.label_names is not None
     names = [normalize(name[: name.rindex(" (")]) for name in dataset.label_names]
-    parts = {}
+    parts, scripts = (
+        {},
+        sorted({s for p in dataset.parts.values() for s in p.groups["script"].names}),
+    )
     for part_name, part in dataset.parts.items():
         assert part.texts is not None
         queries = np.repeat(np.arange(len(part)), np.diff(part.positives.offsets))
-        scripts, of_query = part.groups["script"].names, part.groups["script"].ids
-        pairs = Pairs(
+        own_scripts = np.array([scripts.index(s) for s in part.groups["script"].names])
+        pairs = [
             to_bytes(list(part.texts))[torch.from_numpy(queries)],
             torch.from_numpy(np.array(part.positives.ids)).long(),
-            [scripts[own] for own in np.array(of_query)[queries]],
-        )
+            torch.from_numpy(own_scripts[np.array(part.groups["script"].ids)[queries]]),
+        ]
         if part_name != "train":  # a fixed sample, the same for all methods and seeds
             order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(20))
-            pairs = pairs.take(order[: NUM_VALIDATION if part_name == "validation" else NUM_TEST])
-        parts[part_name] = pairs
-    return Places(to_bytes(names), parts, torch.from_numpy(dataset.label_counts()))
+            kept = order[:NUM_QUERIES]
+            pairs = [own[kept] for own in pairs]
+        parts[part_name] = Pairs(*pairs)
+    return Places(to_bytes(names), parts, scripts)
 
 
 def to_bytes(texts: list[str]) -> Tensor:
@@ -129,246 +140,294 @@ def to_bytes(texts: list[str]) -> Tensor:
 
 # --- model ----------------------------------------------------------------------------------------
 
-
-class Layer(nn.Module):
-    """What `nn.TransformerEncoderLayer` computes; at this size in half the time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attend, self.join = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.widen, self.narrow = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-
-    def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """(N, T, W), (N, 1, 1, T) -> (N, T, W)."""
-        size, length, _ = inputs.shape
-        heads = self.attend(inputs).view(size, length, 3, HEADS, WIDTH // HEADS)
-        queries, keys, values = heads.permute(2, 0, 3, 1, 4)  # (N, H, T, W / H)
-        scores = queries @ keys.transpose(2, 3) * (WIDTH // HEADS) ** -0.5 + mask
-        found = (scores.softmax(-1) @ values).transpose(1, 2).reshape(size, length, WIDTH)
-        inputs = self.norms[0](inputs + self.join(found))
-        outputs: Tensor = self.norms[1](inputs + self.narrow(F.relu(self.widen(inputs))))
-        return outputs
+Weights = dict[str, Tensor]  # the first dimension is that of the runs
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes, self.places = nn.Embedding(PAD + 1, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+def make_weights(seed: int) -> Weights:
+    """One run's weights, as `nn.Embedding`, `nn.Linear` and `nn.LayerNorm` draw them."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        "bytes": torch.randn(PAD + 1, WIDTH, generator=generator),
+        "places": torch.randn(LENGTH, WIDTH, generator=generator),
+    }
+    sizes = {
+        "attend": (WIDTH, 3 * WIDTH),
+        "join": (WIDTH, WIDTH),
+        "widen": (WIDTH, HIDDEN),
+        "narrow": (HIDDEN, WIDTH),
+    }
+    for layer in range(LAYERS):
+        for name, (width, out) in sizes.items():
+            drawn = 2 * torch.rand(width + 1, out, generator=generator) - 1
+            weights[f"{name}{layer}"], weights[f"{name}{layer}.bias"] = (
+                drawn / math.sqrt(width)
+            ).split([width, 1])
+        for norm in "ab":
+            weights[f"norm{norm}{layer}"] = torch.ones(1, WIDTH)
+            weights[f"norm{norm}{layer}.bias"] = torch.zeros(1, WIDTH)
+    return weights
 
-    def forward(self, texts: Tensor) -> Tensor:
-        """(N, T) -> (N, W) of length 1."""
-        is_byte = texts != PAD
-        mask = torch.zeros(texts.shape).masked_fill(~is_byte, -1e9)[:, None, None]
-        vectors = self.bytes(texts) + self.places.weight[: texts.shape[1]]
-        for layer in self.layers:
-            vectors = layer(vectors, mask)
-        sums = (vectors * is_byte.unsqueeze(2)).sum(1)
-        return F.normalize(sums / is_byte.sum(1, keepdim=True).clamp(min=1))
 
-    def encode(self, texts: Tensor, chunk: int = CHUNK) -> Tensor:
-        """The same, with texts of about equal length together, so that little is padding."""
-        lengths = (texts != PAD).sum(1)
+def encode(weights: Weights, texts: Tensor) -> Tensor:
+    """(R, N, T) -> (R, N, W) of length 1."""
+    runs, size, length = texts.shape
+    if runs == 1 and size > CHUNK:  # texts of about equal length together: little is padding
+        lengths = (texts[0] != PAD).sum(1)
         order = lengths.argsort()
-        parts = [self(texts[own, : max(1, int(lengths[own].max()))]) for own in order.split(chunk)]
-        return torch.cat(parts)[order.argsort()]
+        parts = [encode(weights, texts[:, o, : int(lengths[o[-1]])]) for o in order.split(CHUNK)]
+        return torch.cat(parts, 1)[:, order.argsort()]
+    is_byte = texts != PAD
+    mask = is_byte.view(-1, 1, 1, length)  # (R N, 1, 1, T)
+
+    def linear(name: str, inputs: Tensor) -> Tensor:  # (R, N T, F)
+        return torch.baddbmm(weights[f"{name}.bias"], inputs, weights[name])
+
+    def normalized(name: str, inputs: Tensor) -> Tensor:
+        return F.layer_norm(inputs, (WIDTH,)) * weights[name] + weights[f"{name}.bias"]
+
+    own_bytes = texts + (PAD + 1) * torch.arange(runs, device=texts.device)[:, None, None]
+    vectors = F.embedding(own_bytes, weights["bytes"].flatten(0, 1))  # (R, N, T, W)
+    vectors = (vectors + weights["places"][:, None, :length]).flatten(1, 2)
+    for layer in range(LAYERS):
+        heads = linear(f"attend{layer}", vectors).view(-1, length, 3, HEADS, WIDTH // HEADS)
+        queries, keys, values = heads.permute(2, 0, 3, 1, 4)  # (R N, H, T, W / H)
+        found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        found = found.transpose(1, 2).reshape(runs, size * length, WIDTH)
+        vectors = normalized(f"norma{layer}", vectors + linear(f"join{layer}", found))
+        hidden = F.relu(linear(f"widen{layer}", vectors))
+        vectors = normalized(f"normb{layer}", vectors + linear(f"narrow{layer}", hidden))
+    sums = (vectors.view(runs, size, length, WIDTH) * is_byte.unsqueeze(3)).sum(2)
+    return F.normalize(sums / is_byte.sum(2, keepdim=True).clamp(min=1), dim=2)
 
 
 # --- training -------------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
-    loss: Tensor  # () what is differentiated
-    losses: Tensor  # (B,) of all examples
-
-
-def objective(model: Encoder, places: Places, case: dict[str, Any], rows: Tensor,
-              negatives: Tensor, progress: float) -> Step:  # fmt: skip
-    """The loss of a batch: `rows` (B,) of the training pairs, `negatives` (M,) label ids."""
-    pairs, labels = places.parts["train"], places.parts["train"].labels[rows]
-    texts = torch.cat([pairs.queries[rows], places.names[labels], places.names[negatives]])
-    queries, positives, others = model.encode(texts).split([BATCH, BATCH, SAMPLED])
-    positive = SCALE * (queries * positives).sum(1)
-    scores = mask_positives(SCALE * queries @ others.T, negatives, labels.unsqueeze(1))
-    if case.get("masks_text"):  # other cities of the same name
-        is_same = (places.names[labels].unsqueeze(1) == places.names[negatives]).all(2)
-        scores = scores.masked_fill(is_same, -torch.inf)
-    if case.get("masks_above"):  # labels that score above the positive
-        is_above = scores.detach() > positive.detach().unsqueeze(1) + case["masks_above"]
-        scores = scores.masked_fill(is_above, -torch.inf)
-    skipped = case.get("skipped", 0)
-    if skipped:
-        scores = scores.scatter(1, hardest_labels(scores, skipped), -torch.inf)
-    k = case.get("k", SAMPLED)
-    losses = softmax_loss(positive, scores.gather(1, hardest_labels(scores, k)))
-    return Step((weights_of(losses.detach(), case, k, progress) * losses).sum(), losses.detach())
-
-
-def weights_of(losses: Tensor, case: dict[str, Any], k: int, progress: float) -> Tensor:
-    """(B,) -> (B,): how much each example counts, at this part of the run."""
-    warm = case.get("warm_up", 0.0)
-    if progress < warm:
-        return torch.full_like(losses, 1 / BATCH)
-    count = case.get("k_prime", BATCH)
-    if anneal := case.get("anneal"):
-        count = round(BATCH + min(1.0, progress / anneal) * (count - BATCH))
-    if ceiling := case.get("ceiling"):
-        count = count_below(losses, count, ceiling=ceiling * float(np.log(k + 1)))
-    share = case.get("mined_share", 1.0)
-    if hopeless := case.get("hopeless"):
-        is_out = losses > hopeless * float(np.log(k + 1))
-        losses = losses.masked_fill(is_out, -torch.inf)
-        count = min(count, BATCH - int(is_out.sum()))
-    if case.get("even"):  # the same share, by examples that weigh the same
-        return even_weights(
-            losses,
-            torch.zeros_like(losses),
-            num_hard_examples=count,
-            mined_share=share,
-            num_dropped=case.get("dropped", 0),
-        )
-    if dropped := case.get("dropped"):
-        losses = losses.scatter(0, losses.topk(dropped).indices, -torch.inf)
-        count = min(count, BATCH - dropped)
-    return share * top_weights(losses, num_hard_examples=count) + (1 - share) / BATCH
-
-
-def train(places: Places, case: dict[str, Any], steps: int, seed: int, state: Path,
-          watch: Any = None) -> tuple[Encoder, dict[str, Any]]:  # fmt: skip
-    """The model, and what its losses were; `state` is the file of the checkpoint."""
-    torch.manual_seed(seed)
-    model = Encoder()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-    first, mined, losses, flat, seconds = 0, [], [], 0, 0.0
-    if state.exists():
-        kept = torch.load(state, weights_only=True)
-        model.load_state_dict(kept["model"])
-        optimizer.load_state_dict(kept["optimizer"])
-        first, mined, losses, flat, seconds = kept["progress"]
-    num_pairs, num_labels = len(places.parts["train"].labels), len(places.names)
-    collapsed = float(np.log(case.get("k", SAMPLED) + 1))
-    began = time.process_time()
-    for step in range(first, steps):
-        draws = torch.Generator().manual_seed(1_000_003 * (seed + 1) + step)
-        rows = torch.randint(num_pairs, (BATCH,), generator=draws)
-        negatives = torch.randperm(num_labels, generator=draws)[:SAMPLED]
-        found = objective(model, places, case, rows, negatives, step / steps)
-        optimizer.zero_grad()
-        found.loss.backward()
-        if watch is not None:
-            watch(step, model, rows, negatives, found)
-        optimizer.step()
-        mined, losses = [*mined, found.loss.item()][-LAST:], [*losses, found.losses.mean().item()]
-        losses = losses[-LAST:]
-        flat += abs(mined[-1] - collapsed) < 0.02 * collapsed
-        if (step + 1) % 500 == 0 and step + 1 < steps:
-            spent = seconds + time.process_time() - began
-            state.parent.mkdir(parents=True, exist_ok=True)
-            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(kept | {"progress": [step + 1, mined, losses, flat, spent]}, state)
-    return model, {
-        "mined_loss": float(np.mean(mined)),
-        "mean_loss": float(np.mean(losses)),
-        "steps_at_the_loss_of_a_guess": int(flat),
-        "cpu_seconds": round(seconds + time.process_time() - began, 1),
+def as_columns(cases: list[Case], device: torch.device) -> dict[str, Tensor]:
+    """(R, 1) of every setting."""
+    return {
+        name: torch.tensor([[float(case.get(name, default))] for case in cases], device=device)
+        for name, default in DEFAULTS.items()
     }
+
+
+def losses_of(vectors: Tensor, is_own: Tensor, is_same: Tensor, case: dict[str, Tensor]) -> Tensor:
+    """(R, B + B + M, W) queries, positives, negatives; (R, B, M) twice -> (R, B)."""
+    queries, positives, others = vectors.split([BATCH, BATCH, SAMPLED], 1)
+    positive = SCALE * (queries * positives).sum(2)
+    scores = SCALE * queries @ others.transpose(1, 2)
+    own = {name: case[name].unsqueeze(2) for name in ("masks_above", "masks_text", "skipped", "k")}
+    is_above = scores > positive.unsqueeze(2) + own["masks_above"]
+    scores = scores.masked_fill(is_own | is_above | is_same & (own["masks_text"] > 0), -torch.inf)
+    scores = scores.sort(2, descending=True).values
+    places = torch.arange(SAMPLED, device=scores.device) - own["skipped"]
+    scores = scores.masked_fill((places < 0) | (places >= own["k"]), -torch.inf)
+    return softmax_loss(positive.flatten(), scores.flatten(0, 1)).view(len(scores), -1)
+
+
+def weights_of(losses: Tensor, case: dict[str, Tensor], progress: float) -> Tensor:
+    """(R, B) -> (R, B): how much each example counts, at this part of the run.
+
+    In every run what `evenhand.risk` computes: `count_below`, then `top_weights`, mixed with the
+    mean, or `even_weights`.
+    """
+    size = losses.shape[1]
+    guess = (case["k"] + 1).log()  # the loss of a model that tells no labels apart
+    part = torch.where(case["anneal"] > 0, (progress / case["anneal"]).clamp(max=1), 1)
+    count = (size + part * (case["k_prime"] - size)).round()
+    order = torch.arange(1, size + 1, device=losses.device)
+    means = losses.sort(1, descending=True).values.cumsum(1) / order
+    above = (means > case["ceiling"] * guess).sum(1, keepdim=True)
+    count = torch.maximum(count, (above + 1).clamp(max=size))
+    count = torch.where(progress < case["warm_up"], size, count)
+
+    places = losses.argsort(1, descending=True).argsort(1)  # 0: the hardest
+    is_out = (places < case["dropped"]) | (losses > case["hopeless"] * guess)
+    keys = losses.masked_fill(is_out, -torch.inf)
+    is_hard = (keys.argsort(1, descending=True).argsort(1) < count) & ~is_out
+    share = case["share"]
+    top = share * is_hard / is_hard.sum(1, keepdim=True).clamp(min=1) + (1 - share) / size
+    easy, more = (1 - share) * count, share * (~is_out).sum(1, keepdim=True)
+    is_spread = (order * GOLDEN % 2**32) < easy / (easy + more) * 2.0**32
+    counts = (is_hard | is_spread) & ~is_out
+    even = counts / counts.sum(1, keepdim=True)
+    return torch.where(case["even"] > 0, even, top)
+
+
+class Trained(NamedTuple):
+    weights: Weights
+    figures: list[dict[str, Any]]  # of each run
+
+
+def train(places: Places, cases: list[Case], seeds: list[int], steps: int) -> Trained:
+    """A run for each case, with the seed beside it."""
+    device = places.names.device
+    made = {seed: make_weights(seed) for seed in sorted(set(seeds))}
+    weights = {
+        name: torch.stack([made[seed][name] for seed in seeds]).to(device).requires_grad_()
+        for name in made[seeds[0]]
+    }
+    optimizer = torch.optim.AdamW(weights.values(), lr=RATE, fused=True)
+    pairs, case = places.parts["train"], as_columns(cases, device)
+    of_run = torch.tensor([list(made).index(seed) for seed in seeds], device=device)
+    draws = {seed: torch.Generator().manual_seed(1_000_003 + seed) for seed in made}
+    rows, others = (  # (steps, S, B) and (steps, S, M)
+        torch.stack([
+            torch.randint(many, (steps, size), generator=draw) for draw in draws.values()
+        ], 1).to(device)
+        for many, size in ((len(pairs.labels), BATCH), (len(places.names), SAMPLED))
+    )  # fmt: skip
+    guess = (case["k"] + 1).log().squeeze(1)
+    mined, means, num_flat = [], [], torch.zeros(len(cases), device=device)
+    for step in range(steps):
+        labels = pairs.labels[rows[step]]
+        names = places.names[torch.cat([labels, others[step]], 1)]  # (S, B + M, T)
+        texts = torch.cat([pairs.queries[rows[step]], names], 1)[of_run]
+        is_own = (labels.unsqueeze(2) == others[step].unsqueeze(1))[of_run]
+        is_same = (names[:, :BATCH, None] == names[:, None, BATCH:]).all(3)[of_run]
+        losses = losses_of(encode(weights, texts), is_own, is_same, case)
+        objective = (weights_of(losses.detach(), case, step / steps) * losses).sum(1)  # (R,)
+        optimizer.zero_grad()
+        objective.sum().backward()
+        optimizer.step()
+        num_flat += ((objective - guess).abs() < 0.02 * guess).detach()
+        if step >= steps - LAST:
+            mined.append(objective.detach())
+            means.append(losses.detach().mean(1))
+    found = zip(*(torch.stack(own).mean(0).tolist() for own in (mined, means)), strict=True)
+    return Trained(weights, [
+        {"mined_loss": own[0], "mean_loss": own[1], "steps_at_the_loss_of_a_guess": int(flat)}
+        for own, flat in zip(found, num_flat.tolist(), strict=True)
+    ])  # fmt: skip
 
 
 # --- evaluation -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def evaluate(model: Encoder, places: Places, part: str) -> dict[str, Any]:
-    """Recall@10 of pairs among all labels, over all and by script."""
+def evaluate(weights: Weights, run: int, places: Places, part: str) -> dict[str, Any]:
+    """Recall@10 of pairs among all labels, over all and by script. Labels that tie share a rank."""
     pairs = places.parts[part]
-    names, which = torch.unique(places.names, dim=0, return_inverse=True)  # equal names tie
-    vectors = model.encode(names)[which]
-    queries = model.encode(pairs.queries)
+    own = {name: values[run : run + 1] for name, values in weights.items()}
+
+    def vectors_of(texts: Tensor) -> Tensor:
+        return torch.cat([encode(own, chunk.unsqueeze(0))[0] for chunk in texts.split(4096)])
+
+    names, which = torch.unique(places.names, dim=0, return_inverse=True)
+    vectors, queries = vectors_of(names), vectors_of(pairs.queries)
+    sizes = torch.bincount(which).to(vectors.dtype)
     is_found = []
-    for own, labels in zip(queries.split(500), pairs.labels.split(500), strict=True):
-        first = largest(own @ vectors.T, 10).positions  # (b, 10)
-        is_found.append((first == labels.unsqueeze(1)).any(1))
+    for query_vectors, labels in zip(
+        queries.split(1000), which[pairs.labels].split(1000), strict=True
+    ):
+        scores = query_vectors @ vectors.T  # (b, L')
+        above = (scores > scores.gather(1, labels.unsqueeze(1))).to(sizes.dtype) @ sizes
+        is_found.append(above + (sizes[labels] - 1) / 2 < 10)
     found = torch.cat(is_found).double()
     probes = queries[:256]
-    cosine = float((probes.sum(0).square().sum() - 256) / (256**2 - 256))
-    scripts = np.array(pairs.scripts)
-    by_script = {
-        str(name): [int(found[torch.from_numpy(scripts == name)].sum()), int(count)]
-        for name, count in zip(*np.unique(scripts, return_counts=True), strict=True)
-    }
+    counts = torch.bincount(pairs.scripts, minlength=len(places.scripts))
+    hits = torch.bincount(pairs.scripts, found, minlength=len(places.scripts))
     return {
         "recall@10": float(found.mean()),
-        f"recall@10 of {NUM_REPORTED}": float(found[:NUM_REPORTED].mean()),
-        "query_cosine": cosine,
-        "scripts": by_script,
+        "query_cosine": float((probes.sum(0).square().sum() - 256) / (256**2 - 256)),
+        "scripts": {
+            name: [int(hit), int(count)]
+            for name, hit, count in zip(places.scripts, hits.tolist(), counts.tolist(), strict=True)
+            if count
+        },
     }
+
+
+def recalls_of(rows: list[dict[str, Any]], scripts: list[str] | None = None) -> Tensor:
+    """(runs,): recall@10 of all pairs, or of those of some scripts."""
+    found = torch.tensor(
+        [[row["scripts"][name] for name in scripts or row["scripts"]] for row in rows]
+    )
+    hits, counts = found.double().sum(1).T
+    return hits / counts
+
+
+def bad_scripts(rows: list[dict[str, Any]]) -> list[str]:
+    """Those with enough pairs where the plain mean is below its average, the worst first."""
+    plain = [row for row in rows if row["case"] == "mean"]
+    names = [name for name, (_, count) in plain[0]["scripts"].items() if count >= MIN_PAIRS]
+    by_script = {name: float(recalls_of(plain, [name]).mean()) for name in names}
+    average = float(recalls_of(plain).mean())
+    return sorted((name for name in names if by_script[name] < average), key=by_script.__getitem__)
 
 
 # --- commands -------------------------------------------------------------------------------------
 
 
-def run(jobs: list[tuple[str, dict[str, Any], int, int, str]], options: argparse.Namespace) -> None:
-    """Each job: name, case, steps, seed, part. Several processes may share the file."""
-    places = load()
-    for name, case, steps, seed, part in jobs:
-        key = {"case": name, "steps": steps, "seed": seed, "part": part}
-        if _find(options.out, key) is not None:
-            continue
-        file = "".join(sign if sign.isalnum() else "-" for sign in f"{name}-{steps}-{seed}")
-        options.state.mkdir(parents=True, exist_ok=True)
-        with open(options.state / f"{file}.lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue  # another process has it
-            if _find(options.out, key) is not None:
-                continue
-            model, figures = train(places, case, steps, seed, options.state / f"{file}.pt")
-            row = key | {"settings": case} | figures | evaluate(model, places, part)
-            _add(options.out, row)
-        shown = {name: value for name, value in row.items() if name != "scripts"}
-        print(json.dumps(shown), flush=True)
+def run(cases: dict[str, Case], parts: list[str], options: argparse.Namespace) -> None:
+    """Trains and evaluates; the rows go to the file, in place of older ones of the same runs."""
+    device = torch.device(options.device)
+    places, began = load().to(device), time.perf_counter()
+    runs = [(seed, name) for seed in options.seeds for name in cases]
+    own = [cases[name] for _, name in runs]
+    trained = train(places, own, [seed for seed, _ in runs], options.steps)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
+    content = json.loads(options.out.read_text("utf-8")) if options.out.exists() else []
+    for part in parts:
+        for position, (seed, case) in enumerate(runs):
+            key = {"case": case, "steps": options.steps, "seed": seed, "part": part, "device": name}
+            row = key | {"settings": cases[case], "torch": torch.__version__}
+            row |= trained.figures[position] | evaluate(trained.weights, position, places, part)
+            content = [other for other in content if not key.items() <= other.items()] + [row]
+            print(json.dumps(key | {"recall@10": row["recall@10"]}), flush=True)
+    write_text(options.out, "[\n" + ",\n".join(map(json.dumps, content)) + "\n]\n")
+    print(f"{time.perf_counter() - began:.0f} s")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return found
-    machine = {"processor": processor(), "threads": torch.get_num_threads()}
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    return {"machine": machine | versions, "runs": []}
+def show(content: list[dict[str, Any]]) -> None:
+    """The tables of docs/deep.md."""
 
+    def kind(row: dict[str, Any]) -> tuple[int, str, str]:
+        return row["steps"], row["device"], row["part"]
 
-def _find(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    rows = _read(path)["runs"]
-    return next((row for row in rows if key.items() <= row.items()), None)
-
-
-def _add(path: Path, row: dict[str, Any]) -> None:
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        content = _read(path)
-        content["runs"].append(row)
-        write_json(path, content)
+    for steps, device, part in sorted(set(map(kind, content))):
+        rows = [row for row in content if kind(row) == (steps, device, part)]
+        plain = {row["seed"]: row for row in rows if row["case"] == "mean"}
+        by_case: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            if row["seed"] in plain:
+                by_case.setdefault(row["case"], []).append(row)
+        bad = bad_scripts([row for row in content if kind(row) == (steps, device, "validation")])
+        print(f"\n{part}, {steps} steps, {device}; bad scripts: {', '.join(bad)}\n")
+        print("| | recall@10 | gain, all | gain, bad scripts | loss | cosine |")
+        print("|---|--:|--:|--:|--:|--:|")
+        for name, own in by_case.items():
+            before = [plain[row["seed"]] for row in own]
+            figures = [f"{np.mean([row['recall@10'] for row in own]):.4f}"]
+            for scripts in (None, bad):
+                gain = 100 * (recalls_of(own, scripts) - recalls_of(before, scripts))
+                spread = f" ± {gain.std():.2f}" if len(own) > 1 else ""
+                figures.append(f"{gain.mean():+.2f}{spread}")
+            figures.append(f"{np.mean([row['mined_loss'] for row in own]):.2f}")
+            figures.append(f"{np.mean([row['query_cosine'] for row in own]):.2f}")
+            print(f"| {name} | {' | '.join(figures)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("cases", "tune"))
+    parser.add_argument("command", choices=("cases", "tune", "final", "show"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", help="of the cases, by name")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=int, default=1_000)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--state", type=Path, default=Path("runs") / "collapse")
     options = parser.parse_args()
-    chosen, part = (REPAIRS, "validation") if options.command == "tune" else (CASES, "test")
-    steps = options.steps or 1000
-    names = options.only or list(chosen)
-    jobs = [(name, chosen[name], steps, seed, part) for seed in options.seeds for name in names]
-    run(jobs, options)
+    if options.command == "show":
+        show(json.loads(options.out.read_text("utf-8")))
+        return
+    cases, parts = {
+        "cases": (CASES, ["test"]),
+        "tune": (REPAIRS, ["validation"]),
+        "final": ({name: REPAIRS[name] for name in ("mean", CHOSEN)}, ["validation", "test"]),
+    }[options.command]
+    run({name: cases[name] for name in options.only or cases}, parts, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`S2MLoss` against the core's functions, called one by one."""
 
 import io
+import math
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from evenhand import (
 )
 
 BATCH, LABELS, DIM = 12, 30, 6
-EXACT = {"mined_share": 1.0, "anneal_steps": 0}
+EXACT = {"mined_share": 1.0, "anneal_steps": 0, "loss_ceiling": math.inf}
 COUNTS = torch.arange(1, LABELS + 1)
 
 
@@ -112,7 +113,7 @@ def test_examples_are_mined_by_the_loss_expected_at_test_time():
     queries, table, ids = draw()
     own = S2MLoss(
         LABELS, num_hard_labels=5, tail_fraction=0.25, mined_share=0.5, anneal_steps=0,
-        label_counts=COUNTS, gap_scale=4.0,
+        label_counts=COUNTS, gap_scale=4.0, loss_ceiling=math.inf,
     )  # fmt: skip
     is_held_out = torch.arange(BATCH) % 4 == 0
     scores = mask_positives(queries @ table.T, torch.arange(LABELS), ids.unsqueeze(1))
@@ -140,7 +141,7 @@ def test_fewer_examples_count_from_step_to_step_also_after_a_checkpoint():
     queries, table, ids = draw()
 
     def make():
-        return S2MLoss(LABELS, tail_fraction=0.25, mined_share=1.0, anneal_steps=3)
+        return S2MLoss(LABELS, tail_fraction=0.25, **EXACT | {"anneal_steps": 3})
 
     def take(loss_fn):
         return counting(torch.autograd.grad(loss_fn(queries, table, ids), queries)[0])

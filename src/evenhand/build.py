@@ -121,7 +121,7 @@ def build_training(
     settings = to_toml(config) + dataset.fingerprint
     plan = _build_plan(config, dataset, _build_sampler(config, dataset, device))
     risk = _build_risk(config, pair_groups=groups, gap_bins=gap_bins)
-    if mining.loss_ceiling:
+    if mining.loss_ceiling and row_encoder(model.encoder) is None:
         score = model.scale if model.is_cosine else 0.0
         collapsed = collapsed_loss(plan.loss_fn, plan.num_hard_labels, score=score)
         risk = _below(risk, ceiling=mining.loss_ceiling * collapsed)

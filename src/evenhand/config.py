@@ -184,9 +184,10 @@ class MiningConfig(Section):
     num_hard_examples: int = 512  # k'; what the rarest subpopulation may fill of a batch
     tail_fraction: Share = 0.0  # above 0: k' as a share of the batch, and not the number above
     anneal_fraction: Share = 1.0  # part of the run over which k' shrinks, where it is annealed
-    # above 0: k' is so large that the mean of the hardest losses is at most this part of the loss
-    # of a model that tells no labels apart; against the collapse of deep encoders
-    loss_ceiling: Share = 0.0
+    # of encoders that are not one row a feature: k' is so large that the mean of the hardest losses
+    # is at most this part of the loss of a model that tells no labels apart, which they collapse
+    # to where more is mined than they can learn; 0: k' as it is
+    loss_ceiling: Share = 0.7
     # how labels are drawn; mixed: from the batch, and uniformly
     sampler: Annotated[
         str, partial(check_choice, choices=SAMPLERS, dropped={"log-uniform": '"frequency"'})

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from evenhand.kernels.random import without_repeats
 from evenhand.losses import LossFn, softmax_loss
 from evenhand.mining import hardest_labels, mask_positives
-from evenhand.risk import EvenMining, mean_weights
+from evenhand.objective import collapsed_loss
+from evenhand.risk import EvenMining, count_below, mean_weights
 from evenhand.sampling import (
     InBatchSampler,
     LabelSampler,
@@ -61,6 +62,7 @@ class S2MLoss(nn.Module):
         tail_fraction: float = 0.25,
         mined_share: float = 0.5,
         anneal_steps: int = 1000,
+        loss_ceiling: float = 0.7,
         loss_fn: LossFn = softmax_loss,
         label_counts: Tensor | None = None,
         gap_scale: float = 0.27,
@@ -77,6 +79,9 @@ class S2MLoss(nn.Module):
             mined_share: of the weight, to the mined examples; the rest goes to all. 1 is S2M as
                 in the paper.
             anneal_steps: calls over which k' shrinks from the whole batch.
+            loss_ceiling: k' is so large that the mean of the hardest losses is at most this part of
+                the loss of a model that tells no labels apart, which an encoder would collapse to
+                where more is mined than it can learn; `math.inf`: k' as it is.
             label_counts: (L,) training pairs of each label. Examples are then mined by the loss
                 they can be expected to have at test time (even-handed mining).
             gap_scale: with counts, the gap between test and training loss times the square root
@@ -106,7 +111,8 @@ class S2MLoss(nn.Module):
         self.num_labels, self.log_q, self.loss_fn = num_labels, log_q, loss_fn
         self.num_sampled_labels = min(num_sampled_labels, num_labels or num_sampled_labels)
         self.num_hard_labels, self.tail_fraction = num_hard_labels, tail_fraction
-        self.anneal_steps, self.generator = anneal_steps, generator
+        self.anneal_steps, self.loss_ceiling = anneal_steps, loss_ceiling
+        self.generator = generator
         self.step = 0  # calls in train mode
 
         # Bins of equally rare labels, with 1, 2, 3-4, 5-8, ... pairs; without counts a single one.
@@ -153,7 +159,9 @@ class S2MLoss(nn.Module):
             kept = hardest_labels(scores, min(self.num_hard_labels, scores.shape[1]))  # (B, k)
             scores = scores.gather(1, kept)
             losses = self._losses(query_vectors, positive_vectors, scores, candidates, kept)
-            weights = self._weights(losses, own_ids, is_held_out)
+            collapsed = collapsed_loss(self.loss_fn, kept.shape[1], score=1.0)  # cosines of 1
+            ceiling = self.loss_ceiling * collapsed
+            weights = self._weights(losses, own_ids, is_held_out, ceiling=ceiling)
             survivors = weights.nonzero().squeeze(1)  # (S,)
 
         query_vectors, kept = query_vectors[survivors], kept[survivors]
@@ -208,7 +216,9 @@ class S2MLoss(nn.Module):
             kept_scores = log_q_corrected(kept_scores, candidates.log_counts[kept])
         return self.loss_fn((query_vectors * positive_vectors).sum(1), kept_scores)
 
-    def _weights(self, losses: Tensor, label_ids: Tensor, is_held_out: Tensor | None) -> Tensor:
+    def _weights(
+        self, losses: Tensor, label_ids: Tensor, is_held_out: Tensor | None, *, ceiling: float
+    ) -> Tensor:
         """(B,) -> (B,)."""
         if not self.training:
             return mean_weights(losses)
@@ -220,8 +230,9 @@ class S2MLoss(nn.Module):
         if self.label_bins is not None:
             bins = self.label_bins[label_ids]
         bin_ids = 2 * bins + (0 if is_held_out is None else is_held_out)
-        num_hard_examples = round(batch_size + annealed * (fewest - batch_size))
-        return self.risk(losses, bin_ids, num_hard_examples=num_hard_examples)
+        count = round(batch_size + annealed * (fewest - batch_size))
+        count = count_below(losses, count, ceiling=ceiling)
+        return self.risk(losses, bin_ids, num_hard_examples=count)
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """What `state_dict` holds: the step, and the gaps measured up to now."""

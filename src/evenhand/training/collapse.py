@@ -54,6 +54,6 @@ class CollapseWatch:
         return (
             f"the encoder has collapsed: at step {self.training.step} two queries have a mean "
             f"cosine of {cosine:.3f}, and the loss is {loss:.3f} (a model that tells no labels "
-            f"apart has {self.collapsed:.3f}); begin anew with mining.loss_ceiling = 0.9, so that "
+            f"apart has {self.collapsed:.3f}); begin anew with mining.loss_ceiling = 0.7, so that "
             f"no more is mined than it can learn, or with a larger mining.num_hard_examples"
         )

@@ -155,6 +155,16 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path, monkeypatch, source, opt
     assert not Path("runs").exists()
 
 
+def test_labels_that_are_no_answer_are_left_out(second):
+    first = second.search(["ba", "bo"], 3)["label"].tolist()
+    found = second.search(["ba", "bo"], 2, without=[first[:1], []])
+    assert found["label"].tolist() == [*first[1:3], *first[3:5]]
+    assert found["rank"].tolist() == [1, 2, 1, 2]
+    for without in ([["a"]], ["a", "b"]):
+        with pytest.raises(evenhand.UserError, match="without must hold a list of labels for each"):
+            second.search(["ba", "bo"], without=without)
+
+
 def test_features_are_asked_for_by_their_row(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_dataset(small.dense_dataset(), Path("dense"))

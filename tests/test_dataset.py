@@ -144,7 +144,9 @@ def test_a_dataset_json_that_is_something_else_or_not_there_is_refused(folder):
         path.write_bytes(text.encode("latin-1"))
         assert_refused(folder, r"dataset.json (is damaged|does not describe)")
     path.write_text(json.dumps(kept | {"version": 99}))
-    assert_refused(folder, "version 99, this Evenhand reads 1 to 3; make the data set again")
+    assert_refused(
+        folder, "version 99, this Evenhand reads 1 to 3; remove .* and make the data set again"
+    )
     for key in ABOUT:
         path.write_text(json.dumps(kept | {key: 1.5}))
         assert_refused(folder, rf"dataset.json is damaged \('{key}' is 1.5\)")

@@ -207,13 +207,13 @@ def test_a_read_only_disk_is_named_by_writers_and_served_to_readers(home, read_o
 
 
 def test_names_from_data_do_not_command_the_terminal(capsys):
-    hostile = "a\x1b]0;title\x07b\x9b2Jc\x1b[31md\te\rf"
+    hostile = "a\x1b]0;title\x07b\x9b2Jc\x1b[31md\te\rf\u202eg"
     console = PipedConsole(file=io.StringIO(), force_terminal=True, width=80, markup=False)
     console.print(Text(hostile))
     console.print(hostile)
     console.show_cursor(False)  # its own commands go through
     shown = console.file.getvalue()
-    assert not [word for word in ("\x1b]", "\x9b", "\x1b[31m") if word in shown]
+    assert not [word for word in ("\x1b]", "\x9b", "\x1b[31m", "\u202e") if word in shown]
     assert shown.endswith("\x1b[?25l")
 
     def stopped():

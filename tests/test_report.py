@@ -20,6 +20,7 @@ from evenhand.errors import UserError
 from evenhand.evaluation import Difference, score_table
 from evenhand.evaluation.certificate import certify
 from evenhand.report import rendering, write_report
+from evenhand.report.forest_plots import Estimate, ForestRow, make_forest
 from evenhand.report.headline import (
     Comparison,
     compare_runs,
@@ -383,6 +384,18 @@ def test_headline_chart_table_and_compare_never_disagree(
         assert (table.count('class="number loss"') > 0) >= bool(lost)
 
 
+def test_an_axis_of_scores_ends_at_all_and_says_where_bars_go_on(page_of, dataset):
+    pairs = np.arange(len(dataset.parts["test"].positives.ids))
+    page = page_of(result_of(dataset, is_missed=pairs < 0))
+    ticks = re.findall(r'text-anchor="middle">(\d+)</text>', section(page, "groups"))
+    assert set(ticks) == {"0", "25", "50", "75", "100"}
+    assert "goes on beyond" not in page
+    assert "finds the right label for 100.0 % of all pairs.</p>" in page  # and no "but"
+    wide = ForestRow("all", "", [Estimate(0, 0.01, -0.5, 0.5, "+1", "−50 to +50")], 9)
+    forest = make_forest("", [wide], reference=0.0, is_of_differences=True)
+    assert forest.is_cut
+
+
 # --- figures --------------------------------------------------------------------------------------
 
 
@@ -402,6 +415,8 @@ def test_a_guarantee_is_of_the_metric_rounded_down_and_shown_only_where_it_says_
         r"≥ ([\d.]+) seen: ([\d.]+)", rows["50 % of any queries"][0]
     ).groups()
     assert 0 <= guaranteed - float(bound) < 0.1
+    num_queries = len(np.unique(run.outcome.query_ids))
+    assert f"these\nvery {num_queries} queries" in page_of(run, run)
     assert float(bound) < float(seen)
     assert len(set(rows["50 % of any queries"])) == 1  # the same run twice
     everything = result_of(dataset, is_missed=pairs < 0)

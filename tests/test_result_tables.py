@@ -1,5 +1,6 @@
 """Tables in the terminal hold the figures, mark the best and what is too small to judge."""
 
+import dataclasses
 import io
 import math
 import re
@@ -65,3 +66,10 @@ def test_what_is_missing_is_a_dash_and_what_is_too_small_in_brackets_that_are_ex
     explained = "(…): too few pairs to judge"
     assert explained in text
     assert explained not in text_of(results_table([("one", [ALL, TAIL, none])]))
+
+
+def test_what_is_behind_a_cut_off_that_finds_all_is_left_out():
+    whole = [score("all", "all", 1.0, metric=f"recall@{cutoff}") for cutoff in (1, 10, 50)]
+    assert "recall@10" not in text_of(results_table([("one", whole)]))
+    other = [dataclasses.replace(row, value=0.9) for row in whole]
+    assert "recall@50" in text_of(results_table([("one", whole), ("two", other)]))

@@ -112,6 +112,36 @@ def test_the_columns_that_a_run_was_trained_on_are_taken_and_named(home, tmp_pat
     assert [row["query"] for row in rows_of(other.output)] == ["a", "b"]
 
 
+def test_a_row_that_is_empty_in_every_column_does_not_shift_the_others(home, tmp_path, capsys):
+    run = shutil.copytree(home / "runs/a", tmp_path / "run")
+    about = json.loads((run / "run.json").read_text("utf-8"))
+    about["dataset"]["query_columns"] = ["first", "second"]
+    (run / "run.json").write_text(json.dumps(about), "utf-8")
+    table = {"query_id": ["1", "2", "3"], "first": ["bado", None, "lu"], "second": [None, None, ""]}
+    pa.parquet.write_table(pa.table(table), tmp_path / "t.parquet")
+    words = ("search", run, "--input", tmp_path / "t.parquet", "--results", 1, "--json")
+    rows = rows_of(run_main(capsys, *words).output)
+    assert [(row["query_id"], row["query"]) for row in rows] == [("1", "bado"), ("3", "lu")]
+
+
+def test_labels_that_are_no_answer_are_left_out_and_the_next_move_up(ask, tmp_path):
+    words = ("--input", tmp_path / "t.parquet", "--query", "text", "--results", 3, "--json")
+    pa.parquet.write_table(pa.table({"text": QUERIES}), tmp_path / "t.parquet")
+    found = rows_of(ask(*words, "--results", 5).output)
+    answers = [[row["label"] for row in found if row["query"] == query] for query in QUERIES]
+    for taken in (
+        [[labels[0], labels[3], "unknown"][: n + 1] for n, labels in enumerate(answers)],
+        [f"{labels[0]} | {labels[3]}" * (n != 1) for n, labels in enumerate(answers)],
+    ):
+        pa.parquet.write_table(pa.table({"text": QUERIES, "taken": taken}), tmp_path / "t.parquet")
+        rows = rows_of(ask(*words, "--without", "taken").output)
+        for labels, without, query in zip(answers, taken, QUERIES, strict=True):
+            expected = [label for label in labels if label not in without][:3]
+            of_query = [row for row in rows if row["query"] == query]
+            assert [row["label"] for row in of_query] == expected
+            assert [row["rank"] for row in of_query] == [1, 2, 3]
+
+
 BAD = [  # words, standard input, what the sentence must hold
     ([], b"", ["standard input holds no query"]),
     (["-"], b"\n \n", ["standard input holds no query"]),
@@ -120,6 +150,8 @@ BAD = [  # words, standard input, what the sentence must hold
     (["x", "--input", "queries.txt"], b"", ["as words or from --input", "queries.txt"]),
     (["--input", "none.txt"], b"", ["none.txt does not exist"]),
     (["--input", "queries.parquet"], b"", ["no column 'query'", "'text'", "--query"]),
+    (["--input", "queries.txt", "--without", "taken"], b"", ["--without taken: only for a table"]),
+    (["--input", "asked.csv", "--without", "taken"], b"", ["no column 'taken'", "'text'"]),
     (["--input", "queries.txt", "--output", "found.xlsx"], b"", [".parquet", "--json"]),
     (["--input", "queries.txt", "--output", "queries.txt/x.csv"], b"", ["queries.txt"]),
     (["--input", "asked.csv", "--output", "asked.csv"], b"", ["asked.csv is the file of the qu"]),

@@ -386,6 +386,42 @@ def test_what_is_merged_and_left_out_is_counted(tmp_path):
     ]
 
 
+def test_a_row_that_is_empty_in_every_query_column_is_left_out():
+    rows = {"a": ["x", None, None, "y"], "b": [None, "z", None, "y"], "label": ["1", "2", "3", "4"]}
+    with pytest.raises(UserError, match=r"empty cells of a \+ b: 1, the first in row 3"):
+        all_train(rows, query=["a", "b"])
+    dataset = all_train(rows, query=["a", "b"], skip_missing=True)
+    assert list(dataset.parts["train"].texts) == ["x", "y y", "z"]
+
+
+@pytest.mark.parametrize(("separator", "is_told"), [(" | ", True), (";", True), (" / ", False)])
+def test_labels_that_look_like_several_are_told_how_to_split_them(separator, is_told):
+    tags, notes = ["red", "blue", "old", "new", "big"], []
+    pairs = [separator.join((one, other)) for one in tags for other in tags if one < other]
+    rows = {"query": [f"q{n}" for n in range(len(pairs))], "label": pairs}
+    all_train(rows, note_fn=notes.append)
+    hint = f"--label-separator '{separator.strip()}'"
+    assert any(hint in note for note in notes) == is_told
+    all_train(rows | {"label": [f"['{pair}']" for pair in pairs]}, note_fn=notes.append)
+    assert "look like lists written as text" in notes[-2]
+    notes.clear()  # no hint where the parts are no fewer: a town and its state
+    rows["label"] = [f"town {n}{separator}state {n}" for n in range(len(pairs))]
+    all_train(rows, note_fn=notes.append)
+    assert not any("--label-separator" in note for note in notes)
+
+
+def test_users_as_queries_are_told_that_the_usual_split_tests_new_ones():
+    rows = {"user": [f"u{n % 9}" for n in range(90)], "item": [f"i{n % 7}" for n in range(90)]}
+    notes, columns = [], {"query": "user", "label": "item"}
+    all_train(rows, **columns, note_fn=notes.append)
+    assert any(note.startswith("note: 10 pairs a query") for note in notes)
+    notes.clear()
+    all_train(rows | {"time": range(90)}, **columns, split_time="time", note_fn=notes.append)
+    rows["user"] = [f"user {name}" for name in rows["user"]]
+    all_train(rows, **columns, note_fn=notes.append)
+    assert not any("pairs a query" in note for note in notes)
+
+
 def test_an_unchanged_table_is_converted_once(tmp_path):
     path, options = tmp_path / "pairs.csv", TableOptions(groups="country", test_fraction=0.0)
     path.write_bytes(csv_text(ROWS))
@@ -491,6 +527,7 @@ BAD_FILES = [
     ("a.csv.zst", b"query", "cannot be read"),
     ("a.csv.gz", gzip.compress(b"\n" * 2**22), "is empty; its first line must name"),
     ("a.parquet.gz", gzip.compress(bytes(2**20)), "what is compressed is no Parquet"),
+    ("a.zip", b"", r"is an archive; name a table in it, such as .*a\.zip/data\.csv"),
     ("a.xlsx", b"", r"a table must end in \.csv, \.tsv, \.jsonl, .*; rename or convert the file"),
 ]
 
@@ -526,7 +563,7 @@ def test_a_long_field_is_no_error(tmp_path):
         ({"vectors": "none.npy"}, r"none\.npy is no \.npy file of vectors"),
         (
             {"querry": "x"},
-            "unexpected keyword argument 'querry'; the options of a table are query,",
+            "a table has no option 'querry'; did you mean 'query'?",
         ),
         ({"features": "sounds"}, "features must be one of ngrams, words, got 'sounds'"),
         ({"max_words": 2, "features": "ngrams"}, "max_words is not for .* kind 'ngrams'"),
@@ -547,10 +584,9 @@ def test_options_that_do_not_fit_the_table_are_refused(options, message):
         ("missing.csv", r"missing\.csv does not exist; check the path"),
         ({"query": ["a"], "label": []}, "the table cannot be read"),
         (pd.DataFrame({"query": ["a", 1], "label": ["b", "c"]}), "make each column of one type"),
-        (
-            7,
-            "a table must be a path, a pandas, polars or pyarrow table, .*, got int",
-        ),
+        (7, "a table must be a path, a pandas, polars or pyarrow table, .*, got int"),
+        (None, "a table must be a path, .*, got NoneType"),
+        (pd.Series(["a"]), "the table cannot be read"),
     ],
 )
 def test_what_is_no_table_is_refused(source, message):

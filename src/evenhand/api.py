@@ -10,7 +10,6 @@ What a user can mend is raised as `evenhand.UserError`, in one sentence.
 
 import contextlib
 import dataclasses
-import difflib
 import html
 import importlib.util
 import itertools
@@ -32,8 +31,8 @@ from evenhand.cli.console import console
 from evenhand.cli.search import AT_ONCE, Asked, result_rows
 from evenhand.cli.train import show_results
 from evenhand.config import Config, check_settings, read_preset, read_settings
-from evenhand.data import Dataset, TableOptions, normalize
-from evenhand.data.table import prepare_table
+from evenhand.data import Dataset, normalize
+from evenhand.data.table import prepare_table, read_options
 from evenhand.data.table_reader import is_path
 from evenhand.errors import UserError
 from evenhand.evaluation import Score
@@ -194,18 +193,37 @@ class Run:
         dataset = self.dataset if needs_data else None
         return load_searcher(self.folder, device=self._device, dataset=dataset)
 
-    def search(self, queries: Any, num_results: int = 10) -> Frame:
+    def search(
+        self,
+        queries: Any,
+        num_results: int = 10,
+        *,
+        without: Iterable[Iterable[str]] | None = None,
+    ) -> Frame:
         """The best labels of each query: columns query, rank (from 1), label and score.
 
         Args:
             queries: texts in a list, an array or a column, or a single text; or features (Q, F) of
                 a data set that has no texts: the column is then query_id, their row.
+            without: for each query the labels that are no answer, such as items taken before.
         """
-        places = itertools.count()
-        tables = []
-        for batch in _batches(queries):
-            ids = None if isinstance(batch, list) else [str(next(places)) for _ in batch]
-            tables.append(result_rows(Asked(batch, ids), self.searcher, num_results))
+        batches = list(_batches(queries))
+        num_queries = sum(map(len, batches))
+        given = None if without is None else list(without)
+        if given is not None and (
+            len(given) != num_queries or any(isinstance(labels, str) for labels in given)
+        ):
+            raise UserError(
+                f"without must hold a list of labels for each query: {num_queries} lists, got "
+                f"{given if num_queries == 1 else len(given)}"
+            )
+        lists = None if given is None else [set(labels) for labels in given]
+        tables, done = [], 0
+        for batch in batches:
+            span = slice(done, done := done + len(batch))
+            ids = None if isinstance(batch, list) else list(map(str, range(span.start, done)))
+            asked = Asked(batch, ids, lists and lists[span])
+            tables.append(result_rows(asked, self.searcher, num_results))
         return _frame(pa.concat_tables(tables))
 
     def encode(self, queries: Any) -> NDArray[np.float32]:
@@ -368,13 +386,7 @@ def _data_folder(source: Any, columns: Mapping[str, Any], own_console: Console) 
             return str(source)
         if not Path(source).exists():
             raise UserError(f"{source} does not exist")
-    known = [field.name for field in dataclasses.fields(TableOptions)]
-    for name in columns:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-            raise UserError(f"a table has no option {name!r}; {hint}")
-    options, note_fn = TableOptions(**columns), own_console.print
+    options, note_fn = read_options(columns), own_console.print
     with stage_bar(own_console) as advance:
         return str(prepare_table(source, options, note_fn=note_fn, progress_fn=advance))
 

@@ -7,8 +7,9 @@ import re
 import signal
 
 FIXABLE, STOPPED, NO_READER = 2, 130, 141  # exit codes
-# All but tab and newline; and surrogates, which stand for bytes of file names that are no UTF-8.
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# All but tab and newline; what reverses the text behind it; and surrogates, which stand for bytes
+# of file names that are no UTF-8.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202d\u202e\ud800-\udfff]")
 GPU_ERROR = "OutOfMemoryError"  # torch's, which takes seconds to import
 # Messages of libraries that have no exception of their own for it.
 _NO_MEMORY = re.compile(

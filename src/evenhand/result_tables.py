@@ -87,6 +87,13 @@ def results_table(
     """
     known = {score.metric for _, scores in results for score in scores}
     metrics = [metric for metric in METRICS if metric in known] or sorted(known)[:3]
+    values = {
+        metric: {s.value for _, scores in results for s in main_rows(scores) if s.metric == metric}
+        for metric in metrics
+    }
+    is_whole = [{v for v in values[metric] if not math.isnan(v)} == {1.0} for metric in metrics]
+    if any(is_whole):  # all is found already: what is behind says nothing
+        metrics = metrics[: is_whole.index(True) + 1]
     table = Table(title=f"pair recall on the {part_name} part", title_justify="left")
     table.add_column("group")
     table.add_column("pairs", justify="right")
@@ -220,11 +227,14 @@ def unseen_notes(dataset: Dataset) -> list[str]:
             f"name a file with --test"
         )
     for part_name in filter(lambda name: name != "train", dataset.parts):
-        of_part = f"of the {len(dataset.parts[part_name].positives.ids):,} {part_name} pairs"
+        total = len(dataset.parts[part_name].positives.ids)
+        of_part = f"of the {total:,} {part_name} pairs"
         if count := count_unseen_labels(dataset, part_name):
+            outcome = "they stay in the figures"
+            if count == total:
+                outcome = "so no model can find one; most labels need several queries"
             notes.append(
-                f"note: {count:,} {of_part} have a label that is never seen in training; they stay "
-                f"in the figures"
+                f"note: {count:,} {of_part} have a label that is never seen in training; {outcome}"
             )
         if count := count_known_pairs(dataset, part_name):
             notes.append(

@@ -31,7 +31,7 @@ from evenhand.build import (
 )
 from evenhand.config import Config, DataConfig, to_toml
 from evenhand.data import Dataset, Rows, open_dataset, save_dataset
-from evenhand.data.dataset import check_all_ids
+from evenhand.data.dataset import check_all_ids, release_memory
 from evenhand.data.weighting import weight_features
 from evenhand.defaults import Choice, choices_table, fit_settings
 from evenhand.distributed.ranks import ProcessRanks, Ranks, Shards, num_launched
@@ -93,7 +93,7 @@ def open_data(config: DataConfig, console: Console, *, folder: Path | None = Non
             least, num_buckets = config.min_population, config.num_buckets
             save_dataset(load_places(min_population=least, num_buckets=num_buckets), place)
     dataset = open_dataset(place)
-    check_all_ids(dataset)
+    check_all_ids(dataset, place)
     return dataset if config.weighting == "as-is" else weight_features(dataset, config.weighting)
 
 
@@ -250,6 +250,7 @@ def train_run(
     # Only now, when the model is on the disk and run.json says so, are they of no more use.
     if is_first and not keeps_checkpoints:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    release_memory(dataset)
     return True
 
 
@@ -576,6 +577,8 @@ def evaluate_run(
         outcome = evaluate_model(
             model, dataset, part_name, config, ranker=ranker, progress_fn=advance, ranks=ranks
         )
+    del model, ranker
+    release_memory(dataset)
     with console.status("intervals"):
         count = config.evaluation.num_resamples
         scores = _scores_of(outcome, dataset, part_name, config, num_resamples=count)

@@ -239,5 +239,7 @@ def _outcome(command_fn: Callable[[], int]) -> tuple[int, str]:
 def say(sentence: str) -> None:
     """Prints one line to stderr, if that is still open."""
     lines = map(str.strip, without_controls(sentence).splitlines())
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()  # so that the line does not stand before what was printed earlier
     with contextlib.suppress(OSError):
         print("evenhand:", *lines, file=sys.stderr, flush=True)

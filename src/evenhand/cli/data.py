@@ -136,7 +136,7 @@ def show(folder: Folder) -> None:
     from evenhand.data.dataset import check_all_ids
 
     dataset = open_dataset(folder)
-    check_all_ids(dataset)
+    check_all_ids(dataset, folder)
     _show(dataset)
     _show_overview(dataset)
 

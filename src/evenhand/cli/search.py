@@ -23,6 +23,7 @@ WRITTEN = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 class Asked(NamedTuple):
     queries: list[str]
     ids: list[str] | None = None  # where the table has a column query_id
+    without: list[set[str]] | None = None  # names of labels that are no answer
 
 
 def search(
@@ -41,6 +42,10 @@ def search(
             "Column of the queries in --input.",
             show_default="the only one, or those of the table that the run was trained on",
         ),
+    ] = None,
+    without: Annotated[
+        str | None,
+        flag("Column of labels that are no answer: lists, or texts such as 'a|b'; with --input."),
     ] = None,
     output: Annotated[
         Path | None, flag(f"File to write, a line a result: {', '.join(WRITTEN)}.")
@@ -85,7 +90,7 @@ def search(
         else:
             write_fn = _print_tables
         trained_on = read_about(run)["dataset"].get("query_columns")
-        asked = _read_queries(queries or [], input, query, trained_on, advance)
+        asked = _read_queries(queries or [], input, query, without, trained_on, advance)
         for batch in asked:
             kept, blank = _without_blank(batch)
             if blank and queries and "-" not in queries:
@@ -100,7 +105,8 @@ def search(
     if num_blank:
         print(f"evenhand: blank queries, left out: {num_blank:,}", file=sys.stderr)
     if output is not None:
-        console.print(f"{num_found:,} queries answered: {output}")
+        noun = "query" if num_found == 1 else "queries"
+        console.print(f"{num_found:,} {noun} answered: {output}")
 
 
 # --- queries --------------------------------------------------------------------------------------
@@ -110,6 +116,7 @@ def _read_queries(
     words: Sequence[str],
     path: Path | None,
     column: str | None,
+    without: str | None,
     trained_on: Any,
     advance: "ProgressFn",
 ) -> Iterator[Asked]:
@@ -117,14 +124,14 @@ def _read_queries(
 
     Args:
         column: of a table; None: its only one, or else those that the run was trained on.
+        without: column of a table, with labels that are no answer.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from evenhand.data.table_cells import as_texts
-    from evenhand.data.table_reader import is_table_path, read_batches
+    from evenhand.data.table_cells import as_label_lists, as_texts, join_texts
+    from evenhand.data.table_reader import find_column, is_table_path, read_batches
     from evenhand.data.text_io import read_lines
 
+    if without is not None and (path is None or not is_table_path(path)):
+        raise UserError(f"--without {without}: only for a table in --input")
     if str(path) == "-" or list(words) == ["-"]:
         yield from _in_batches(_standard_input(), advance)
     elif path is None:
@@ -146,15 +153,17 @@ def _read_queries(
                         f"{path}: there is no column {name!r}; name one of "
                         f"{', '.join(map(repr, names[:20]))} with --query"
                     )
-            cells = [as_texts(rows[name], name, str(path)) for name in columns]
-            space = pa.scalar(" ", cells[0].type)
-            texts = pc.binary_join_element_wise(*cells, space, null_handling="skip")
-            ids = None
+            where = str(path)
+            texts = join_texts([as_texts(rows[name], name, where) for name in columns])
+            ids: list[str] | None = None
+            lists: list[set[str]] | None = None
             if "query_id" in names:
-                ids = as_texts(rows["query_id"], "query_id", str(path)).fill_null("")
+                ids = as_texts(rows["query_id"], "query_id", where).fill_null("").to_pylist()
+            if without is not None:
+                lists = as_label_lists(rows[find_column(without, names, where)], without, where)
             for start in range(0, len(rows), AT_ONCE):
-                batch = texts.slice(start, AT_ONCE).to_pylist()
-                yield Asked(batch, None if ids is None else ids.slice(start, AT_ONCE).to_pylist())
+                span = slice(start, start + AT_ONCE)
+                yield Asked(texts[span].to_pylist(), ids and ids[span], lists and lists[span])
 
 
 def _in_batches(lines: Iterator[str], advance: "ProgressFn") -> Iterator[Asked]:
@@ -178,9 +187,10 @@ def _without_blank(batch: Asked) -> tuple[Asked, int]:
     from evenhand.data.text import normalize
 
     kept = [place for place, text in enumerate(batch.queries) if normalize(text)]
-    ids = batch.ids and [batch.ids[place] for place in kept]
     texts = [batch.queries[place] for place in kept]
-    return Asked(texts, ids), len(batch.queries) - len(kept)
+    ids = batch.ids and [batch.ids[place] for place in kept]
+    without = batch.without and [batch.without[place] for place in kept]
+    return Asked(texts, ids, without), len(batch.queries) - len(kept)
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -247,16 +257,24 @@ def result_rows(asked: Asked, searcher: "Searcher", num_results: int) -> Any:
     import numpy as np
     import pyarrow as pa
 
-    found = searcher.search(asked.queries, num_results)
+    num_without = max(map(len, asked.without or []), default=0)
+    found = searcher.search(asked.queries, num_results + num_without)
     label_ids, scores = found.label_ids.cpu().numpy(), found.scores.float().cpu().numpy()
-    places, ranks = np.nonzero(label_ids >= 0)
-    columns = {"query_id": asked.ids, "query": asked.queries}
-    lists = {name: cells for name, cells in columns.items() if isinstance(cells, list)}
-    table = pa.table(lists).take(places)
+    places, columns = np.nonzero(label_ids >= 0)
+    names = searcher.label_names(label_ids[places, columns].tolist())
+    if asked.without is not None:
+        pairs = zip(places.tolist(), names, strict=True)
+        kept = [n for n, (place, name) in enumerate(pairs) if name not in asked.without[place]]
+        places, columns, names = places[kept], columns[kept], [names[n] for n in kept]
+    ranks = np.arange(len(places)) - np.searchsorted(places, places)
+    is_shown = ranks < num_results
+    texts = {"query_id": asked.ids, "query": asked.queries}
+    table = pa.table({name: cells for name, cells in texts.items() if isinstance(cells, list)})
+    table = table.take(places)
     for name, cells in {
         "rank": ranks + 1,
-        "label": searcher.label_names(label_ids[places, ranks].tolist()),
-        "score": scores[places, ranks],
+        "label": names,
+        "score": scores[places, columns],
     }.items():
         table = table.append_column(name, pa.array(cells))
-    return table
+    return table.filter(is_shown)

@@ -201,8 +201,15 @@ def iterate_pieces(array: NDArray[Any], length: int = PIECE) -> Iterator[tuple[i
     """
     for start in range(0, len(array), length):
         yield start, array[start : start + length]
-        if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            array.base.madvise(mmap.MADV_DONTNEED)
+        release_pages(array)
+
+
+def release_pages(array: Any) -> None:
+    """Gives back what was read of a memory-mapped array; the file has it still."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        array.madvise(mmap.MADV_DONTNEED)
 
 
 def count_ids(ids: IntArray, size: int) -> NDArray[np.int64]:

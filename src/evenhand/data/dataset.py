@@ -5,6 +5,8 @@ at once (every array is memory-mapped) and holds no absolute path, so it can be 
 another machine.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from evenhand.data.csr import (
@@ -30,6 +33,7 @@ from evenhand.data.csr import (
     check_spans,
     count_ids,
     iterate_pieces,
+    release_pages,
 )
 from evenhand.data.groups import Groups
 from evenhand.errors import UserError
@@ -115,6 +119,18 @@ def count_unseen_labels(dataset: Dataset, part_name: str) -> int:
     return sum(int((counts[piece] == 0).sum()) for _, piece in iterate_pieces(label_ids))
 
 
+def release_memory(dataset: Dataset) -> None:
+    """Gives back the pages read of its files, and what the allocators of Arrow and C keep.
+
+    Between the stages of a run, so that the peak is that of one of them.
+    """
+    for array in _arrays_of(dataset).values():
+        release_pages(array)
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(AttributeError, OSError):  # only glibc can
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -186,7 +202,7 @@ def check_content(folder: Path, *, progress_fn: ProgressFn | None = None) -> Non
     if make_fingerprint(dataset, progress_fn=progress_fn) != dataset.fingerprint:
         raise UserError(
             f"{folder} is damaged: its content does not match the fingerprint in its dataset.json; "
-            f"copy it again, or make the data set again"
+            f"copy it again, or remove the folder and make it again"
         )
 
 
@@ -245,13 +261,15 @@ def open_dataset(folder: Path) -> Dataset:
         if about.get("version") not in range(1, FORMAT_VERSION + 1):
             raise UserError(
                 f"{path} is of format version {about.get('version')}, this Evenhand reads 1 to "
-                f"{FORMAT_VERSION}; make the data set again"
+                f"{FORMAT_VERSION}; remove {folder} and make the data set again"
             )
         dataset = _read_dataset(folder, about)
         check_lengths(dataset)
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # not as we write it
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise UserError(f"{path} is damaged ({kind}{error}); make the data set again") from error
+        raise UserError(
+            f"{path} is damaged ({kind}{error}); remove {folder} and make the data set again"
+        ) from error
     return dataset
 
 
@@ -321,12 +339,12 @@ def _open_array(folder: Path, name: str, shape: list[int]) -> NDArray[Any]:
         array = open_npy(path, is_empty=0 in shape)
     except Exception as error:  # numpy's reader of a damaged header raises a dozen kinds
         raise UserError(
-            f"{path} is missing or damaged ({error}); make the data set again"
+            f"{path} is missing or damaged ({error}); remove {folder} and make the data set again"
         ) from error
     if list(array.shape) != shape or array.dtype != _dtype_of(name):
         raise UserError(
             f"{path} holds {array.dtype} of shape {list(array.shape)}, expected {_dtype_of(name)} "
-            f"of shape {shape}; make the data set again"
+            f"of shape {shape}; remove {folder} and make the data set again"
         )
     return array
 
@@ -404,10 +422,10 @@ def _check_groups(
                 raise ValueError(f"rows of {set_name} must hold groups, each once and in order")
 
 
-def check_all_ids(dataset: Dataset) -> None:
+def check_all_ids(dataset: Dataset, folder: Path | None = None) -> None:
     """Refuses ids that name no label, feature or group, and offsets that decrease.
 
-    Whoever reads rows, compiled code too, relies on both.
+    Whoever reads rows, compiled code too, relies on both. The folder is for the message.
     """
     # Rows of a streamed one were seen when it was made: to read all takes as long as an epoch.
     are_rows_read = not dataset.is_read_in_blocks
@@ -428,7 +446,9 @@ def check_all_ids(dataset: Dataset) -> None:
                 num_ids = len(group.names if group.sets is None else group.sets)
                 check_ids(f"{column} of {holder}", group.ids, num_ids, first=-1)
     except ValueError as error:
-        raise UserError(f"{dataset.name} is damaged ({error}); make it again") from error
+        raise UserError(
+            f"{folder or dataset.name} is damaged ({error}); remove its folder and make it again"
+        ) from error
 
 
 def check_finite(dataset: Dataset) -> None:

@@ -27,7 +27,7 @@ from evenhand.data.csr import (
     rows_from_lists,
     take_rows,
 )
-from evenhand.data.dataset import Dataset, Part
+from evenhand.data.dataset import Dataset, Part, is_borne_out
 from evenhand.data.groups import GroupValues, make_shared_groups
 from evenhand.data.splits import check_fractions, choose_validation_rows
 from evenhand.data.text_io import quote_value, read_blocks, read_lines
@@ -42,8 +42,6 @@ NUMBER = re.compile(
     rb"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
 )
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-ALWAYS_PLAUSIBLE = 2**24  # labels or features that a header may promise whatever the rows name
-IDS_PER_ENTRY = 16  # of more labels than this for every pair, nearly none could be learnt
 
 
 class Header(NamedTuple):
@@ -159,7 +157,7 @@ def check_promises(path: Path, header: Header, num_pairs: int, num_values: int) 
     """Refuses a header with far more labels or features than the documents name."""
     for kind, num_entries in (("labels", num_pairs), ("features", num_values)):
         count = getattr(header, f"num_{kind}")
-        if count > max(ALWAYS_PLAUSIBLE, IDS_PER_ENTRY * num_entries):
+        if not is_borne_out(count, num_entries):
             raise UserError(
                 f"{path}, line 1: the header promises {count} {kind}, and all documents together "
                 f"name at most {num_entries} different ones; mend the header (the order is "

@@ -11,9 +11,8 @@ several positives. Groups belong to rows: a query, or a (query, label) pair, tha
 several groups is in each of them, and trains once.
 """
 
-import contextlib
-import ctypes
 import dataclasses
+import difflib
 import hashlib
 import json
 import math
@@ -29,7 +28,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from evenhand.data.csr import ArrayWriter, FloatArray, IntArray, Rows, Strings, collect_rows
-from evenhand.data.dataset import Dataset, Part, open_dataset, write_dataset
+from evenhand.data.dataset import Dataset, Part, open_dataset, release_memory, write_dataset
 from evenhand.data.groups import group_pairs, make_groups
 from evenhand.data.splits import (
     PARTS,
@@ -52,10 +51,12 @@ from evenhand.data.table_cells import (
     is_filled,
     iterate_texts,
     join_codes,
+    join_texts,
     squeeze,
 )
 from evenhand.data.table_reader import Source, is_path, read_batches
 from evenhand.data.text import Featurizer, make_featurizer, normalize, words_recur
+from evenhand.data.text_io import quote_value
 from evenhand.errors import UserError
 from evenhand.files import ProgressFn, atomic_folder, open_npy
 
@@ -64,6 +65,8 @@ NoteFn = Callable[[str], None]
 KEPT_FORMAT = 2  # of what `prepare_table` keeps: a higher number converts all tables again
 BLOCK_ROWS = 2**15  # of vectors, copied at once
 NUM_LOOKED_AT = 2500  # texts, to choose their features
+SEPARATORS, SHARE_JOINED = "|;,", 0.1  # of labels that look like several in one cell
+MANY_PAIRS = 10  # a query: more than most texts have, and fewer than the users of a log
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,6 +185,17 @@ class TableOptions:
         return list(dict.fromkeys(name for name in names if name))
 
 
+def read_options(given: Mapping[str, Any], base: TableOptions | None = None) -> TableOptions:
+    """Options by name, on top of others; a name that is none is told what was meant."""
+    known = [field.name for field in dataclasses.fields(TableOptions)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            raise UserError(f"a table has no option {name!r}; {hint}")
+    return TableOptions(**given) if base is None else dataclasses.replace(base, **given)
+
+
 def load_table(
     source: Source,
     options: TableOptions | None = None,
@@ -206,11 +220,7 @@ def load_table(
         progress_fn: called with what is being done, how much is done and, if known, of how much.
         columns: fields of `TableOptions`, which need no `options` then.
     """
-    try:
-        options = dataclasses.replace(options, **columns) if options else TableOptions(**columns)
-    except TypeError as error:
-        known = ", ".join(field.name for field in dataclasses.fields(TableOptions))
-        raise UserError(f"load_table: {error}; the options of a table are {known}") from error
+    options = read_options(columns, options)
     name = name or table_name(source)
     note_fn = note_fn or (lambda note: None)
     progress_fn = progress_fn or (lambda title, done, total: None)
@@ -218,15 +228,9 @@ def load_table(
         return _make_dataset(source, options, name, None, note_fn, progress_fn)
     with atomic_folder(folder) as staging:
         write_dataset(_make_dataset(source, options, name, staging, note_fn, progress_fn), staging)
-    _release_memory()
-    return open_dataset(folder)
-
-
-def _release_memory() -> None:
-    """Gives back what the allocators of Arrow and C keep for later: training comes next."""
-    pa.default_memory_pool().release_unused()
-    with contextlib.suppress(AttributeError, OSError):  # only glibc can
-        ctypes.CDLL(None).malloc_trim(0)
+    dataset = open_dataset(folder)
+    release_memory(dataset)  # training comes next
+    return dataset
 
 
 def table_name(source: Source) -> str:
@@ -300,6 +304,9 @@ def _make_dataset(
     lines = _read_lines(source, options, where, folder, note_fn, progress_fn)
     for note in _merge_notes(lines):
         note_fn(note)
+    for hint in (_separator_hint(lines, options), _log_hint(lines, options)):
+        if hint:
+            note_fn(f"note: {hint}")
     queries, labels, vectors = lines.queries, lines.labels, lines.vectors
     if len(labels.names) == 1:
         raise UserError(
@@ -487,6 +494,45 @@ def _merge_notes(lines: "Lines") -> Iterator[str]:
         yield f"empty cells of {column}, in no group: {int((ids < 0).sum()):,}"
 
 
+def _separator_hint(lines: "Lines", options: TableOptions) -> str:
+    """For cells that seem to hold several labels: split, many fewer of them would differ."""
+    names, ids = lines.labels.names, lines.labels.ids
+    is_list = pc.starts_with(names, "[").to_numpy(zero_copy_only=False)
+    if is_list[ids].mean() > SHARE_JOINED:
+        return (
+            f"labels such as {quote_value(names[int(is_list.argmax())].as_py())} look like lists "
+            f"written as text, and count as one each; keep lists in Parquet or JSON lines, or "
+            f"write them as a|b"
+        )
+    for separator in SEPARATORS if options.label_separator is None else "":
+        is_joined = pc.match_substring(names, separator).to_numpy(zero_copy_only=False)
+        share = is_joined[ids].mean()
+        if share > SHARE_JOINED:
+            pieces = pc.utf8_trim_whitespace(pc.split_pattern(names, separator).flatten())
+            if len(pieces.unique()) <= len(names) / 2:
+                example = quote_value(names[int(is_joined.argmax())].as_py())
+                return (
+                    f"{share:.0%} of the labels look like several, such as {example}, and count as "
+                    f"one each; --label-separator '{separator}' (label_separator) splits them"
+                )
+    return ""
+
+
+def _log_hint(lines: "Lines", options: TableOptions) -> str:
+    """For queries that seem to be users: the usual split tests none that has been seen."""
+    is_split = lines.times is not None or lines.entities is not None or lines.said_parts is not None
+    num_pairs = len(lines.queries.ids) / len(lines.queries.names)
+    if is_split or options.test is not None or num_pairs < MANY_PAIRS or not options.query:
+        return ""
+    is_phrase = pc.match_substring(lines.queries.names, " ").to_numpy(zero_copy_only=False)
+    if is_phrase.mean() > SHARE_JOINED:
+        return ""
+    return (
+        f"{num_pairs:.0f} pairs a query, and queries of one word: if they are the users of a log, "
+        f"all test users are new; --split-time asks what known users do next (docs/recommender.md)"
+    )
+
+
 # --- from rows to lines ---------------------------------------------------------------------------
 
 
@@ -519,8 +565,9 @@ def _read_lines(
     store: ArrayWriter | None = None
     chunks: dict[str, list[Any]] = {}
     num_missing, first_missing, num_rows, num_skipped = Counter[str](), dict[str, str](), 0, 0
-    for file_id, file in enumerate((source, options.validation, options.test)):
-        if file is None:
+    files = {0: source, 1: options.validation, 2: options.test}  # by places in PARTS
+    for file_id, file in files.items():
+        if file is None and file_id:
             continue
         place, of_file = str(file) if is_path(file) else where, num_rows
         for batch in read_batches(file, columns, progress_fn=progress_fn):
@@ -603,11 +650,7 @@ def _row_cells(
         return as_texts(batch.column(name), name, where)
 
     if options.query:
-        query = texts(options.query[0])
-        if len(options.query) > 1:
-            every = map(texts, options.query)
-            space = pa.scalar(" ", pa.large_string())
-            query = pc.binary_join_element_wise(*every, space, null_handling="skip")
+        query = join_texts([texts(column) for column in options.query])
         cells = {"query": encode(query, normalize)}
     else:
         assert numbers is not None

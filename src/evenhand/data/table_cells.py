@@ -45,6 +45,16 @@ def as_texts(column: pa.Array, name: str, where: str) -> pa.LargeStringArray:
         ) from error
 
 
+def join_texts(columns: Sequence[pa.LargeStringArray]) -> pa.LargeStringArray:
+    """The texts of each row, joined by a space."""
+    # Of a row that is null in every column, "skip" makes no row at all: so the first is filled.
+    first, *others = columns
+    space = pa.scalar(" ", pa.large_string())
+    filled = first.fill_null("")
+    joined = pc.binary_join_element_wise(filled, *others, space, null_handling="skip")
+    return pc.utf8_trim_whitespace(joined)
+
+
 def encode(texts: pa.LargeStringArray, clean_fn: Callable[[str], str]) -> pa.DictionaryArray:
     """Texts as places in a list of those that differ once they are cleaned; null: left empty."""
     encoded = texts.dictionary_encode()
@@ -93,6 +103,16 @@ def as_labels(
         column = pc.list_flatten(column)
     labels = encode(as_texts(column, name, where), squeeze)
     return labels.drop_null(), parents[is_filled(labels)]
+
+
+def as_label_lists(column: pa.Array, name: str, where: str) -> list[set[str]]:
+    """The labels of each row, of lists or of texts such as `a|b`."""
+    is_text = not pa.types.is_nested(column.type)
+    labels, parents = as_labels(column, name, where, separator="|" if is_text else None)
+    lists: list[set[str]] = [set() for _ in range(len(column))]
+    for row, label in zip(parents.tolist(), labels.to_pylist(), strict=True):
+        lists[row].add(label)
+    return lists
 
 
 def as_times(column: pa.Array, name: str, where: str) -> NDArray[np.float64]:

@@ -102,6 +102,8 @@ def _read_file(
     path: Path, columns: Sequence[str] | None, progress_fn: ProgressFn
 ) -> Iterator[pa.RecordBatch]:
     read_fn = READERS.get(plain_suffix(path))
+    if path.suffix == ".zip" and path.is_file():
+        raise UserError(f"{path} is an archive; name a table in it, such as {path}/data.csv")
     if read_fn is None:
         raise UserError(
             f"{path}: a table must end in {', '.join(READERS)}, optionally followed by "
@@ -117,10 +119,10 @@ def _places(names: Sequence[str], columns: Sequence[str] | None, where: str) -> 
     """Where the columns stand among the names."""
     if columns is None:
         columns = names
-    return [_find_column(column, names, where) for column in columns]
+    return [find_column(column, names, where) for column in columns]
 
 
-def _find_column(column: str, names: Sequence[str], where: str) -> int:
+def find_column(column: str, names: Sequence[str], where: str) -> int:
     if names.count(column) == 1:
         return names.index(column)
     if column in names:
@@ -142,7 +144,9 @@ def _read_frame(
 ) -> Iterator[pa.RecordBatch]:
     where = "the table"
     try:
-        if hasattr(frame, "iloc"):  # pandas: of a frame of any objects only what is asked for
+        if hasattr(frame, "iloc") and hasattr(
+            frame, "columns"
+        ):  # pandas: of a frame of any objects only what is asked for
             places = _places([str(name) for name in frame.columns], columns, where)
             frame = pa.Table.from_pandas(frame.iloc[:, places], preserve_index=False)
         elif isinstance(frame, Mapping):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from evenhand.data import Dataset, FloatArray, IntArray, Rows, pairs_of, take_rows
-from evenhand.data.csr import collect_rows
+from evenhand.data.csr import collect_rows, release_pages
 from evenhand.data.weighting import feature_weights, unit_values
 from evenhand.evaluation.comparison import Difference, GroupList, compare_outcomes
 from evenhand.evaluation.outcome import Outcome, evaluate, load_outcome, save_outcome
@@ -202,6 +202,8 @@ def _neighbour_votes(dataset: Dataset) -> Callable[[Rows | FloatArray], Votes]:
     size = len(train.features.ids) if isinstance(train.features, Rows) else train.features.size
     row_ids = _sample(len(train), max(1, len(train) * MAX_ENTRIES // max(1, size)))
     features, positives = chosen_features(train, row_ids), take_rows(train.positives, row_ids)
+    if isinstance(train.features, Rows):
+        release_pages(train.features.ids)
     count = min(NUM_NEIGHBOURS, len(row_ids))
 
     if not isinstance(features, Rows):

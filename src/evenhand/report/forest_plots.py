@@ -88,6 +88,7 @@ class Forest(NamedTuple):
     reference: float  # place of the line, in per cent
     rows: list[tuple[ForestRow, list[Bar]]]
     is_of_differences: bool
+    is_cut: bool  # whether an interval goes on beyond the axis
 
 
 def of_difference(run: int, row: Difference) -> Estimate:
@@ -115,6 +116,8 @@ def make_forest(
     ends = finite([*marks, *(end for e in estimates for end in (e.low, e.high))])
     room = max(ROOM * (max(marks) - min(marks)), 0.01)
     low, high = max(min(ends), min(marks) - room), min(max(ends), max(marks) + room)
+    if low == high and not is_of_differences:
+        low, high = 0.0, 1.0
 
     def label(value: float) -> str:
         shown = f"{100 * value:+.4g}" if is_of_differences else f"{100 * value:.4g}"
@@ -129,4 +132,6 @@ def make_forest(
         return Bar(e, place(e.value), place(e.low), place(e.high), e.kind(reference))
 
     drawn = [(row, [bar(estimate) for estimate in row.estimates]) for row in rows]
-    return Forest(heading, axis.ticks, place(reference), drawn, is_of_differences)
+    drawn_ends = [axis.place(end) for e in estimates if e.around for end in (e.low, e.high)]
+    is_cut = any(end < -0.1 or end > 100.1 for end in drawn_ends)
+    return Forest(heading, axis.ticks, place(reference), drawn, is_of_differences, is_cut)

@@ -159,13 +159,22 @@ def significant_losses(runs: RunSet, found: Comparison) -> dict[str, str]:
 
 def baseline_warning(runs: RunSet) -> str:
     """Which runs are not above popularity, or the nearest queries; nothing if all are."""
-    clauses = [
-        f"{name} is {'below' if row.high < 0 else 'not clearly above'} the {baseline} baseline, "
-        f"which needs no training ({signed(row.difference)} points of {runs.metric}, {span(row)})"
-        for name, above in zip(runs.run_names, runs.above_baselines, strict=True)
-        for baseline, row in above.items()
-        if row.low <= 0
-    ]
+    clauses = []
+    for name, above in zip(runs.run_names, runs.above_baselines, strict=True):
+        for verdict in ("below", "not clearly above"):
+            rows = {
+                baseline: row
+                for baseline, row in above.items()
+                if row.low <= 0 and (row.high < 0) == (verdict == "below")
+            }
+            if rows:
+                which = "baseline, which needs" if len(rows) == 1 else "baselines, which need"
+                points = join_words([signed(row.difference) for row in rows.values()])
+                around = "".join(f", {span(row)}" for row in rows.values() if len(rows) == 1)
+                clauses.append(
+                    f"{name} is {verdict} the {join_words([*rows])} {which} no training "
+                    f"({points} points of {runs.metric}{around})"
+                )
     return f"{'; '.join(clauses)}. " if clauses else ""
 
 
@@ -199,7 +208,7 @@ def _describe_one(runs: RunSet) -> str:
         for column in runs.own_columns
         if (summary := runs.telling_summary(column))
     } | {"tail labels": runs.row("frequency", "tail")[0]}
-    worst = {where: row for where, row in rows.items() if not math.isnan(row.value)}
+    worst = {where: row for where, row in rows.items() if row.value < everyone.value}
     if not worst:
         return f"{sentence}."
     where, lowest = min(worst.items(), key=lambda item: item[1].value)

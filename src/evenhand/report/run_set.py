@@ -28,6 +28,7 @@ from evenhand.run_folder import (
     is_evaluated,
     is_of_predictions,
     load_result,
+    read_about,
 )
 from evenhand.runs import evaluate_run, open_result
 
@@ -84,8 +85,8 @@ class RunSet:
 
     @property
     def shown_cutoffs(self) -> tuple[int, ...]:
-        """The cut-offs that tables show: few, and that of the page among them."""
-        shown = {*SHOWN_CUTOFFS, self.cutoff}
+        """The cut-offs that tables show: few, that of the page among them, none of all labels."""
+        shown = {self.cutoff, *(c for c in SHOWN_CUTOFFS if c < self.dataset.num_labels)}
         return tuple(cutoff for cutoff in self.cutoffs if cutoff in shown)
 
     @property
@@ -224,8 +225,15 @@ def open_results(
     console: Console,
 ) -> list[RunResult]:
     """The evaluated runs of some folders, which belong together; the first has the baselines."""
-    for folder in folders:
-        check_trained_on(folder, dataset)
+    check_trained_on(folders[0], dataset)
+    first, *others = (read_about(folder)["dataset"] for folder in folders)
+    for folder, other in zip(folders[1:], others, strict=True):
+        if other.get("fingerprint") != first.get("fingerprint"):
+            raise UserError(
+                f"{folders[0]} and {folder} were trained on different data sets "
+                f"({first.get('folder')} and {other.get('folder')}), so their queries cannot be "
+                f"paired; train one of them on the data set of the other"
+            )
     results = [load_result(folder, part_name) for folder in folders]
     for folder, result in zip(folders, results, strict=True):
         highest = int(result.outcome.retrieved_ids.max(initial=-1))

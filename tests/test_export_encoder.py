@@ -260,7 +260,7 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_written(tmp_path, capsys
     pytest.importorskip("onnx")
     with monkeypatch.context() as patch:
         patch.setattr(export_encoder, "ONNX_BYTES", 10_000)
-        refuse("an ONNX file holds at most 0.0 GB; use --format pt2", "onnx")
+        refuse("an ONNX file holds at most 0.00 GB; use --format pt2", "onnx")
     forward = PlainEncoder.forward
     with monkeypatch.context() as patch:
         patch.setattr(PlainEncoder, "forward", lambda *inputs: forward(*inputs) + 1e-3)

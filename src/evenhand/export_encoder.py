@@ -325,8 +325,8 @@ def _write_onnx(
     size = sum(tensor.nbytes for tensor in encoder.state_dict().values())
     if size > ONNX_BYTES:
         raise UserError(
-            f"the encoder's weights are {size / 1e9:.1f} GB, and an ONNX file holds at most "
-            f"{ONNX_BYTES / 1e9:.1f} GB; use --format pt2"
+            f"the encoder's weights are {size / 1e9:.2f} GB, and an ONNX file holds at most "
+            f"{ONNX_BYTES / 1e9:.2f} GB; use --format pt2"
         )
     text, arrays = _onnx_graph(encoder, "values" in inputs)
     types = {"ids": "int64[entries]", "offsets": "int64[rows]", "values": "float[entries]"}

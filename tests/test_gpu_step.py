@@ -172,10 +172,7 @@ def cases(names, *, fast):
 
 @pytest.mark.parametrize(
     ("device", "loss", "for_each"),
-    cases(
-        LOSSES,
-        fast={"shared": ["logistic", "contrastive 2", "softmax"], "for each": ["contrastive 1.5"]},
-    ),
+    cases(LOSSES, fast={"shared": LOSSES, "for each": ["contrastive 1.5"]}),
 )
 def test_steps_equal_those_in_torch(device, loss, for_each):
     is_adam = loss == "softmax"

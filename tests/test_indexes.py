@@ -204,3 +204,164 @@ def test_a_label_vector_that_is_no_number_is_not_stored(case):
         case.make(exact)
     if case.address:  # what was there before is
         assert recall(case.search(some_queries(), 5), case.exact.search(some_queries(), 5)) > 0.9
+
+
+# --- databases: what goes wrong -------------------------------------------------------------------
+
+databases = pytest.mark.parametrize("case", ["pgvector", "milvus"], indirect=True)
+NASTY = [
+    'a"b', "it's", "back\\slash", "\\", "new\nline", "null\0byte", "😀", "%s %(x)s", "{x}", "", "é",
+    '"]) or true or json_contains_any(metadata["x"], ["', "'; DROP TABLE evenhand_test; --",
+    "x' ?| array['a'] OR true --", "null\\u0000byte", "half \ud800 a pair",
+]  # fmt: skip
+
+
+def tables(case):
+    """What a database holds of ours."""
+    if case.kind == "milvus":
+        return case.index.client.list_collections()
+    with case.index._connection() as connection:
+        found = connection.execute("SELECT relname FROM pg_class WHERE relkind = 'r'").fetchall()
+    return [name for (name,) in found if name.startswith("evenhand")]
+
+
+@databases
+def test_a_load_that_stops_half_way_is_not_seen(case):
+    def blocks():
+        yield from list(stored_labels(make_exact(seed=5), block_rows=200))[:2]
+        assert len(case.open()) == NUM_LABELS  # while it is on its way
+        raise OSError("pulled out")
+
+    before = case.search(some_queries(), 10)
+    with pytest.raises(OSError, match="pulled out"):
+        case.load(blocks(), DIM + 1)
+    for index in (case.index, case.open()):
+        assert case.search(some_queries(), 10, index).scores.equal(before.scores)
+    assert len(tables(case)) == 1
+
+
+@databases
+def test_vectors_of_another_model_or_width_are_not_asked(case):
+    for dim, model, sentence in (
+        (DIM + 1, "f" * 64, "holds the vectors of another model; load this one"),
+        (DIM + 3, MODEL, f"holds vectors of {DIM + 1} dimensions, and the model has {DIM + 3}"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            case.open(dim, model)
+    case.load(stored_labels(case.exact), DIM + 1, model="f" * 64)  # while a searcher is open
+    with pytest.raises(UserError, match="another model"):
+        case.search(some_queries(), 10)
+    with pytest.raises(UserError, match="another model"):
+        case.index.upsert(next(stored_labels(case.exact)))
+    case.index = case.make(case.exact)
+    assert recall(case.search(some_queries(), 5), case.exact.search(some_queries(), 5)) > 0.9
+
+
+@databases
+def test_names_of_labels_and_groups_are_never_taken_for_commands(case):
+    size = len(NASTY)
+    (labels,) = stored_labels(case.exact)
+    of_groups = [{column: [group]} for column in NASTY for group in NASTY]
+    assert len(of_groups) < NUM_LABELS
+    metadata = of_groups + [{}] * (NUM_LABELS - len(of_groups))
+    names = [NASTY[label % size] for label in range(NUM_LABELS)]
+    case.load([labels._replace(names=names, metadata=metadata)], DIM + 1)
+    index, query = case.open(), some_queries(1)
+    for column in range(size):
+        for group in (0, column, size - 1):
+            found = index.search(query, 5, {NASTY[column]: [NASTY[group]]}).label_ids[0]
+            assert found[found >= 0].tolist() == [column * size + group]
+    assert (index.search(query, 5, {"nobody": NASTY}).label_ids < 0).all()
+    case.index = case.make(case.exact)
+
+
+@databases
+def test_a_table_that_was_never_loaded_is_named(case):
+    from evenhand.search import milvus, pgvector
+
+    kind = pgvector.PgvectorIndex if case.kind == "pgvector" else milvus.MilvusIndex
+    with pytest.raises(UserError, match=r"evenhand_none of .* does not exist; load it: evenhand"):
+        kind(case.address, "evenhand_none", dim=DIM, has_bias=False, model=MODEL)
+
+
+@pytest.fixture
+def deaf():
+    """The port of a server that accepts and says nothing, and of one that is not there."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield silent.getsockname()[1], closed.getsockname()[1]
+
+
+def test_a_database_that_is_down_or_silent_is_named_without_the_password(deaf, monkeypatch):
+    from evenhand.search import milvus, pgvector
+
+    monkeypatch.setattr(pgvector, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(milvus, "TIMEOUT", 1.0)
+    for port in deaf:
+        for connect, address in (
+            (pgvector.connect, f"postgresql://me:secret@127.0.0.1:{port}/x"),
+            (milvus.connect, f"http://me:secret@127.0.0.1:{port}"),
+        ):
+            with pytest.raises(UserError, match="cannot be reached") as raised:
+                connect(address)
+            assert str(port) in str(raised.value)
+            assert "secret" not in str(raised.value)
+            assert raised.value.__cause__ is None
+
+
+def test_a_wrong_user_or_password_is_told(postgres):
+    import psycopg
+
+    from evenhand.search import pgvector
+
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS asker")
+        connection.execute("CREATE ROLE asker LOGIN PASSWORD 'right'")
+        (rules,) = connection.execute("SHOW hba_file").fetchone()
+        with open(rules, "r+", encoding="utf-8") as file:
+            text = file.read()
+            file.seek(0)
+            file.write("local all asker scram-sha-256\n" + text)
+        connection.execute("SELECT pg_reload_conf()")
+    assert "postgres:@" in postgres
+    for user in ("asker:wrong@", "asker:@", "nobody:wrong@"):
+        with pytest.raises(UserError, match="refuses this user or password; correct") as raised:
+            pgvector.connect(postgres.replace("postgres:@", user))
+        assert "wrong" not in str(raised.value)
+    small_rights = postgres.replace("postgres:@", "asker:right@")
+    pgvector.connect(small_rights).close()
+    with pytest.raises(UserError, match=r"stopped half-way .*permission denied"):
+        pgvector.load_pgvector(
+            small_rights, "evenhand_x", stored_labels(make_exact()), dim=DIM + 1, model=MODEL
+        )
+
+
+@pytest.mark.parametrize("case", ["pgvector"], indirect=True)
+def test_a_lost_connection_is_told_once_and_opened_anew(case):
+    import psycopg
+
+    def end_others():
+        with psycopg.connect(case.address, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+
+    def blocks():
+        yield from list(stored_labels(case.exact, block_rows=200))[:2]
+        end_others()
+        yield from list(stored_labels(case.exact, block_rows=200))[2:]
+
+    before = case.search(some_queries(), 5)
+    end_others()
+    with pytest.raises(UserError, match=r"did not answer .*; ask again"):
+        case.search(some_queries(), 5)
+    assert case.search(some_queries(), 5).scores.equal(before.scores)
+    with pytest.raises(UserError, match=r"stopped half-way .* the same command begins anew"):
+        case.load(blocks(), DIM + 1)
+    with pytest.raises(UserError, match="did not answer"):
+        case.search(some_queries(), 5)
+    assert case.search(some_queries(), 5).scores.equal(before.scores)
+    assert len(tables(case)) == 1

@@ -389,3 +389,25 @@ def test_the_schema_knows_the_limits(runs):
     }  # fmt: skip
     assert dataclasses.asdict(LIMITS)["body_bytes"] > 4 * LIMITS.num_queries * LIMITS.query_length
     assert server.PAGE.joinpath("index.html").is_file()
+
+
+def test_no_request_that_the_schema_can_name_breaks_the_server(runs):
+    check_schema(make_app(runs), max_examples=20)
+
+
+def check_schema(app, *, max_examples):
+    """Sends what the schema allows and what it forbids; every answer must be one it names."""
+    schemathesis = pytest.importorskip("schemathesis")
+    from hypothesis import given, settings
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    for operation in schema.get_all_operations():
+
+        @given(case=operation.ok().as_strategy())
+        @settings(max_examples=max_examples, deadline=None)
+        def send(case):
+            # What the schema cannot say, such as a query of white space, is refused as well.
+            case.call_and_validate(excluded_checks=[positive_data_acceptance])
+
+        send()

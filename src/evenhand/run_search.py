@@ -281,7 +281,8 @@ def _open_own(folder: Path, wanted: StoredAs) -> FaissIndex:
         not isinstance(about.get(name), kind) for name, kind in kinds.items()
     ):
         raise UserError(f"{path.with_name('index.json')} is damaged; build it again: {rebuild}")
-    if about["kind"] not in FAISS_KINDS or about["num_bytes"] != path.stat().st_size:
+    is_wrong = about["kind"] not in FAISS_KINDS or about["has_bias"] != wanted.has_bias
+    if is_wrong or about["num_bytes"] != path.stat().st_size:
         raise UserError(f"{path} is damaged; build it again: {rebuild}")
     if about["model"] != wanted.model:
         raise UserError(f"the index of {folder} is of another model; build it again: {rebuild}")

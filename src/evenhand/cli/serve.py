@@ -1,13 +1,12 @@
 """`evenhand serve`; the server is in `evenhand.serving`."""
 
 import os
+from ipaddress import ip_address
 from typing import Annotated
 
 from evenhand.cli import options
 from evenhand.cli.options import flag
 from evenhand.errors import UserError
-
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
@@ -61,9 +60,11 @@ def serve(
     listener = open_listener(host, port)  # before the runs are read, which takes a while
     served = Runs(runs, device=choose_device(device), index=index)
     host, port = listener.getsockname()[:2]
-    if host not in LOCAL and key is None:
+    is_local = ip_address(host).is_loopback and key is None
+    if not is_local and key is None:
         console.print(f"whoever reaches {host}:{port} can ask these runs; see --api-key-env")
-    app = make_app(served, limits, api_key=key, log_fn=None if quiet else print_log)
+    log_fn = None if quiet else print_log
+    app = make_app(served, limits, api_key=key, is_local=is_local, log_fn=log_fn)
     shown = f"[{host}]" if ":" in host else host
-    console.print(f"serving {', '.join(served.by_name)}: http://{shown}:{port}")
-    run_server(app, limits, listener)
+    sentence = f"serving {', '.join(served.by_name)}: http://{shown}:{port}"
+    run_server(app, limits, listener, lambda: console.print(sentence))

@@ -13,12 +13,14 @@ import logging
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from torch import Tensor
 
+from evenhand.data import FloatArray
 from evenhand.errors import UserError
 from evenhand.search.exact import SearchResult
 from evenhand.search.stored import (
@@ -27,6 +29,8 @@ from evenhand.search.stored import (
     filled,
     of_another_model,
     stopped_half_way,
+    storable,
+    storable_groups,
     stored_queries,
 )
 
@@ -55,7 +59,7 @@ class MilvusIndex:
             dim: of the stored vectors, a bias included.
             model: whose vectors these must be.
         """
-        self.address, self.alias = address, alias
+        self.address, self.alias, self.model = address, alias, model
         self.dim, self.has_bias = dim, has_bias
         self.effort, self.most_effort = EFFORT, MOST_EFFORT
         self.client = connect(address)
@@ -66,8 +70,7 @@ class MilvusIndex:
                 raise UserError(
                     f"{self} does not exist; load it: evenhand index push RUN --to ADDRESS"
                 )
-            if not collection.startswith(_prefix(alias, model)):
-                raise of_another_model(str(self))
+            self._check_model(collection)
             fields = self.client.describe_collection(collection)["fields"]
             (width,) = (f["params"]["dim"] for f in fields if f["name"] == "embedding")
             if int(width) != dim:
@@ -103,11 +106,12 @@ class MilvusIndex:
         vectors = stored_queries(queries, num_results, dim=self.dim, has_bias=self.has_bias)
         num_results = min(num_results, len(self))
         limit = min(num_results, MOST_EFFORT)
-        # JSON's texts are Milvus's: quotes and backslashes are escaped alike.
-        conditions = [
-            f"json_contains_any(metadata[{json.dumps(column)}], {json.dumps(list(groups))})"
-            for column, groups in (where or {}).items()
-        ]
+        # JSON's texts are Milvus's, but that it knows no escape for other alphabets.
+        write = partial(json.dumps, ensure_ascii=False)
+        condition = " and ".join(
+            f"json_contains_any(metadata[{write(column)}], {write(groups)})"
+            for column, groups in storable_groups(where or {}).items()
+        )
         rows: list[list[tuple[int, float]]] = []
         if len(vectors):
             with _errors(str(self)):
@@ -115,11 +119,37 @@ class MilvusIndex:
                     self.alias,
                     data=list(vectors),
                     limit=limit,
-                    filter=" and ".join(conditions),
+                    filter=condition,
                     search_params={"params": {"ef": max(self.effort, limit)}},
                 )
-            rows = [[(hit.id, hit.distance) for hit in hits] for hits in found]
+                rows = [[(hit.id, hit.distance) for hit in hits] for hits in found]
+                if condition and any(len(row) < limit for row in rows):
+                    rows = self._search_passed(vectors, limit, condition) or rows
+                # Afterwards: a load may have turned the alias to another model's meanwhile.
+                self._check_model(self.client.describe_alias(self.alias)["collection_name"])
         return filled(rows, num_results, queries.device)
+
+    def _search_passed(
+        self, vectors: FloatArray, limit: int, condition: str
+    ) -> list[list[tuple[int, float]]]:
+        """Compares all labels that pass a filter: milvus-lite's graph misses some of a few.
+
+        Returns nothing if none pass, or too many to be read.
+        """
+        passed = self.client.query(
+            self.alias,
+            filter=condition,
+            output_fields=["label_id", "embedding"],
+            limit=MOST_EFFORT,
+        )
+        if not 0 < len(passed) < MOST_EFFORT:
+            return []
+        label_ids = [row["label_id"] for row in passed]
+        scores = vectors @ np.array([row["embedding"] for row in passed], np.float32).T  # (Q, n)
+        return [
+            sorted(zip(label_ids, row, strict=True), key=lambda item: -item[1])[:limit]
+            for row in scores.tolist()
+        ]
 
     def upsert(self, labels: StoredLabels) -> None:
         """Writes some labels, new ones or in place of those with the same id."""
@@ -128,8 +158,13 @@ class MilvusIndex:
                 f"vectors must be (n, {self.dim}) finite numbers, got {labels.vectors.shape}"
             )
         with _errors(str(self)):
+            self._check_model(self.client.describe_alias(self.alias)["collection_name"])
             self.client.upsert(self.alias, _rows(labels))
             self.num_labels = _count(self.client, self.alias)
+
+    def _check_model(self, collection: str) -> None:
+        if not collection.startswith(_prefix(self.alias, self.model)):
+            raise of_another_model(str(self))
 
 
 def load_milvus(
@@ -206,6 +241,9 @@ def connect(address: str) -> Any:
             user=unquote(parts.username or ""),
             password=unquote(parts.password or ""),
             timeout=TIMEOUT,
+            # While milvus-lite builds a large index it hangs up on a client that asks every 10 s
+            # whether it lives, and the second attempt finds the index made by the first.
+            grpc_options={"grpc.keepalive_time_ms": 3_600_000},
         )
     except (MilvusException, OSError, RuntimeError) as error:
         reason = _line(error)
@@ -240,8 +278,8 @@ def _rows(labels: StoredLabels) -> list[dict[str, Any]]:
     return [
         {
             "label_id": label_id,
-            "name": name.encode()[:NAME_BYTES].decode(errors="ignore"),
-            "metadata": metadata,
+            "name": storable(name).encode()[:NAME_BYTES].decode(errors="ignore"),
+            "metadata": storable_groups(metadata),
             "embedding": vector,
         }
         for label_id, name, metadata, vector in zip(

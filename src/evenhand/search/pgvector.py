@@ -26,6 +26,8 @@ from evenhand.search.stored import (
     filled,
     of_another_model,
     stopped_half_way,
+    storable,
+    storable_groups,
     stored_queries,
 )
 
@@ -58,31 +60,15 @@ class PgvectorIndex:
             dim: of the stored vectors, a bias included.
             model: whose vectors these must be.
         """
-        self.address, self.table = address, table
+        self.address, self.table, self.model = address, table, model
         self.dim, self.has_bias = dim, has_bias
         self.effort, self.most_effort = EFFORT, MOST_EFFORT
         self.num_labels = 0
         self._local = threading.local()
         self._opened: list[Any] = []
         weakref.finalize(self, _close, self._opened)
-        with self._connection() as connection:
-            found = connection.execute(
-                "SELECT obj_description(c.oid, 'pg_class'), a.atttypmod FROM pg_class c "
-                "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'embedding' "
-                "WHERE c.relname = %s AND pg_table_is_visible(c.oid)",
-                [table],
-            ).fetchone()
-            if found is None:
-                raise UserError(
-                    f"{self} does not exist; load it: evenhand index push RUN --to ADDRESS"
-                )
-            if found[0] != model:
-                raise of_another_model(str(self))
-            if found[1] != dim:
-                raise UserError(
-                    f"{self} holds vectors of {found[1]} dimensions, and the model has {dim}; load "
-                    f"it anew: evenhand index push RUN --to ADDRESS"
-                )
+        with self._connection():
+            pass
         self._count()
 
     def __str__(self) -> str:
@@ -109,8 +95,9 @@ class PgvectorIndex:
         """
         vectors = stored_queries(queries, num_results, dim=self.dim, has_bias=self.has_bias)
         num_results = min(num_results, len(self))
-        conditions = [sql.SQL("true"), *[sql.SQL("metadata -> %s ?| %s")] * len(where or {})]
-        values = [cell for column, own in (where or {}).items() for cell in (column, list(own))]
+        groups = storable_groups(where or {})
+        conditions = [sql.SQL("true"), *[sql.SQL("metadata -> %s ?| %s")] * len(groups)]
+        values = [cell for item in groups.items() for cell in item]
         statement = sql.SQL(
             "SELECT label_id, embedding <#> %s AS distance FROM {} WHERE {} ORDER BY distance "
             "LIMIT %s"
@@ -157,7 +144,10 @@ class PgvectorIndex:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Any]:
-        """A transaction on this thread's connection, which is opened anew if it was lost."""
+        """A transaction on this thread's connection, which is opened anew if it was lost.
+
+        Checks the model at the end: the table that was used cannot be replaced before the commit.
+        """
         connection = getattr(self._local, "connection", None)
         if connection is None or connection.closed:
             connection = connect(self.address)
@@ -167,10 +157,28 @@ class PgvectorIndex:
         try:
             with connection.transaction():
                 yield connection
+                self._check_model(connection)
         except psycopg.Error as error:
             if connection.broken or isinstance(error, psycopg.OperationalError):
                 connection.close()
             raise UserError(f"{self} did not answer ({_line(error)}); ask again") from error
+
+    def _check_model(self, connection: Any) -> None:
+        found = connection.execute(
+            "SELECT obj_description(c.oid, 'pg_class'), a.atttypmod FROM pg_class c "
+            "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'embedding' "
+            "WHERE c.relname = %s AND pg_table_is_visible(c.oid)",
+            [self.table],
+        ).fetchone()
+        if found is None:
+            raise UserError(f"{self} does not exist; load it: evenhand index push RUN --to ADDRESS")
+        if found[0] != self.model:
+            raise of_another_model(str(self))
+        if found[1] != self.dim:
+            raise UserError(
+                f"{self} holds vectors of {found[1]} dimensions, and the model has {self.dim}; "
+                f"load it anew: evenhand index push RUN --to ADDRESS"
+            )
 
 
 def load_pgvector(
@@ -200,6 +208,7 @@ def load_pgvector(
     with connect(address) as connection:
         try:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            connection.commit()
         except psycopg.Error:  # it may be there all the same: `_register` looks
             connection.rollback()
         _register(connection, address)
@@ -291,7 +300,7 @@ def _cells(labels: StoredLabels) -> Iterator[tuple[Any, ...]]:
     for label_id, name, metadata, vector in zip(
         labels.label_ids.tolist(), labels.names, labels.metadata, labels.vectors, strict=True
     ):
-        yield label_id, name.replace("\0", "\ufffd"), Jsonb(metadata), vector
+        yield label_id, storable(name), Jsonb(storable_groups(metadata)), vector
 
 
 def _line(error: Exception) -> str:

@@ -96,6 +96,15 @@ def stored_labels(
 Where = Mapping[str, Sequence[str]]  # column -> the groups of which a label must be in one
 
 
+def storable(text: str) -> str:
+    """Without what a database cannot hold: NUL, and half a surrogate pair."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def storable_groups(metadata: Where) -> dict[str, list[str]]:
+    return {storable(column): [*map(storable, own)] for column, own in metadata.items()}
+
+
 def filled(
     rows: Sequence[Sequence[tuple[int, float]]], num_results: int, device: torch.device
 ) -> SearchResult:

@@ -12,6 +12,8 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from starlette.exceptions import HTTPException
@@ -85,9 +87,15 @@ class Gate:
         registry: CollectorRegistry,
         *,
         api_key: str | None = None,
+        is_local: bool = False,
         log_fn: Callable[[str], None] | None = None,
     ) -> None:
+        """
+        Args:
+            is_local: answers only requests to localhost or to an address, not to other names.
+        """
         self.app, self.limits, self.log_fn = app, limits, log_fn
+        self.is_local = is_local
         self.key = None if api_key is None else f"Bearer {api_key}".encode()
         self.rate = None if limits.rate is None else RateLimit(limits.rate)
         ProcessCollector(registry=registry)
@@ -139,6 +147,11 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers, path = dict(scope["headers"]), scope["path"]
+        if self.is_local and not _is_this_machine(headers.get(b"host", b"").decode("latin-1")):
+            sentence = (
+                "this server answers to the name localhost; for others start it with --api-key-env"
+            )
+            return problem(421, sentence)
         if self.rate is not None and path not in OPEN:
             client = scope["client"][0] if scope.get("client") else ""
             if not self.rate.allows(client, time.monotonic()):
@@ -168,6 +181,15 @@ class Gate:
         if self.log_fn is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             self.log_fn(f"{now} {route} {status} {1000 * seconds:.1f} ms {num_queries} queries")
+
+
+def _is_this_machine(host: str) -> bool:
+    """False for other names: any site can let its own name point to this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 def print_log(line: str) -> None:

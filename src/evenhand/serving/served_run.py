@@ -1,6 +1,7 @@
 """A trained run in memory: texts in, what is sent to clients out."""
 
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ class ServedRun:
         paths = [folder / "report.html", folder.parent / "report.html"]
         return next((path for path in paths if path.is_file()), None)
 
+    @cached_property
     def world_map(self) -> dict[str, Any] | None:
         """A dot for every label that has a place, as the path of an SVG; None: there are none."""
         places = self.data.label_coordinates

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -175,6 +176,7 @@ class Runs:
                 self.by_name[name] = ServedRun(old.folder, **self.how)
             except Exception as error:  # whatever is wrong with the new run, the old one answers
                 refused.append(f"{name} is served as it was: {error}")
+        self.find_examples()
         return refused
 
 
@@ -186,6 +188,7 @@ def make_app(
     limits: Limits = LIMITS,
     *,
     api_key: str | None = None,
+    is_local: bool = False,
     log_fn: Callable[[str], None] | None = None,
 ) -> ASGIApp:
     """The whole server, without its sockets."""
@@ -197,8 +200,11 @@ def make_app(
     batch.set_function(lambda: batcher.last_size)
     reloads = Counter("evenhand_reloads", "Reloads.", ["outcome"], registry=registry)
 
+    is_reloading = asyncio.Lock()
+
     async def reload() -> None:
-        refused = await asyncio.to_thread(runs.reload)
+        async with is_reloading:
+            refused = await asyncio.to_thread(runs.reload)
         for sentence in refused:
             print(f"evenhand: {sentence}", file=sys.stderr, flush=True)
         reloads.labels("refused" if refused else "done").inc()
@@ -280,7 +286,8 @@ def make_app(
     @app.get("/runs/{name}/map", response_model=WorldMap, responses=_problems(404))
     async def world_map(name: str) -> Response:
         """Where the labels of a run are, as a path of dots."""
-        drawn = await asyncio.to_thread(runs.find(name).world_map)
+        run = runs.find(name)
+        drawn = await asyncio.to_thread(lambda: run.world_map)
         if drawn is None:
             raise HTTPException(404, "the labels of this run have no places")
         return _json(drawn)
@@ -316,7 +323,7 @@ def make_app(
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    return Gate(app, limits, registry, api_key=api_key, log_fn=log_fn)
+    return Gate(app, limits, registry, api_key=api_key, is_local=is_local, log_fn=log_fn)
 
 
 # --- the process ----------------------------------------------------------------------------------
@@ -326,7 +333,11 @@ def open_listener(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0: any that is free."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        # Inherited by every connection; asyncio sets it only where a socket names its protocol.
+        # Without it an answer's body waits for the client's word that its head has come: 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, UnicodeError) as error:
         raise UserError(
             f"cannot listen at {host}, port {port} ({getattr(error, 'strerror', error)}); choose "
@@ -334,13 +345,30 @@ def open_listener(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def run_server(app: ASGIApp, limits: Limits, listener: socket.socket) -> None:
-    """Serves until SIGTERM or Ctrl-C, and then until the requests in flight are answered."""
-    _allow_files(limits.most_connections + 200)
+class Server(uvicorn.Server):
+    started_fn: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.started_fn()
+
+
+def run_server(
+    app: ASGIApp,
+    limits: Limits,
+    listener: socket.socket,
+    started_fn: Callable[[], None] = lambda: None,
+) -> None:
+    """Serves until SIGTERM or Ctrl-C, and then until the requests in flight are answered.
+
+    Args:
+        started_fn: called when the server answers, and obeys signals.
+    """
+    _allow_files(limits.most_connections + BACKLOG + 200)  # all that wait are accepted at once
     config = uvicorn.Config(
         app,
         http=protocol_within(limits),
-        log_level="warning",
+        log_level="error",  # a client's mistakes are in the log of requests
         access_log=False,
         server_header=False,
         proxy_headers=False,  # else whoever is on this machine can be any address
@@ -349,15 +377,28 @@ def run_server(app: ASGIApp, limits: Limits, listener: socket.socket) -> None:
         ws="none",
     )
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
-        signal.signal(number, lambda number, frame: None)
-    uvicorn.Server(config).run([listener])
+        signal.signal(number, lambda number, frame: sys.exit(0))
+    gc.collect()
+    gc.freeze()  # else every search for garbage goes through all modules and stops everything
+    torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # one core reads and writes
+    sys.setswitchinterval(0.0005)  # seconds that a short call of the worker waits for Python's lock
+    server = Server(config)
+    server.started_fn = started_fn
+    server.run([listener])
 
 
 def _allow_files(count: int) -> None:
     """Raises the limit of open files, of which every connection is one."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
+    try:
         import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    except ImportError:  # Windows has none
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+        except (ValueError, OSError) as error:
+            raise UserError(
+                f"so many connections need {count:,} open files, and this system allows {hard:,}; "
+                f"choose fewer --max-connections, or raise the limit: ulimit -Hn {count}"
+            ) from error

@@ -108,7 +108,7 @@ def test_a_run_below_a_baseline_is_said_to_be_so_first(kept, said):
         outcome = dataclasses.replace(nearest, ranks=is_found.astype(np.int32))
     scores = score_table(outcome, dataset, "test", num_resamples=20)
     given = {"popularity": popularity, "nearest queries": nearest}
-    result = RunResult("run", {}, "", [], "test", scores, outcome, baselines=given)
+    result = RunResult("run", {}, "", "test", scores, outcome, baselines=given)
     runs = make_run_set([result], dataset)
     warning = headline(runs, []).split(". ")[0]
     which = f"{' and '.join(sorted(said, reverse=True))} baseline"

@@ -16,13 +16,16 @@ from evenhand.data import save_dataset
 from evenhand.errors import UserError
 from evenhand.losses import softmax_loss
 from evenhand.models import MlpEncoder, Retriever, RowGradients
-from evenhand.run_folder import read_metrics
 from evenhand.runs import begin_run, evaluate_run, train_run
 from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
 from evenhand.training.loop import append_line, rewind_metrics, train
 from evenhand.training.step import choose_step, clip
 
 CPU = torch.device("cpu")
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ class Loop:
         )
 
     def rows(self, key="loss"):
-        return [row for row in read_metrics(self.metrics) if key in row]
+        return [row for row in rows_of(self.metrics) if key in row]
 
     def column(self, key):
         return [row[key] for row in self.rows(key)]
@@ -160,7 +163,7 @@ def test_a_run_keeps_the_weights_of_the_best_validation(tmp_path, dataset, selec
     begin_run(run, config, data, device=CPU)
     assert train_run(run, config, data, device=CPU, console=screen, keeps_checkpoints=True)
     assert "training step: eager\n" in screen.file.getvalue()  # of a CPU: no reason is given
-    rows = [row for row in read_metrics(run / "metrics.jsonl") if "validation" in row]
+    rows = [row for row in rows_of(run / "metrics.jsonl") if "validation" in row]
     values = {row["step"]: row["validation"][select_by] for row in rows}
     about = json.loads((run / "run.json").read_text("utf-8"))
     assert about["step"] == {"kind": "eager"}

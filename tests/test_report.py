@@ -87,12 +87,9 @@ def result_of(dataset, name="snm", *, share=0.6, is_missed=None, part_name="test
         ranks = np.where(is_missed, 0, 1)
     outcome = dataclasses.replace(outcome, ranks=ranks.astype(np.int32))
     outcome.retrieved_ids[generator.random(outcome.retrieved_ids.shape) < 0.05] = -1  # empty slots
-    step = {"loss": 0.5, "zero_loss_share": 0.1, "learning_rate": 0.1}
-    judged = {"step": 3, "validation": {"recall@10": 0.5, "broken": None}}
     values = {
         "about": {"name": name, "method": "s2m", "seed": 7, "is_running": False},
         "config_text": "[mining]\nnum_hard_labels = 10  # <b>",
-        "metrics": [*({"step": n, **step} for n in (1, 2, 3)), judged],
         "scores": score_table(outcome, dataset, part_name, num_resamples=20),
     }
     return RunResult(name=name, part_name=part_name, outcome=outcome, **{**values, **changes})

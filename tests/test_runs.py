@@ -19,7 +19,6 @@ from evenhand.run_folder import (
     load_model,
     load_result,
     read_about,
-    read_metrics,
     run_config,
     save_result,
 )
@@ -136,16 +135,4 @@ def test_a_result_is_read_as_it_was_written(trained):
     assert repr(load_result(run, "validation").scores) == repr([nothing])
     assert result.about["is_complete"]
     assert result.config_text == (run / "config.toml").read_text("utf-8")
-    assert [row["step"] for row in result.metrics] == [5, 10, 10]
     assert len(result.outcome.retrieved_ids) == small.SIZES["test"]
-
-
-def test_a_last_line_cut_short_is_left_out_and_one_before_is_damage(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert read_metrics(path) == []
-    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
-    for data, words in ((b'{"step": 1}\n{"st\n{"step": 3}\n', ", line 2:"), (b"\xff\n", "")):
-        path.write_bytes(data)
-        with pytest.raises(UserError, match=rf"metrics\.jsonl{words} is damaged"):
-            read_metrics(path)

@@ -389,7 +389,7 @@ class Evaluation:
         baselines = evaluate_baselines(dataset, part_name, self.outcome.cutoffs)
         about: dict[str, Any] = {"predictions": self.counts, "dataset": {"name": dataset.name}}
         own = (part_name, self.scores, self.outcome)
-        write_report([RunResult(name, about, "", [], *own, None, baselines)], dataset, Path(path))
+        write_report([RunResult(name, about, "", *own, None, baselines)], dataset, Path(path))
 
     def notes(self) -> list[str]:
         """What a reader must know to judge the figures, a sentence each."""

@@ -33,7 +33,7 @@ from evenhand.data import Dataset
 from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import Outcome, Score, load_outcome, save_outcome
-from evenhand.files import parse_json, read_json, read_text, write_json
+from evenhand.files import read_json, read_text, write_json
 from evenhand.models import Retriever, RowRange, row_encoder
 from evenhand.search import QueryData
 from evenhand.tensor_store import (
@@ -59,7 +59,6 @@ class RunResult:
     name: str
     about: dict[str, Any]  # run.json
     config_text: str
-    metrics: list[dict[str, Any]]
     part_name: str
     scores: list[Score]
     outcome: Outcome
@@ -91,34 +90,14 @@ def load_result(folder: Path, part_name: str = "test") -> RunResult:
             f"{folder} has not been evaluated on the {part_name} part; "
             f"run: evenhand evaluate {folder} --part {part_name}"
         )
-    config_text, metrics = (
-        _read_text(folder / "config.toml"),
-        read_metrics(folder / "metrics.jsonl"),
-    )
+    config_text = _read_text(folder / "config.toml")
     scores, outcome = read_scores(place / "scores.json"), load_outcome(place)
     other, validation = folder / "evaluation" / "validation", None
     if part_name != "validation" and is_evaluated(folder, "validation"):
         validation = load_outcome(other)
     return RunResult(
-        folder.resolve().name, about, config_text, metrics, part_name, scores, outcome, validation
+        folder.resolve().name, about, config_text, part_name, scores, outcome, validation
     )
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line cut short by a crash is left out."""
-    if not path.exists():
-        return []
-    rows = []
-    *lines, _ = _read_text(path).split("\n")  # other ends of lines may be part of a text
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: is damaged ({error})") from error
-        if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise UserError(f"{path}, line {number}: is damaged (it does not name its step)")
-        rows.append(row)
-    return rows
 
 
 def read_about(folder: Path) -> dict[str, Any]:

@@ -465,13 +465,6 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
             "fraction_of_the_batch",
         ),
     ],
-    ("run_folder.py", "test_runs.py"): [
-        (
-            '*lines, _ = _read_text(path).split("\\n"',
-            "lines = _read_text(path).splitlines(",
-            "cut_short",
-        ),
-    ],
     ("runs.py", "test_runs.py"): [
         ('round(seconds + about.get("training_seconds", 0.0), 1)', "round(seconds, 1)", "adds_up"),
         ("if is_first and not keeps_checkpoints:", "if is_first:", "keeps_its_last_weights"),

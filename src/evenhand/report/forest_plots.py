@@ -5,7 +5,7 @@ several runs the differences to the first run, with a line at zero; in one of a 
 figures, with a line at that of all pairs.
 
 Colours are CSS classes (`run-1`, `run-2`, ...), so that one drawing serves light, dark and paper.
-Every run also has a shape and a dash pattern of its own: colour is never the only difference.
+Every run also has a shape of its own: colour is never the only difference.
 """
 
 import math

@@ -26,7 +26,6 @@ MARKS = (  # drawn around 0, 0
     "M0 5L5-4H-5z",
     "M-5-1.7H-1.7V-5H1.7V-1.7H5V1.7H1.7V5H-1.7V1.7H-5z",
 )
-DASHES = ("none", "7 3", "2 3", "9 3 2 3", "4 2", "1 2")
 
 
 def render(template: str, **values: object) -> str:
@@ -57,7 +56,7 @@ def _environment() -> jinja2.Environment:
     )
     for function in (percent, interval, signed, number, shorten, capitalize_first):
         environment.filters[function.__name__] = function
-    environment.globals.update(MARKS=MARKS, DASHES=DASHES, NOTHING=NOTHING)
+    environment.globals.update(MARKS=MARKS, NOTHING=NOTHING)
     return environment
 
 

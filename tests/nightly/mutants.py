@@ -351,6 +351,12 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
         ),
         ("astype(np.float64) ** power", "astype(np.float64)", "of_the_loops"),
     ],
+    ("build.py", "test_collapse.py"): [
+        ("row_encoder(model.encoder) is None:", "row_encoder(model.encoder):", "prevents_it"),
+    ],
+    ("loss_module.py", "test_collapse.py"): [
+        ("count_below(losses, count, ceiling=ceiling)", "count", "ceiling_allows"),
+    ],
     ("build.py", "test_cli.py"): [
         ("set_device(device)  # where", "current_device()  #", "current_one"),
     ],

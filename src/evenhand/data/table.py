@@ -529,7 +529,8 @@ def _log_hint(lines: "Lines", options: TableOptions) -> str:
         return ""
     return (
         f"{num_pairs:.0f} pairs a query, and queries of one word: if they are the users of a log, "
-        f"all test users are new; --split-time asks what known users do next (docs/recommender.md)"
+        f"all test users are new; --split-time asks what known users do next (see the docs, "
+        f"Recommend from a log)"
     )
 
 

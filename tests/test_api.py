@@ -73,7 +73,7 @@ def test_a_table_in_memory_trains_the_model_that_its_file_trains(home, tmp_path,
 def test_the_command_trains_on_a_table_as_python_does(home, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(home)
     values = [f"--set={name}={list(v) if name.endswith('offs') else v}" for name, v in FEW.items()]
-    words = ["--query", "title", "--label-column=town", "--group", "style", "--run", tmp_path / "a"]
+    words = ["--query", "title", "--label=town", "--group", "style", "--run", tmp_path / "a"]
     answer = small.run_main(capsys, "train", "towns.parquet", *words, "--method=s2m-even", *values)
     assert "data set: datasets/towns-" in answer.output
     assert small.bytes_of(tmp_path / "a/model") == small.bytes_of(home / "runs/second/model")

@@ -19,11 +19,12 @@ LAYERS = {
     ],
     "reports": ["predictions", "report", "result_tables", "serving", "tuning"],
     "runs": [
-        "build", "export_encoder", "export_vectors", "run_folder", "run_search", "runs",
+        "added_labels", "build", "export_encoder", "export_vectors", "run_folder", "run_search",
+        "runs",
     ],
     "settings": ["config", "defaults", "progress"],
     "system": ["distributed", "evaluation", "search", "tensor_store", "training"],
-    "parts": ["data", "models", "theory"],
+    "parts": ["data", "models", "text_encoder", "theory"],
     "plain": ["errors", "files", "version"],  # for anything above the core
     "core": [
         "encoding", "kernels", "loss_module", "losses", "methods", "metrics", "mining", "objective",
@@ -54,6 +55,7 @@ DECLARED = {
     "h11", "pydantic", "starlette",  # come with these
     "llvmlite",  # comes with numba
     "mlflow", "sklearn",  # extras, of integrations/
+    "sentence_transformers",  # the extra `text`
     "triton",  # comes with a torch for CUDA, and is imported for CUDA alone
 }  # fmt: skip
 

@@ -25,7 +25,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
+from torch import nn
 
+from evenhand.added_labels import add_labels
 from evenhand.build import choose_device
 from evenhand.cli.console import console
 from evenhand.cli.search import AT_ONCE, Asked, result_rows
@@ -47,10 +49,11 @@ from evenhand.result_tables import METRICS, main_rows, row_title, unseen_notes
 from evenhand.run_folder import (
     is_evaluated,
     load_result,
+    query_data_path,
     read_about,
     run_config,
 )
-from evenhand.run_search import load_searcher, query_data_path
+from evenhand.run_search import load_searcher
 from evenhand.runs import (
     begin_run,
     default_folder,
@@ -75,6 +78,7 @@ def train(
     seed: int | None = None,
     settings: Mapping[str, Any] | str | Path | None = None,
     device: str | None = None,
+    encoder: nn.Module | str | Path | None = None,
     progress: bool = True,
     **table: Any,
 ) -> "Run":
@@ -93,6 +97,9 @@ def train(
         method: one of those that `evenhand --help` lists.
         settings: by name, {"training.num_steps": 500}; or a TOML file, or a preset's name.
         device: "cpu", "cuda", ...; the GPU if there is one, if None.
+        encoder: a module, trained in place, from what it takes to vectors (B, D): a list of texts
+            where the queries have texts, unless settings have "model.input": "features"; or the
+            folder of a transformer.
         progress: False prints nothing.
         table: other fields of `evenhand.data.TableOptions`, such as split_time="day".
 
@@ -114,28 +121,18 @@ def train(
     columns = {"query": query, "label": label, "groups": groups, **table}
     given["data"]["dataset"] = _data_folder(source, columns, own_console)
     own_device = choose_device(device)
-    dataset, config, choices = open_fitted(given, own_console, device=own_device)
+    module = encoder if isinstance(encoder, nn.Module) else None
+    if encoder is not None and module is None:
+        given["model"]["encoder"] = str(encoder)
+    own: Any = {"device": own_device, "encoder": module}
+    dataset, config, choices = open_fitted(given, own_console, **own)
     for note in unseen_notes(dataset):
         own_console.print(note)
     folder = _free_folder(default_folder(config, dataset)) if run is None else Path(run)
     begin_run(folder, config, dataset, device=own_device, choices=choices)
-    is_main = threading.current_thread() is threading.main_thread()  # signals are for it alone
-    stopping = stop_requested() if is_main else contextlib.nullcontext(lambda: False)
-    with locked(folder), stopping as should_stop_fn:
-        is_complete = train_run(
-            folder,
-            config,
-            dataset,
-            device=own_device,
-            console=own_console,
-            title=f"training {config.mining.method}",
-            should_stop_fn=should_stop_fn,
-        )
-    if not is_complete:
-        raise KeyboardInterrupt(f"stopped; continue: evenhand train --resume --run {folder}")
-    trained = Run(folder, device=device, progress=progress)
+    trained = Run(folder, device=device, encoder=module, progress=progress)
     trained.dataset = dataset
-    show_results(folder, dataset, device=own_device, console=own_console)
+    trained.resume()
     own_console.print(f"run folder: {folder}")
     return trained
 
@@ -145,14 +142,17 @@ def load(
     *,
     data: str | Path | None = None,
     device: str | None = None,
+    encoder: nn.Module | None = None,
     progress: bool = True,
 ) -> "Run":
     """Opens a run that was trained before, here or elsewhere; its folder alone is enough to search.
 
     Args:
         data: where its data set is now, if it has moved; evaluation and reports need it.
+        encoder: of a run that was trained with a module of your own, such a module; it gets the
+            weights of the run.
     """
-    return Run(folder, data=data, device=device, progress=progress)
+    return Run(folder, data=data, device=device, encoder=encoder, progress=progress)
 
 
 class Run:
@@ -170,6 +170,7 @@ class Run:
         *,
         data: str | Path | None = None,
         device: str | None = None,
+        encoder: nn.Module | None = None,
         progress: bool = True,
     ) -> None:
         self.folder = Path(folder)
@@ -178,7 +179,7 @@ class Run:
         self.config: Config = run_config(self.folder)
         counts = self.about["dataset"].get("num_queries") or {}
         self.part = "validation" if "test" not in counts and "validation" in counts else "test"
-        self._data, self._device = data, choose_device(device)
+        self._data, self._device, self._encoder = data, choose_device(device), encoder
         self._console = _console(progress)
 
     @cached_property
@@ -191,7 +192,36 @@ class Run:
         """The model and its index, on tensors."""
         needs_data = not query_data_path(self.folder).exists()
         dataset = self.dataset if needs_data else None
-        return load_searcher(self.folder, device=self._device, dataset=dataset)
+        own: Any = {"device": self._device, "encoder": self._encoder}
+        return load_searcher(self.folder, dataset=dataset, **own)
+
+    def resume(self) -> "Run":
+        """Trains on from the newest checkpoint, as if it had never stopped, and evaluates.
+
+        Raises:
+            KeyboardInterrupt: it was stopped again.
+        """
+        is_main = threading.current_thread() is threading.main_thread()  # signals are for it alone
+        stopping = stop_requested() if is_main else contextlib.nullcontext(lambda: False)
+        own: Any = {"device": self._device, "console": self._console, "encoder": self._encoder}
+        title = f"training {self.config.mining.method}"
+        with locked(self.folder), stopping as should_stop_fn:
+            is_complete = train_run(
+                self.folder,
+                self.config,
+                self.dataset,
+                title=title,
+                should_stop_fn=should_stop_fn,
+                **own,
+            )
+        if not is_complete:
+            again = f"evenhand train --resume --run {self.folder}"
+            if self._encoder is not None:
+                again = f"evenhand.load({str(self.folder)!r}, encoder=module).resume()"
+            raise KeyboardInterrupt(f"stopped; continue: {again}")
+        show_results(self.folder, self.dataset, **own)
+        self.about = read_about(self.folder)
+        return self
 
     def search(
         self,
@@ -225,6 +255,17 @@ class Run:
             asked = Asked(batch, ids, lists and lists[span])
             tables.append(result_rows(asked, self.searcher, num_results))
         return _frame(pa.concat_tables(tables))
+
+    def add_labels(self, labels: Any) -> int:
+        """Makes new labels searchable: how many were added to the run so far.
+
+        Args:
+            labels: a table, in memory or by its path, of id, and if you like name and text.
+        """
+        own: Any = {"device": self._device, "encoder": self._encoder}
+        count = add_labels(self.folder, labels, **own)
+        self.__dict__.pop("searcher", None)
+        return count
 
     def encode(self, queries: Any) -> NDArray[np.float32]:
         """(Q, D) vectors of queries: their product with the label vectors is the model's score."""
@@ -302,9 +343,8 @@ class Run:
     def _scores(self, part: str) -> list[Score]:
         if is_evaluated(self.folder, part):
             return load_result(self.folder, part).scores
-        return evaluate_run(
-            self.folder, self.dataset, part, device=self._device, console=self._console
-        )
+        own: Any = {"device": self._device, "console": self._console, "encoder": self._encoder}
+        return evaluate_run(self.folder, self.dataset, part, **own)
 
     def _open_runs(
         self, baseline: "Run | str | Path | None", metric: str | None, part: str | None
@@ -316,6 +356,8 @@ class Run:
         part = part or self.part
         for run in runs:
             run._scores(part)
+        if "validation" in self.dataset.parts:  # by which the first one's worst groups are chosen
+            runs[0]._scores("validation")
         folders = [run.folder for run in runs]
         results = open_results(
             folders, self.dataset, part, metric=metric, device=self._device, console=self._console

@@ -1,7 +1,9 @@
 """From settings to the parts of a training run: model, feed, sampler, risk, optimisers, plan."""
 
+import copy
+import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -9,15 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.config import Config, to_toml
-from evenhand.data import Dataset, Groups, Rows, memberships, pad_rows
+from evenhand.data import (
+    Dataset,
+    FloatArray,
+    Groups,
+    Part,
+    Rows,
+    Strings,
+    memberships,
+    pad_rows,
+)
 from evenhand.data.dataset import check_all_ids, check_finite
 from evenhand.data.held_out import GapBins, frequency_bins, hold_out_queries
+from evenhand.data.text import featurizer_from, normalize
+from evenhand.data.weighting import feature_weights, unit_values
 from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns
 from evenhand.evaluation.scores import check_known
 from evenhand.methods import METHODS
-from evenhand.models import BagEncoder, MlpEncoder, Retriever, RowRange, row_encoder
+from evenhand.models import (
+    BagEncoder,
+    FrozenEncoder,
+    MlpEncoder,
+    Retriever,
+    RowRange,
+    row_encoder,
+)
 from evenhand.objective import collapsed_loss
 from evenhand.risk import (
     DualCvar,
@@ -34,6 +54,7 @@ from evenhand.sampling import (
     MixedSampler,
     UniformSampler,
 )
+from evenhand.text_encoder import cached_vectors, vector_width
 from evenhand.training.feed import Batch, PairFeed
 from evenhand.training.optimizers import Optimizers, RowAdagrad, RowAdam
 from evenhand.training.state import Plan, Risk, Training
@@ -86,6 +107,7 @@ def build_training(
         encoder: one of your own (see `models`), the same on all ranks; None: that of the
             settings.
     """
+    dataset = encoder_inputs(config, dataset)
     part, mining, seed = dataset.parts["train"], config.mining, config.training.seed
     check_against_data(config, dataset)
     shards: dict[str, Shards] = {}
@@ -106,6 +128,7 @@ def build_training(
         feature_rows=own_rows.get("features"),
         encoder=encoder,
     )
+    read_labels = None if model.tower is None else label_part(config, dataset, model.tower)
     groups, gap_bins = groups_of_pairs(config, dataset), _gap_bins(config, dataset)
     pair_groups = None if groups is None else groups.ids
     feed = PairFeed(
@@ -119,7 +142,7 @@ def build_training(
         has_whole_queries=mining.whole_queries,
     )
     settings = to_toml(config) + dataset.fingerprint
-    plan = _build_plan(config, dataset, _build_sampler(config, dataset, device))
+    plan = _build_plan(config, dataset, _build_sampler(config, dataset, device), device)
     risk = _build_risk(config, pair_groups=groups, gap_bins=gap_bins)
     if mining.loss_ceiling and row_encoder(model.encoder) is None:
         score = model.scale if model.is_cosine else 0.0
@@ -132,6 +155,7 @@ def build_training(
         torch.Generator().manual_seed(seed + 2_000_003),
         risk,
         belongs_to=hashlib.sha256(settings.encode()).hexdigest(),
+        labels=read_labels,
         row_ranges={name: (own_rows[name].first, shards[name].num_rows) for name in shards},
     )
     return Built(training, plan, config.training.precision, ranks)
@@ -161,11 +185,19 @@ def build_model(
     where: dict[str, Any] = {"generator": generator, "device": device}
     dim = settings.embedding_dim
     if encoder is not None:
-        encoder = encoder.to(device)
+        if settings.freeze_encoder:
+            width, widths = vector_width(encoder, ["any text"]), settings.hidden_widths
+            head = MlpEncoder(width, dim, hidden_widths=widths, generator=generator)
+            encoder = FrozenEncoder(encoder, head)
+        if torch.device(device).type != "meta":  # which would forget what no weights file holds
+            encoder = encoder.to(device)
     elif is_sparse:
         encoder = BagEncoder(num_features, dim, rows=feature_rows, dtype=dtype, **where)
     else:
         encoder = MlpEncoder(num_features, dim, hidden_widths=settings.hidden_widths, **where)
+    tower = None
+    if settings.labels != "table":
+        tower = encoder if settings.label_tower == "shared" else copy.deepcopy(encoder)
     return Retriever(
         encoder,
         num_labels,
@@ -175,8 +207,70 @@ def build_model(
         has_label_bias=settings.label_bias,
         label_rows=label_rows,
         dtype=dtype,
+        label_tower=tower,
+        has_label_offsets=settings.labels == "both",
         **where,
     )
+
+
+def encoder_inputs(config: Config, dataset: Dataset) -> Dataset:
+    """The data set with what the encoder takes in place of features: texts, where it reads them."""
+    if config.model.input == "features":
+        return dataset
+    parts = dict(dataset.parts)
+    for name, part in dataset.parts.items():
+        if config.model.freeze_encoder and isinstance(part.features, np.ndarray):
+            continue  # vectors of the texts, computed before
+        if part.texts is None:
+            raise UserError(
+                f'model.input = "texts" needs the texts of the queries, and the {name} part of '
+                f"{dataset.name} has none; make the data set from a table of texts"
+            )
+        parts[name] = dataclasses.replace(part, is_read_as_text=True)
+    return dataclasses.replace(dataset, parts=parts)
+
+
+def label_part(config: Config, dataset: Dataset, tower: nn.Module) -> Part:
+    """The labels as queries to their tower: each by its name, and the text that describes it."""
+    if dataset.label_names is None:
+        raise UserError(
+            f"model.labels = {config.model.labels!r} reads the labels' names, and {dataset.name} "
+            f'has none; set it to "table"'
+        )
+    train = dataset.parts["train"]
+    weights = train.feature_weights
+    if config.data.weighting != "as-is" and weights is None:
+        weights = feature_weights(train.features, dataset.num_features, config.data.weighting)
+    words = words_of_labels(dataset.label_names, dataset.label_texts)
+    return text_part(config, words, dataset.featurizer, weights, tower)
+
+
+def words_of_labels(names: Iterable[str], texts: Iterable[str] | None) -> Iterable[str]:
+    """What a tower reads of labels: the name, and what describes it."""
+    if texts is None:
+        return names
+    return (" ".join(own) for own in zip(names, texts, strict=True))
+
+
+def text_part(
+    config: Config,
+    words: Iterable[str],
+    featurizer: dict[str, Any] | None,
+    feature_weights: FloatArray | None,
+    tower: nn.Module,
+) -> Part:
+    """Texts of labels as queries to their tower, without positives."""
+    packed = Strings.pack(map(normalize, words))
+    nothing = Rows(np.zeros(len(packed) + 1, np.int64), np.zeros(0, np.int32))
+    if isinstance(tower, FrozenEncoder):
+        return Part(cached_vectors(packed, tower.frozen, config.data.folder), nothing)
+    if config.model.input == "texts":
+        none = np.zeros((len(packed), 0), np.float32)
+        return Part(none, nothing, texts=packed, is_read_as_text=True)
+    features = featurizer_from(featurizer).featurize(packed)
+    if feature_weights is not None:
+        features = features.with_values(unit_values(features, feature_weights))
+    return Part(features, nothing)
 
 
 def table_dtype(config: Config) -> torch.dtype:
@@ -194,6 +288,11 @@ def check_splittable(config: Config, *, num_ranks: int) -> None:
         )
     if config.training.precision == "bfloat16":
         raise UserError("training.precision 'bfloat16' is for one GPU; set it to 'mixed'")
+    if config.model.labels != "table":
+        raise UserError(
+            f"model.labels = {config.model.labels!r} is for one process, and this run has "
+            f'{num_ranks}; set it to "table", or train without torchrun'
+        )
     for name, value in [
         ("search.num_neighbours", config.search.num_neighbours),
         ("ranker.num_mined_labels", config.ranker.num_mined_labels),
@@ -281,7 +380,9 @@ def _refuse_blocks(dataset: Dataset, setting: str) -> None:
         )
 
 
-def _build_plan(config: Config, dataset: Dataset, sampler: LabelSampler) -> Plan:
+def _build_plan(
+    config: Config, dataset: Dataset, sampler: LabelSampler, device: torch.device
+) -> Plan:
     mining, training = config.mining, config.training
     is_sampled = mining.draws_labels
     return Plan(
@@ -297,6 +398,8 @@ def _build_plan(config: Config, dataset: Dataset, sampler: LabelSampler) -> Plan
         warmup_steps=training.warmup_steps,
         max_gradient_norm=training.max_gradient_norm,
         chunk_size=training.chunk_size,
+        is_mixed=device.type == "cuda" and training.precision == "mixed",
+        refresh_every=mining.refresh_every,
         draws_for_each=mining.for_each_example and is_sampled,
         is_log_q_corrected=config.loss.log_q and is_sampled,
         log_every=training.log_every,
@@ -321,16 +424,25 @@ def _build_sampler(config: Config, dataset: Dataset, device: torch.device) -> La
 
 
 def _build_optimizers(config: Config, model: Retriever) -> Optimizers:
-    tables = {"labels": model.label_table}
+    tables = {"labels": model.label_table} if model.tower is None else {}
+    if model.label_offsets is not None:
+        tables["label offsets"] = model.label_offsets
     if model.label_bias is not None:
         tables["biases"] = model.label_bias
     by_rows = row_encoder(model.encoder)
     if by_rows is not None:
         tables["features"] = by_rows.weight
+    own_tower = None if model.label_tower is None else row_encoder(model.label_tower)
+    if own_tower is not None:
+        tables["label features"] = own_tower.weight
     row_optimizer = RowAdam if config.training.optimizer == "row-adam" else RowAdagrad
-    dense = [weight for weight in model.encoder.parameters() if weight.requires_grad]
+    dense = [weight for weight in model.parameters() if weight.requires_grad]
     rows = {name: row_optimizer(table) for name, table in tables.items()}
-    return Optimizers(rows, torch.optim.Adam(dense) if dense else None)
+    rate, own_rate = config.training.learning_rate, config.training.encoder_learning_rate
+    if not dense:
+        return Optimizers(rows, None)
+    decay = 0.01 if own_rate else 0.0
+    return Optimizers(rows, torch.optim.AdamW(dense, weight_decay=decay), (own_rate or rate) / rate)
 
 
 def groups_of_pairs(config: Config, dataset: Dataset) -> Groups | None:

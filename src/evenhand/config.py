@@ -122,14 +122,29 @@ class DataConfig(Section):
         return Path("datasets") / f"places-{self.min_population}-{self.num_buckets}"
 
 
+OWN = "own"  # the encoder is a module given in Python
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
+    # of the queries: a folder of transformers or sentence-transformers; "": a bag of sparse
+    # features, or a perceptron for dense ones; "own": a module given in Python
+    encoder: str = ""
+    # what it takes: features of the queries, or their texts
+    input: Annotated[str, partial(check_choice, choices=("features", "texts"))] = "features"
+    init_from: str = ""  # a run folder: training begins with its weights
+    freeze_encoder: bool = False  # train a perceptron over its vectors, computed once
+    # what the vector of a label is: "table": numbers of its own; "tower": what an encoder makes of
+    # its name and text, so that new labels need no training; "both": the sum
+    labels: Annotated[str, partial(check_choice, choices=("table", "tower", "both"))] = "table"
+    # that encoder: the one of the queries, or one of the same kind with weights of its own
+    label_tower: Annotated[str, partial(check_choice, choices=("shared", "own"))] = "shared"
     embedding_dim: Count = 256  # numbers in the vector of a query or a label
     # of a query's and a label's vector; dot: with their lengths
     similarity: Annotated[str, partial(check_choice, choices=("cosine", "dot"))] = "cosine"
     scale: Positive = 1.0  # of the scores
     label_bias: bool = False  # a number a label that is added to its scores; only with "dot"
-    hidden_widths: tuple[int, ...] = ()  # of the perceptron for dense features
+    hidden_widths: tuple[int, ...] = ()  # of the perceptron for dense features, or frozen vectors
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,6 +152,12 @@ class ModelConfig(Section):
             check_positive("model.hidden_widths", width)
         if self.label_bias and self.similarity == "cosine":
             raise UserError('model.label_bias goes with model.similarity = "dot"')
+        if self.encoder not in ("", OWN) and self.input != "texts":
+            raise UserError(f'model.encoder = "{self.encoder}" needs model.input = "texts"')
+        if self.input == "texts" and not self.encoder:
+            raise UserError('model.input = "texts" needs a model.encoder that reads them')
+        if self.freeze_encoder and self.input != "texts":
+            raise UserError('model.freeze_encoder needs a model.encoder and model.input = "texts"')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,6 +217,8 @@ class MiningConfig(Section):
     sampler_power: Annotated[float, partial(check_range, low=-MAX_POWER, high=MAX_POWER)] = 0.75
     in_batch_share: float = 0.5  # mixed: part of the sample that is the batch's own labels
     for_each_example: bool = False  # a sample of its own for each example (slower)
+    # steps after which the vectors of all labels that a tower reads are computed again, to be mined
+    refresh_every: Count = 100
     masks_all_positives: bool = True  # as negatives of a query; false: the drawn one alone (paper)
     whole_queries: bool = False  # the pairs of a query in one batch, so that it is scored once
 
@@ -288,6 +311,8 @@ class RiskConfig(Section):
 class TrainingConfig(Section):
     num_steps: Count = 1500  # batches
     learning_rate: Positive = 0.024  # the highest
+    # that of a dense encoder's weights, by AdamW with a weight decay of 0.01; 0: the same, by Adam
+    encoder_learning_rate: NotNegative = 0.0
     # how the rate falls after the warm-up
     learning_rate_shape: Annotated[str, partial(check_choice, choices=LEARNING_RATE_SHAPES)] = (
         "linear"
@@ -383,6 +408,14 @@ class Config:
                 f'and model.scale = 1.0, got "{self.model.similarity}" and {self.model.scale}; '
                 f'choose another loss, such as "softmax"'
             )
+        for name, count in (
+            ("search.num_neighbours", self.search.num_neighbours),
+            ("ranker.num_mined_labels", self.ranker.num_mined_labels),
+        ):
+            if count and self.model.input == "texts":
+                raise UserError(
+                    f'{name} is for sparse features, and model.input is "texts"; set it to 0'
+                )
         method = METHODS[self.mining.method]
         room = self.mining.batch_size - self.mining.num_counting
         if method.drops_hardest and self.risk.num_dropped > room:

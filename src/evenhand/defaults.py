@@ -14,13 +14,15 @@ import torch
 from rich.table import Column, Table
 from rich.text import Text
 
-from evenhand.config import Config, build_config, check_settings, toml_value
+from evenhand.config import OWN, Config, build_config, check_settings, toml_value
 from evenhand.data import Dataset, Rows
+from evenhand.errors import UserError
 from evenhand.evaluation.scores import main_cutoff
 from evenhand.methods import METHODS
 
 NAMES, TEXTS = "n-grams of short texts", "n-grams of long texts"
 SPARSE, DENSE = "sparse features with values", "dense features"
+ENCODED, OWN_ENCODED = "read by a transformer", "read by an encoder of your own"
 MOST_NGRAMS = 200  # of a short text, on average: 50 characters
 
 
@@ -39,13 +41,14 @@ class Facts(NamedTuple):
     num_queries: int  # of the training part
     num_pairs: int
     num_features: int
-    kind: str  # one of the four above
+    kind: str  # one of the six above
     has_counts: bool  # sparse: nobody has weighted the values (whole numbers, words of texts)
     num_validation: int  # queries
     is_streamed: bool
     num_ranks: int
     is_gpu: bool
     memory: int  # bytes
+    encoder_width: int = 0  # numbers in a vector of the given encoder
 
     def describe(self) -> str:
         """'54,958 training queries, 298,166 pairs, 26,388 labels, dense features'"""
@@ -55,7 +58,9 @@ class Facts(NamedTuple):
         )
 
 
-def facts_of(dataset: Dataset, *, device: torch.device, num_ranks: int = 1) -> Facts:
+def facts_of(
+    dataset: Dataset, *, device: torch.device, num_ranks: int = 1, encoder_width: int = 0
+) -> Facts:
     """Reads what the rules look at; of the feature values, no more than the first million."""
     train, validation = dataset.parts["train"], dataset.parts.get("validation")
     features, kind, has_counts = train.features, DENSE, False
@@ -81,6 +86,7 @@ def facts_of(dataset: Dataset, *, device: torch.device, num_ranks: int = 1) -> F
         num_ranks=num_ranks,
         is_gpu=device.type == "cuda",
         memory=memory,
+        encoder_width=encoder_width,
     )
 
 
@@ -90,6 +96,7 @@ def fit_settings(
     *,
     device: torch.device | None = None,
     num_ranks: int = 1,
+    encoder_width: int = 0,
 ) -> tuple[Config, list[Choice]]:
     """The whole config of a run on a data set, and what the rules chose of it, with reasons.
 
@@ -98,8 +105,10 @@ def fit_settings(
             not have: of 50 labels, no 4,096 can be drawn.
         dataset: as it was made (`data.weighting` is chosen here, and applied afterwards).
         device: that of the run; None: the CPU.
+        encoder_width: numbers in a vector of the encoder that is given; 0: none is.
     """
-    facts = facts_of(dataset, device=device or torch.device("cpu"), num_ranks=num_ranks)
+    how: Any = {"num_ranks": num_ranks, "encoder_width": encoder_width}
+    facts = facts_of(dataset, device=device or torch.device("cpu"), **how)
     settings, choices = choose_settings(given, facts)
     return build_config(settings), choices
 
@@ -128,7 +137,14 @@ def choose_settings(
         return key in settings[section]
 
     f, kind = facts, facts.kind
+    if f.encoder_width:
+        kind = OWN_ENCODED if settings["model"].get("encoder") == OWN else ENCODED
+    is_tuned = kind in (ENCODED, OWN_ENCODED)
+    is_frozen = is_tuned and bool(settings["model"].get("freeze_encoder"))
+    if is_frozen:
+        kind, is_tuned = DENSE, False  # a perceptron over vectors
     is_document = kind in (TEXTS, SPARSE)
+    has_tower = settings["model"].get("labels", "table") != "table"
     labels_of_query = f.num_pairs / max(1, f.num_queries)
 
     # Features. Counts without weights: tf-idf. Anything else was weighted by whoever made it.
@@ -145,20 +161,29 @@ def choose_settings(
     # package descriptions): frequent labels need a bias.
     asks_for_dot = settings["model"].get("similarity") == "dot" or is_given("model.scale")
     why = kind + "; those of words would have votes and a ranker" * (kind == TEXTS)
-    is_contrastive = kind == NAMES and not asks_for_dot
+    is_contrastive = kind == NAMES and not asks_for_dot and not has_tower
     loss = choose("loss.name", "contrastive" if is_contrastive else "softmax", why)
-    is_dot = is_document and loss != "contrastive"
+    is_dot = is_document and loss != "contrastive" and not has_tower
     similarity = choose("model.similarity", "dot" if is_dot else "cosine", why)
-    scale = 1.0 if loss != "softmax" else 3.0 if similarity == "dot" else 16.0
+    is_sharp = is_tuned or has_tower
+    scale = 1.0 if loss != "softmax" else 3.0 if similarity == "dot" else 20.0 if is_sharp else 16.0
     choose("model.scale", scale, why)
     choose("model.label_bias", similarity == "dot", why)
 
     # Vectors, with the optimiser's state as large again, take no more than a quarter of memory.
-    num_rows = f.num_labels + (f.num_features if kind != DENSE else 0)
+    num_rows = f.num_labels + (f.num_features if kind in (NAMES, TEXTS, SPARSE) else 0)
     width = 256
-    while width > 16 and 8 * width * num_rows > f.memory / 4:
+    if is_tuned:
+        width = f.encoder_width
+        if settings["model"].get("embedding_dim", width) != width:
+            raise UserError(
+                f"model.embedding_dim must be {width} (the numbers in a vector of the encoder), "
+                f"got {settings['model']['embedding_dim']}"
+            )
+    while not is_tuned and width > 16 and 8 * width * num_rows > f.memory / 4:
         width //= 2
-    choose("model.embedding_dim", width, why if width == 256 else "tables in a quarter of memory")
+    is_whole = is_tuned or width == 256
+    choose("model.embedding_dim", width, why if is_whole else "tables in a quarter of memory")
 
     # The method. Even-handed mining is at or above SNM on all, head, tail and worst groups of
     # places; on documents it costs nothing beside all examples (docs/choosing.md).
@@ -175,11 +200,15 @@ def choose_settings(
         choose("loss.log_q", settings["mining"]["sampler"] != "uniform", why)
     sampler = settings["mining"].get("sampler", "uniform")
     k = num_sampled if loss == "softmax" and all_fit else 128 if loss == "softmax" else 64
+    if is_sharp:
+        k = 32 if is_tuned else 64  # of which a tower encodes each again
     choose("mining.num_hard_labels", min(k, num_sampled), why, most=num_sampled)
 
     # Batches: large ones for mining, but four to an epoch, and scores within a 16th of memory. Of
     # names fifty to an epoch: on 25,000 names P@1 is .743, .770 with batches of 2,048, 512.
     size = 2048 if kind == DENSE else 4096 if f.num_queries > 20_000 else 1024
+    if is_tuned:
+        size = 1024 if f.is_gpu else 256
     if kind == NAMES:
         size = min(2048, 2 ** round(math.log2(max(64, f.num_queries / 50))))
     columns = num_sampled if method.samples_labels else f.num_labels
@@ -192,12 +221,12 @@ def choose_settings(
     batch_size = choose("mining.batch_size", min(size, f.num_pairs), why, most=f.num_pairs)
     if method.mines_examples and not settings["mining"].get("tail_fraction"):
         # k' of a quarter was tuned on places, of a half on debian-deps: the mean needs more there.
-        share = 2 if is_document else 4
+        share = 2 if is_document or is_tuned else 4
         choose("mining.num_hard_examples", -(-batch_size // share), why, most=batch_size)
     if method.drops_hardest:
         room = batch_size - settings["mining"].get("num_hard_examples", batch_size // 2)
         choose("risk.num_dropped", min(batch_size // 64, room), "some labels may be wrong")
-    if labels_of_query > 1.5 and kind != NAMES and not f.is_gpu and not f.is_streamed:
+    if labels_of_query > 1.5 and (is_document or is_frozen) and not f.is_gpu and not f.is_streamed:
         mining = settings["mining"]
         can_share = sampler not in ("in-batch", "mixed") and not mining.get("for_each_example")
         if can_share and mining.get("masks_all_positives", True):
@@ -207,13 +236,21 @@ def choose_settings(
     # Steps. The presets that were tuned on three data sets of very different size all see 33 to 40
     # pairs for every query; with one label a query, 13 beat 36 (recall@10 .713 and .703). Of short
     # texts, 13. Fewer where there are millions, but three epochs.
+    # An encoder that has been trained before is only tuned; another begins with random weights.
     visits = 13 if kind == NAMES else min(35, 15 * labels_of_query)
+    if is_tuned:
+        visits = labels_of_query * (3 if kind == ENCODED else 10)
     num_seen = min(visits * f.num_queries, max(8_000_000, 3 * f.num_pairs))
-    least = 300 if kind == DENSE else 100
+    least = 300 if kind not in (NAMES, TEXTS, SPARSE) else 100
     num_steps = max(least, round(num_seen / batch_size))
     why = f"{num_steps * batch_size / max(1, f.num_queries):.0f} pairs seen for each query"
     num_steps = choose("training.num_steps", num_steps, why)
     choose("training.learning_rate", 0.024 if kind == NAMES else 0.01, "falls in a line to 0")
+    if is_tuned:
+        rate = 5e-5 if kind == ENCODED else 5e-4
+        choose("training.encoder_learning_rate", rate, kind)
+        choose("training.warmup_steps", num_steps // 10, kind)
+        choose("training.chunk_size", 64, "memory for the activations of 64 texts")
 
     # Early stopping: the best of eight looks at the validation part, where looking is cheap.
     seen, looked_at = num_steps * batch_size * columns, f.num_validation * f.num_labels
@@ -230,7 +267,7 @@ def choose_settings(
     # Additions to the model's scores, by features with values. Rows of few features are all alike,
     # and only the nearest should vote: a power of 8 is best on bibtex and delicious, 2 on four sets
     # made of debian-deps (P@1 .315 and .290 with one of 1,000 labels). All else is shared.
-    if kind == SPARSE:
+    if kind == SPARSE and not has_tower:
         can_add = not f.is_streamed and f.num_ranks == 1
         why = "similar training documents vote"
         choose("search.frequency_discount", 0.15, why)

@@ -27,8 +27,8 @@ from evenhand.errors import UserError
 from evenhand.files import atomic_folder, read_text, write_json, write_text
 from evenhand.kernels.rows import SMALLEST_NORM
 from evenhand.models import BagEncoder, MlpEncoder, RowRange
-from evenhand.run_folder import check_trained_on, load_model, run_config
-from evenhand.run_search import query_data_of, query_data_path
+from evenhand.run_folder import check_trained_on, load_model, query_data_path, run_config
+from evenhand.run_search import query_data_of
 from evenhand.search import Searcher, label_index
 from evenhand.search.searcher import load_query_data
 from evenhand.version import __version__
@@ -68,6 +68,11 @@ def export_encoder(run: Path, out: Path, dataset: Dataset, *, file_format: str) 
         raise UserError(f"{out} exists already; choose another --out folder, or remove it first")
     check_trained_on(run, dataset)
     config, path = run_config(run), query_data_path(run)
+    if config.model.input == "texts":
+        raise UserError(
+            f"--format {file_format} is for encoders of features, and that of {run} reads texts: "
+            f"export its vectors (--format npy), and encode queries with evenhand serve"
+        )
     data = load_query_data(path) if path.exists() else query_data_of(dataset, config)
     cpu, no_labels = torch.device("cpu"), RowRange(0, 0)
     model = load_model(run, data, device=cpu, label_rows=no_labels, config=config)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from evenhand.added_labels import load_added_labels
+from evenhand.build import encoder_inputs
 from evenhand.config import Config
 from evenhand.data import Dataset, Part
 from evenhand.data.vector_writer import Block, write_blocks
@@ -54,7 +56,8 @@ def export_run(
     config, credit = run_config(folder), read_about(folder)["dataset"].get("attribution", "")
     parts = {}
     if isinstance(data, Dataset):
-        parts, data = data.parts, query_data_of(data, config, weighs_features=False)
+        parts = encoder_inputs(config, data).parts
+        data = query_data_of(data, config, weighs_features=False)
     if num_shards is not None and not 1 <= num_shards <= data.num_labels:
         raise UserError(
             f"--shards must be between 1 and {data.num_labels} (the labels of {data.name}), "
@@ -73,7 +76,9 @@ def export_run(
         feature_rows=None if part_name else nothing,
         config=config,
     )
-    dim = model.label_table.shape[1]
+    dim, added = model.label_table.shape[1], load_added_labels(folder)
+    if added is not None:
+        data = added.extend(data)
     sources = {"labels": (data.num_labels, _label_blocks(folder, model, data, config, device))}
     if part_name is not None:
         sources["queries"] = (len(parts[part_name]), _query_blocks(model, parts[part_name], device))
@@ -131,15 +136,22 @@ def export_run(
 def _label_blocks(
     folder: Path, model: Retriever, data: QueryData, config: Config, device: torch.device
 ) -> BlockFn:
-    saved, counts = open_weights(folder), data.label_counts
+    saved, counts, added = open_weights(folder), data.label_counts, load_added_labels(folder)
+    num_saved = saved.entries["label_table"].shape[0]
 
     def block(first: int, last: int) -> Block:
-        rows = torch.empty(last - first, model.label_table.shape[1], device=device)
-        saved.read("label_table", rows, first_row=first)
+        rows = torch.zeros(last - first, model.label_table.shape[1], device=device)
+        num_own = max(0, min(last, num_saved) - first)  # others were added
+        if num_own:
+            saved.read("label_table", rows[:num_own], first_row=first)
+        if added is not None and num_own < len(rows):
+            start = first + num_own - num_saved
+            rows[num_own:] = torch.from_numpy(added.rows[start : last - num_saved].copy())
         biases = None
         if model.label_bias is not None:
-            column = torch.empty(last - first, 1)
-            saved.read("label_bias", column, first_row=first)
+            column = torch.zeros(last - first, 1)
+            if num_own:
+                saved.read("label_bias", column[:num_own], first_row=first)
             biases = column[:, 0]  # (n,)
         own_counts = None if counts is None else counts[first:last]
         biases = discount_biases(biases, own_counts, config.search.frequency_discount)

@@ -9,7 +9,9 @@ An encoder whose weights are one large table, of which a batch touches a few row
 see `RowEncoder`. No step asks which class an encoder is of.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
@@ -25,6 +27,8 @@ from evenhand.encoding import encode_in_chunks, survivors_in_chunks
 from evenhand.kernels.random import GOLDEN32
 from evenhand.kernels.rows import through_unit, unit
 from evenhand.kernels.sparse import Lists, distinct_ids, entries_of, transposed_product
+
+LABELS_AT_ONCE = 1024
 
 
 class Bags(NamedTuple):
@@ -45,7 +49,7 @@ class Bags(NamedTuple):
         return Bags(self.ids[entries], offsets, values)
 
 
-Features = Bags | Tensor  # a Tensor is dense: (B, F)
+Features = Bags | Tensor | list[str]  # a Tensor is dense: (B, F); a list holds B texts
 
 
 class RowRange(NamedTuple):
@@ -100,9 +104,20 @@ class Passes(NamedTuple):
 
     seeds: Tensor  # (B,) of the examples' dropout
     chunk_size: int
+    is_mixed: bool = False  # in bfloat16 where autocast says so, on a GPU alone
 
     def take(self, positions: Tensor) -> "Passes":
         return self._replace(seeds=self.seeds[positions.to(self.seeds.device)])
+
+    @property
+    def chunks(self) -> dict[str, Any]:
+        """What `encoding` asks for."""
+        return {"seeds": self.seeds, "chunk_size": self.chunk_size}
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.is_mixed:
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return contextlib.nullcontext()
 
 
 def encode(encoder: nn.Module, features: Any, passes: Passes | None) -> Tensor:
@@ -111,7 +126,9 @@ def encode(encoder: nn.Module, features: Any, passes: Passes | None) -> Tensor:
         with torch.no_grad():
             vectors: Tensor = encoder(features)
         return vectors
-    return encode_in_chunks(encoder, features, **passes._asdict())
+    with passes.precision():
+        vectors = encode_in_chunks(encoder, features, **passes.chunks)
+    return vectors.float() if passes.is_mixed else vectors
 
 
 def backward(
@@ -128,16 +145,28 @@ def backward(
     if passes is None:
         seeds = torch.zeros(len(vector_gradients), dtype=torch.int64)
         passes = Passes(seeds, chunk_size=max(1, len(seeds)))
-    chunks = survivors_in_chunks(encoder, features, vector_gradients, **passes._asdict())
-    for vectors, gradients in chunks:
+    chunks = survivors_in_chunks(encoder, features, vector_gradients, **passes.chunks)
+    while True:
+        with passes.precision():
+            chunk = next(chunks, None)
+        if chunk is None:
+            return None
+        vectors, gradients = chunk
         if vectors.requires_grad:  # else all of its weights are frozen
-            torch.autograd.backward([vectors], [gradients])
-    return None
+            torch.autograd.backward([vectors], [gradients.to(vectors.dtype)])
 
 
 def features_of(part: Part, query_ids: IntArray, *, device: torch.device) -> Features:
-    """The features of chosen queries as tensors."""
-    return as_tensors(chosen_features(part, query_ids), device=device)
+    """What the encoder takes of chosen queries, as tensors where it is no texts."""
+    return as_tensors(inputs_of(part, query_ids), device=device)
+
+
+def inputs_of(part: Part, query_ids: IntArray) -> Rows | FloatArray | list[str]:
+    """What the encoder takes of chosen queries: their texts, or their features."""
+    if part.is_read_as_text:
+        assert part.texts is not None
+        return [part.texts[query_id] for query_id in query_ids]
+    return chosen_features(part, query_ids)
 
 
 def chosen_features(part: Part, query_ids: IntArray) -> Rows | FloatArray:
@@ -150,8 +179,10 @@ def chosen_features(part: Part, query_ids: IntArray) -> Rows | FloatArray:
     return rows
 
 
-def as_tensors(features: Rows | FloatArray, *, device: torch.device) -> Features:
-    """Rows as bags, or a dense array as a tensor, on a device."""
+def as_tensors(features: Rows | FloatArray | list[str], *, device: torch.device) -> Features:
+    """Rows as bags, or a dense array as a tensor, on a device; texts as they are."""
+    if isinstance(features, list):
+        return features
     if not isinstance(features, Rows):
         return torch.from_numpy(features).to(device)
     offsets, ids, values = features.to_torch(device)
@@ -254,16 +285,41 @@ class MlpEncoder(nn.Module):
         return self.layers[-1](features)  # type: ignore[no-any-return]
 
 
+class FrozenEncoder(nn.Module):
+    """A perceptron over the vectors of an encoder that is not trained.
+
+    It takes what that encoder takes, or its vectors (B, F), which need to be computed only once.
+    """
+
+    def __init__(self, frozen: nn.Module, head: MlpEncoder) -> None:
+        super().__init__()
+        self.frozen, self.head = frozen.requires_grad_(False), head
+
+    def train(self, mode: bool = True) -> "FrozenEncoder":
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, features: Any) -> Tensor:
+        if not isinstance(features, Tensor):
+            with torch.no_grad():
+                features = self.frozen(features)
+        return self.head(features)  # type: ignore[no-any-return]
+
+
 # --- queries and labels in one space --------------------------------------------------------------
 
 
 class Retriever(nn.Module):
     """Scores are `scale * cosine` or `scale * dot product + label bias`.
 
-    Label vectors have no autograd gradient: training writes the touched rows itself.
+    Label vectors have no autograd gradient: training writes the touched rows itself. Where a tower
+    reads the labels, the table holds what it gave when all labels were last encoded.
 
     Args:
         encoder: any `nn.Module` from features to (B, D); see above.
+        label_tower: the encoder of the labels, which may be `encoder` itself; None: a table.
+        has_label_offsets: a label's vector is that of the tower plus a row of its own.
         label_rows: those of the label table that are held here, where others hold the rest.
         dtype: of the label table; biases are float32.
     """
@@ -281,6 +337,8 @@ class Retriever(nn.Module):
         label_rows: RowRange | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        label_tower: nn.Module | None = None,
+        has_label_offsets: bool = False,
     ) -> None:
         super().__init__()
         if is_cosine and has_label_bias:
@@ -294,11 +352,21 @@ class Retriever(nn.Module):
             num_labels, embedding_dim, generator, rows=label_rows, device=device, dtype=dtype
         )
         self.label_table = nn.Parameter(table, requires_grad=False)
+        self.is_tower_shared = label_tower is encoder
+        self.label_tower = None if self.is_tower_shared else label_tower
+        self.label_offsets: nn.Parameter | None = None
+        if has_label_offsets:
+            self.label_offsets = nn.Parameter(torch.zeros_like(table), requires_grad=False)
         self.label_bias: nn.Parameter | None = None
         if has_label_bias:
             biases = torch.zeros(len(table), 1, device=device)
             self.label_bias = nn.Parameter(biases, requires_grad=False)
         self.eval()  # a step alone puts the encoder into training mode
+
+    @property
+    def tower(self) -> nn.Module | None:
+        """The encoder of the labels; None: they have a table."""
+        return self.encoder if self.is_tower_shared else self.label_tower
 
     @torch.no_grad()
     def query_vectors(self, features: Features) -> Tensor:
@@ -336,6 +404,17 @@ class Retriever(nn.Module):
     def through_unit(self, gradients: Tensor, vectors: Tensor, ids: Tensor | None = None) -> Tensor:
         """Gradients (n, D) by vectors, or by some rows of a table, from those by their `unit`s."""
         return through_unit(gradients, vectors, ids) if self.is_cosine else gradients
+
+
+@torch.no_grad()
+def tower_rows(
+    tower: nn.Module, labels: Part, *, device: torch.device
+) -> Iterator[tuple[int, Tensor]]:
+    """What a tower makes of all labels, block by block: the first label, and rows (n, D)."""
+    tower.eval()
+    for first in range(0, len(labels), LABELS_AT_ONCE):
+        ids = np.arange(first, min(first + LABELS_AT_ONCE, len(labels)))
+        yield first, tower(features_of(labels, ids, device=device))
 
 
 # --- the rows that tables begin with --------------------------------------------------------------

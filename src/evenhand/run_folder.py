@@ -6,7 +6,9 @@ metrics.jsonl      a line a logged step or validation; the same bytes whenever r
 checkpoints/       where `--resume` continues (the files of each: evenhand/tensor_store.py); removed
                    when the run is finished, unless --keep-checkpoints was given
 model/             the chosen weights, in the same format, and the ranker, where there is one;
-                   query_data.safetensors, by which queries are answered without the data set
+                   query_data.safetensors, by which queries are answered without the data set;
+                   encoder/, the files of a transformer, as it was before training;
+                   added_labels.safetensors, labels that came later
 evaluation/<part>/ what happened to every pair, and the scores by subpopulation; slices.json, once
                    `evenhand slices` has looked for those that are failed
 report.html
@@ -26,9 +28,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from evenhand.build import build_model
-from evenhand.config import Config, build, build_config, read_settings
+from evenhand.config import OWN, Config, build, build_config, read_settings
 from evenhand.data import Dataset
 from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.errors import UserError
@@ -46,6 +49,7 @@ from evenhand.tensor_store import (
     open_store,
     save_tensors,
 )
+from evenhand.text_encoder import TextEncoder
 from evenhand.version import __version__
 
 SECONDS = ("training_seconds", "ranker_seconds")
@@ -229,6 +233,33 @@ def has_model(folder: Path) -> bool:
     return has_store(weights_folder(folder))
 
 
+def query_data_path(folder: Path) -> Path:
+    return folder / "model" / "query_data.safetensors"
+
+
+def encoder_folder(folder: Path) -> Path:
+    """Where a run keeps the transformer that it began with."""
+    return folder / "model" / "encoder"
+
+
+def run_encoder(folder: Path, config: Config, module: nn.Module | None) -> nn.Module | None:
+    """The encoder of a run, to be filled with its weights; None: one that the settings make.
+
+    Args:
+        module: one of your own.
+    """
+    if config.model.encoder == OWN:
+        if module is None:
+            raise UserError(
+                f"{folder} was trained with an encoder of your own, whose weights alone it holds; "
+                f"open it in Python: evenhand.load({str(folder)!r}, encoder=module)"
+            )
+        return module
+    if module is not None:
+        raise UserError(f"{folder} was not trained with an encoder of your own; leave encoder out")
+    return TextEncoder(encoder_folder(folder)) if config.model.encoder else None
+
+
 def save_model(folder: Path, model: Retriever, *, ranks: Ranks | None = None) -> None:
     """Saves the model, all of it or nothing; with ranks, each saves its rows, and all wait."""
     tensors, rank = model.state_dict(), 0 if ranks is None else ranks.rank
@@ -244,7 +275,10 @@ def split_names(model: Retriever) -> list[str]:
     """The weights that ranks split by rows; they have all others alike."""
     biases = [] if model.label_bias is None else ["label_bias"]
     features = [] if row_encoder(model.encoder) is None else ["encoder.weight"]
-    return ["label_table", *biases, *features]
+    towers = [] if model.label_tower is None else [model.label_tower]
+    features += ["label_tower.weight" for tower in towers if row_encoder(tower) is not None]
+    offsets = [] if model.label_offsets is None else ["label_offsets"]
+    return ["label_table", *biases, *offsets, *features]
 
 
 def load_model(
@@ -257,6 +291,7 @@ def load_model(
     label_rows: RowRange | None = None,
     feature_rows: RowRange | None = None,
     config: Config | None = None,
+    encoder: nn.Module | None = None,
 ) -> Retriever:
     """The trained model of a run, its tables as `dtype` whatever they were trained in.
 
@@ -265,6 +300,7 @@ def load_model(
         ranks: this rank's rows are read alone; how many ranks saved the model does not matter.
         label_rows, feature_rows: without ranks, the rows of the tables to read; None: all.
         config: of the run, where it has been read.
+        encoder: a module of your own, which gets the weights of the run.
     """
     if isinstance(data, Dataset):
         check_trained_on(folder, data)
@@ -274,17 +310,20 @@ def load_model(
     counts, is_sparse = (data.num_features, data.num_labels), data.is_sparse
     config = config or run_config(folder)
     # "meta": no memory, and nothing is drawn that would be overwritten.
+    encoder = run_encoder(folder, config, encoder)
     build_fn = partial(build_model, config, *counts, is_sparse=is_sparse, device="meta")
-    rows = {"label_table": label_rows, "label_bias": label_rows, "encoder.weight": feature_rows}
+    rows = dict.fromkeys(("label_table", "label_bias", "label_offsets"), label_rows)
+    rows |= dict.fromkeys(("encoder.weight", "label_tower.weight"), feature_rows)
     while True:
         saved = open_weights(folder)
-        model = build_fn(dtype=dtype)
+        model = build_fn(dtype=dtype, encoder=encoder)
         check_shapes(saved, model)
         if label_rows is not None or feature_rows is not None:
-            model = build_fn(dtype=dtype, label_rows=label_rows, feature_rows=feature_rows)
+            rows_built: Any = {"label_rows": label_rows, "feature_rows": feature_rows}
+            model = build_fn(dtype=dtype, encoder=encoder, **rows_built)
         # Not `to_empty`: for meta tensors that imports sympy, which takes half a second.
         model._apply(  # type: ignore[no-untyped-call]
-            lambda meta: torch.empty(meta.shape, dtype=meta.dtype, device=device)
+            lambda own: torch.empty_like(own, device=device) if own.is_meta else own.to(device)
         )
         try:
             return fill_model(model, saved, rows)

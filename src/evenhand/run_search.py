@@ -6,6 +6,7 @@ index/index.json     its kind and effort, whose vectors it holds, and its recall
 A database's table or collection is named after the run's folder.
 """
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -16,16 +17,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 
+from evenhand.added_labels import added_labels_path, with_added_labels
 from evenhand.build import check_neighbours
 from evenhand.config import Config
 from evenhand.data import Dataset, Rows, memberships, pairs_of
+from evenhand.data.text import TEXTS
 from evenhand.data.weighting import feature_weights
 from evenhand.errors import UserError
 from evenhand.evaluation.groups import group_columns
-from evenhand.files import read_json, write_json
-from evenhand.models import Retriever, chosen_features
-from evenhand.run_folder import check_trained_on, load_model, open_weights, run_config
+from evenhand.files import file_digest, read_json, write_json
+from evenhand.models import Retriever, inputs_of
+from evenhand.run_folder import (
+    check_trained_on,
+    load_model,
+    open_weights,
+    query_data_path,
+    run_config,
+)
 from evenhand.search import (
     ExactIndex,
     FaissIndex,
@@ -88,14 +98,12 @@ def index_file(folder: Path) -> Path:
 def model_digest(folder: Path) -> str:
     """A checksum of what a run's label vectors and biases are made of."""
     known = [dict(open_weights(folder).files), run_config(folder).search.frequency_discount]
+    if added_labels_path(folder).exists():
+        known.append(file_digest(added_labels_path(folder), "sha256"))
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 # --- searching ------------------------------------------------------------------------------------
-
-
-def query_data_path(folder: Path) -> Path:
-    return folder / "model" / "query_data.safetensors"
 
 
 def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = True) -> QueryData:
@@ -107,6 +115,8 @@ def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = T
     train, weighting = dataset.parts["train"], config.data.weighting
     shared = (*KINDS, "label_names")
     data = QueryData(**{name: getattr(dataset, name) for name in shared})
+    if config.model.input == "texts":
+        data = data._replace(is_sparse=False, featurizer=TEXTS)
     coordinates = dataset.label_coordinates
     if coordinates is not None and np.isfinite(coordinates).all():
         data = data._replace(label_coordinates=np.asarray(coordinates))
@@ -147,12 +157,14 @@ def load_searcher(
     device: torch.device,
     dataset: Dataset | None = None,
     index: str | None = EXACT,
+    encoder: nn.Module | None = None,
 ) -> Searcher:
     """A trained run, ready to be asked, from its folder alone.
 
     Args:
         dataset: of the run, for a folder of an earlier version, which needs it.
         index: "exact", "faiss", a database's address, or None: see `open_index`.
+        encoder: a module of your own, which gets the weights of the run.
     """
     config, path = run_config(folder), query_data_path(folder)
     if dataset is not None:
@@ -165,8 +177,9 @@ def load_searcher(
             f"evenhand train --resume --run {folder}"
         )
     check_trained_on(folder, data)
-    model = load_model(folder, data, device=device, config=config)
+    model = load_model(folder, data, device=device, config=config, encoder=encoder)
     ranker = load_run_ranker(folder, config, data)
+    model, data = with_added_labels(folder, model, data)
     found = None
     if index != EXACT:
         has_bias = model.label_bias is not None or bool(config.search.frequency_discount)
@@ -322,6 +335,7 @@ class Judge:
         if part_name not in dataset.parts:
             raise UserError(f"{dataset.name} has no {part_name} part; name another with --part")
         part, self.progress_fn = dataset.parts[part_name], progress_fn
+        part = dataclasses.replace(part, is_read_as_text=searcher.data.featurizer == TEXTS)
         self.part_name = part_name
         groups = sampled_groups(dataset, part_name, by_group=by_group)
         chosen = np.unique(np.concatenate([group.query_ids for group in groups]))  # (Q,)
@@ -334,7 +348,7 @@ class Judge:
         ]
         vectors, found = [], []
         for start in range(0, len(chosen), AT_ONCE):
-            features = chosen_features(part, chosen[start : start + AT_ONCE])
+            features = inputs_of(part, chosen[start : start + AT_ONCE])
             queries = searcher.vectors(features)
             vectors.append(queries.cpu())
             found.append(exact_of(searcher).search(queries, CUTOFF).label_ids.cpu())

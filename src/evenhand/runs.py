@@ -22,14 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from torch import nn
 
 from evenhand.build import (
     build_training,
     check_against_data,
     check_ranker,
+    encoder_inputs,
     table_dtype,
 )
-from evenhand.config import Config, DataConfig, to_toml
+from evenhand.config import OWN, Config, DataConfig, build_config, to_toml
 from evenhand.data import Dataset, Rows, open_dataset, save_dataset
 from evenhand.data.dataset import check_all_ids, release_memory
 from evenhand.data.weighting import weight_features
@@ -41,18 +43,22 @@ from evenhand.evaluation import Outcome, Score, evaluate, score_table, selected_
 from evenhand.evaluation.baselines import load_baselines
 from evenhand.evaluation.groups import BUILT_IN
 from evenhand.files import atomic_folder, write_json, write_text
-from evenhand.models import Retriever, chosen_features, features_of
+from evenhand.models import Retriever, features_of, inputs_of
 from evenhand.progress import count_bar, step_bar
 from evenhand.run_folder import (
     RunResult,
     about_run,
     check_trained_on,
+    encoder_folder,
     has_model,
     is_of_predictions,
     load_model,
     load_result,
+    open_weights,
+    query_data_path,
     read_about,
     run_config,
+    run_encoder,
     save_model,
     save_result,
 )
@@ -60,7 +66,6 @@ from evenhand.run_search import (
     build_searcher,
     load_run_ranker,
     query_data_of,
-    query_data_path,
     ranker_path,
 )
 from evenhand.search import (
@@ -70,11 +75,12 @@ from evenhand.search import (
     label_index,
 )
 from evenhand.search.reranker import fit_ranker, hardest_labels, save_ranker
-from evenhand.search.searcher import save_query_data
-from evenhand.training.checkpoint import CheckpointManager, load_latest_checkpoint
+from evenhand.search.searcher import load_query_data, save_query_data
+from evenhand.text_encoder import TextEncoder, cached_vectors, copy_encoder, vector_width
+from evenhand.training.checkpoint import CheckpointManager, list_steps, load_latest_checkpoint
 from evenhand.training.loop import rewind_metrics, train
 from evenhand.training.state import Training
-from evenhand.training.step import ChosenStep
+from evenhand.training.step import ChosenStep, refresh_labels
 
 # --- data -----------------------------------------------------------------------------------------
 
@@ -129,20 +135,50 @@ def open_run_data(
 
 
 def open_fitted(
-    given: Mapping[str, Mapping[str, Any]], console: Console, *, device: torch.device
+    given: Mapping[str, Mapping[str, Any]],
+    console: Console,
+    *,
+    device: torch.device,
+    encoder: nn.Module | None = None,
 ) -> tuple[Dataset, Config, list[Choice]]:
     """The data set of some settings, and all settings: what is not given is chosen to fit the data.
 
     What was chosen is shown, with the reasons.
+
+    Args:
+        encoder: a module of your own.
     """
     raw = DataConfig(**{**given["data"], "weighting": "as-is"})  # weighted as is chosen
     dataset = open_data(raw, console)
-    config, choices = fit_settings(given, dataset, device=device, num_ranks=num_launched())
+    width, model = 0, {**given.get("model", {})}
+    if encoder is not None:
+        model["encoder"] = OWN
+        has_texts = all(part.texts is not None for part in dataset.parts.values())
+        model.setdefault("input", "texts" if has_texts else "features")
+    elif model.get("encoder") == OWN:
+        raise UserError(
+            f'model.encoder = "{OWN}" is a module given in Python: '
+            f"evenhand.train(..., encoder=module)"
+        )
+    elif model.get("encoder"):
+        model["encoder"], model["input"] = str(Path(model["encoder"]).absolute()), "texts"
+        encoder = TextEncoder(Path(model["encoder"]))
+    if encoder is not None:
+        inputs = {"encoder": OWN, "input": model["input"]}
+        probed = encoder_inputs(build_config({"model": inputs}), dataset).parts["train"]
+        probe = features_of(probed, np.arange(1), device=_device_of(encoder))
+        width = vector_width(encoder, probe)
+    fitted: Any = {"device": device, "num_ranks": num_launched(), "encoder_width": width}
+    config, choices = fit_settings({**given, "model": model}, dataset, **fitted)
     if choices:
         console.print(choices_table(choices))
     if config.data.weighting != "as-is":
         dataset = weight_features(dataset, config.data.weighting)
     return dataset, config, choices
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next((weight.device for weight in module.parameters()), torch.device("cpu"))
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -185,6 +221,8 @@ def begin_run(
     with atomic_folder(folder) as staging:
         write_text(staging / "config.toml", f"# {command}\n{to_toml(config, reasons)}")
         write_json(staging / "run.json", about_run(folder, config, dataset, device))
+        if config.model.encoder not in ("", OWN):
+            copy_encoder(Path(config.model.encoder), encoder_folder(staging))
 
 
 def resumable_config(folder: Path, config: Config | None, dataset: Dataset | None = None) -> Config:
@@ -223,6 +261,7 @@ def train_run(
     should_stop_fn: Callable[[], bool] = lambda: False,
     ranks: ProcessRanks | None = None,
     keeps_checkpoints: bool = False,
+    encoder: nn.Module | None = None,
 ) -> bool:
     """Trains into a run folder, from its newest checkpoint where there is one, then fits a ranker.
 
@@ -231,6 +270,7 @@ def train_run(
     Args:
         ranks: those that train together, each in this function.
         keeps_checkpoints: else they are removed when all is complete.
+        encoder: a module of your own, trained in place.
 
     Returns:
         Whether all is complete; if not, it was asked to stop and can be resumed.
@@ -243,7 +283,8 @@ def train_run(
         how: Any = {"device": device, "console": console, "should_stop_fn": should_stop_fn}
         if not (has_ranker and is_trained(folder)):
             ranker_path(folder).unlink(missing_ok=True)  # it would be that of another model
-            if not _train_model(folder, config, dataset, **how, title=title, ranks=ranks):
+            how_run: Any = {"title": title, "ranks": ranks, "encoder": encoder}
+            if not _train_model(folder, config, dataset, **how, **how_run):
                 return False
         if has_ranker and not _fit_run_ranker(folder, config, dataset, **how):
             return False
@@ -290,10 +331,16 @@ def _train_model(
     title: str,
     should_stop_fn: Callable[[], bool],
     ranks: ProcessRanks | None,
+    encoder: nn.Module | None,
 ) -> bool:
     """Trains to the end, or until asked to stop: False. run.json says what was done."""
-    built = build_training(config, dataset, device, ranks=ranks)
+    encoder = run_encoder(folder, config, encoder)
+    if encoder is not None and config.model.freeze_encoder:
+        dataset = _with_vectors(dataset, config, encoder.to(device), console)
+    built = build_training(config, dataset, device, ranks=ranks, encoder=encoder)
     training, plan = built.training, built.plan
+    if config.model.init_from and not list_steps(folder / "checkpoints"):
+        begin_from(Path(config.model.init_from), training.model, dataset)
     is_first = ranks is None or ranks.rank == 0
     warnings = _load_checkpoint(folder, training, ranks)
     chosen, began_at = built.choose_step(should_stop_fn), training.step
@@ -312,6 +359,7 @@ def _train_model(
     )
 
     def validate() -> tuple[float, dict[str, float]]:
+        refresh_labels(training)
         value, figures = _validate(training.model, config, dataset, ranks)
         if value > training.best_value:
             save_model(folder, training.model, ranks=ranks)
@@ -331,6 +379,7 @@ def _train_model(
             ranks=ranks,
         )
     if is_complete and not has_validation:
+        refresh_labels(training)
         save_model(folder, training.model, ranks=ranks)
     if is_complete and 0 < training.best_step < training.step:
         ended = f"ended at step {training.step:,} of {plan.num_steps:,}"
@@ -352,6 +401,46 @@ def _train_model(
         about |= {"num_steps": training.step, "best_step": training.best_step or training.step}
     write_json(folder / "run.json", about)
     return is_complete
+
+
+def begin_from(folder: Path, model: Retriever, dataset: Dataset) -> None:
+    """Fills a model with the weights of a run, its labels by their names; new ones stay as made."""
+    saved, source = open_weights(folder), load_query_data(query_data_path(folder))
+    known, own = source.label_names, dataset.label_names
+    if known is None or own is None:
+        raise UserError(f"{folder} and {dataset.name} must both have labels with names")
+    row_of = {name: row for row, name in enumerate(known)}
+    pairs = [(row, row_of[name]) for row, name in enumerate(own) if name in row_of]
+    rows, sources = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)
+    for name, target in model.state_dict().items():
+        shape = saved.entries[name].shape if name in saved.entries else None
+        is_of_labels = name.startswith("label_") and not name.startswith("label_tower.")
+        if is_of_labels and shape is not None and shape[1:] == target.shape[1:]:
+            target[rows.to(target.device)] = saved.load(name)[sources].to(target)
+        elif shape == tuple(target.shape):
+            saved.read(name, target)
+        elif not is_of_labels or name == "label_table":
+            raise UserError(
+                f"--init-from {folder}: its {name} is {shape or 'not there'}, and this run's is "
+                f"{tuple(target.shape)}; take the same encoder, and features as "
+                f"{source.featurizer} (--features, --num-buckets, ...)"
+            )
+
+
+def _with_vectors(
+    dataset: Dataset, config: Config, encoder: nn.Module, console: Console
+) -> Dataset:
+    """The vectors of a frozen encoder in place of the texts that are read again and again."""
+    dataset = encoder_inputs(config, dataset)
+    parts = dict(dataset.parts)
+    for name in parts.keys() & {"train", "validation"}:
+        texts = parts[name].texts
+        assert texts is not None
+        with count_bar(console, f"vectors of {name} (texts)") as advance:
+            vectors = cached_vectors(texts, encoder, config.data.folder, advance)
+        own: Any = {"features": vectors, "is_read_as_text": False}
+        parts[name] = dataclasses.replace(parts[name], **own)
+    return dataclasses.replace(dataset, parts=parts)
 
 
 def _load_checkpoint(folder: Path, training: Training, ranks: ProcessRanks | None) -> list[str]:
@@ -516,6 +605,7 @@ def evaluate_model(
 
     With ranks, the model is this rank's rows of it: all ranks evaluate together, each the whole.
     """
+    dataset = encoder_inputs(config, dataset)
     cutoffs = config.evaluation.cutoffs
     shown: Any = {"num_results": max(cutoffs), "cutoffs": cutoffs, "progress": progress_fn}
     if ranks is not None:
@@ -534,7 +624,7 @@ def evaluate_model(
     searcher = build_searcher(model, data, config, ranker)
     assert isinstance(searcher.index, ExactIndex | HybridIndex)
     return evaluate(
-        lambda row_ids: searcher.prepare(chosen_features(part, row_ids)),
+        lambda row_ids: searcher.prepare(inputs_of(part, row_ids)),
         searcher.index,
         part,
         dataset.label_counts(),
@@ -561,6 +651,7 @@ def evaluate_run(
     console: Console,
     title: str | None = None,
     ranks: Ranks | None = None,
+    encoder: nn.Module | None = None,
 ) -> list[Score]:
     """Evaluates a trained run on a part and writes the result into its folder.
 
@@ -571,7 +662,8 @@ def evaluate_run(
             f"{dataset.name} has no {part_name} part; it has {', '.join(dataset.parts)}"
         )
     config = run_config(folder)
-    model = load_model(folder, dataset, device=device, dtype=table_dtype(config), ranks=ranks)
+    how: Any = {"device": device, "dtype": table_dtype(config), "ranks": ranks, "config": config}
+    model = load_model(folder, dataset, encoder=encoder, **how)
     ranker = load_run_ranker(folder, config, dataset)
     with count_bar(console, title or f"evaluating {folder} on {part_name}") as advance:
         outcome = evaluate_model(

@@ -17,7 +17,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from evenhand.cli import data, demo, doctor, evaluate, export, index, search, serve, train, tune
+from evenhand.cli import (
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    index,
+    labels,
+    search,
+    serve,
+    train,
+    tune,
+)
 from evenhand.errors import (
     FIXABLE,
     NO_READER,
@@ -103,6 +115,7 @@ PURPOSE = "Train retrieval models that work for every part of the data."
 app = typer.Typer(help=PURPOSE, epilog=EPILOG, **PLAIN)
 data_app = typer.Typer(help="Prepare a data set, or look at one.", **PLAIN)
 index_app = typer.Typer(help="Search faster: FAISS, PostgreSQL or Milvus.", **PLAIN)
+labels_app = typer.Typer(help="Labels that a run did not know.", **PLAIN)
 VERBS = {
     "Train a model": (train.train, tune.tune, demo.demo),
     "See who it serves": (evaluate.evaluate, evaluate.compare, evaluate.slices, evaluate.report),
@@ -114,12 +127,19 @@ DATA_VERBS = {
     "Look at one": (data.show, data.check),
 }
 INDEX_VERBS = {"Commands": (index.build, index.check, index.push)}
-GROUPS = ((app, VERBS), (data_app, DATA_VERBS), (index_app, INDEX_VERBS))
+LABEL_VERBS = {"Commands": (labels.add,)}
+GROUPS = (
+    (app, VERBS),
+    (data_app, DATA_VERBS),
+    (index_app, INDEX_VERBS),
+    (labels_app, LABEL_VERBS),
+)
 for group, verbs_by_panel in GROUPS:
     for panel, verbs in verbs_by_panel.items():
         for verb in verbs:
             group.command(verb.__name__.rstrip("_"), cls=Verb, rich_help_panel=panel)(verb)
 app.add_typer(index_app, name="index", rich_help_panel="Use it")
+app.add_typer(labels_app, name="labels", rich_help_panel="Use it")
 app.add_typer(data_app, name="data", rich_help_panel="Data")
 
 

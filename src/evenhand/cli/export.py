@@ -29,8 +29,7 @@ def export(
     from evenhand.cli.console import console
     from evenhand.export_vectors import export_run
     from evenhand.progress import count_bar
-    from evenhand.run_folder import run_config
-    from evenhand.run_search import query_data_path
+    from evenhand.run_folder import query_data_path, run_config
     from evenhand.runs import open_run_data
     from evenhand.search.searcher import load_query_data
 

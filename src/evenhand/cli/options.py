@@ -79,6 +79,15 @@ class SettingsFlags:
     method: Annotated[str | None, flag("Method; `evenhand --help` lists them.")] = None
     hard_labels: Annotated[int | None, flag("k: hardest labels kept for an example.")] = None
     hard_examples: Annotated[int | None, flag("k': hardest examples kept of a batch.")] = None
+    encoder: Annotated[
+        Path | None, flag("Folder of a transformer that reads the texts; it is fine-tuned.")
+    ] = None
+    freeze_encoder: Annotated[
+        bool, flag("Train a linear layer over its vectors instead.", "--freeze-encoder")
+    ] = False
+    init_from: Annotated[
+        Path | None, flag("Run whose weights to begin with; its labels keep theirs, by name.")
+    ] = None
     steps: Annotated[int | None, flag("Training steps.")] = None
     learning_rate: Annotated[float | None, flag("Highest learning rate.")] = None
     assignments: Annotated[
@@ -98,6 +107,10 @@ class SettingsFlags:
         flags = {
             "data.dataset": self.data,
             "mining.method": self.method,
+            "model.encoder": None if self.encoder is None else str(self.encoder.absolute()),
+            "model.input": None if self.encoder is None else "texts",
+            "model.init_from": None if self.init_from is None else str(self.init_from.absolute()),
+            "model.freeze_encoder": self.freeze_encoder or None,
             "mining.num_hard_labels": self.hard_labels,
             "mining.num_hard_examples": self.hard_examples,
             "training.num_steps": self.steps,

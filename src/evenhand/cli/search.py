@@ -59,8 +59,8 @@ def search(
     from evenhand.build import choose_device
     from evenhand.cli.console import console
     from evenhand.progress import stage_bar
-    from evenhand.run_folder import read_about
-    from evenhand.run_search import load_searcher, query_data_path
+    from evenhand.run_folder import query_data_path, read_about
+    from evenhand.run_search import load_searcher
     from evenhand.runs import open_run_data
 
     if queries and input:

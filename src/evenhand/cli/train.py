@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from evenhand.cli import options
 from evenhand.cli.options import SettingsFlags, TableFlags, flag, read_flags
@@ -182,6 +182,7 @@ def show_results(
     device: "torch.device",
     console: "Console",
     ranks: "Ranks | None" = None,
+    encoder: "torch.nn.Module | None" = None,
 ) -> None:
     """Evaluates a trained run on the part it is judged on, beside baselines without training."""
     from evenhand.report.headline import baseline_warning, describe_baselines
@@ -193,7 +194,8 @@ def show_results(
     part = "test" if "test" in dataset.parts else "validation"
     if part not in dataset.parts:
         return
-    scores = evaluate_run(folder, dataset, part, device=device, console=console, ranks=ranks)
+    how: Any = {"device": device, "console": console, "ranks": ranks, "encoder": encoder}
+    scores = evaluate_run(folder, dataset, part, **how)
     console.print(results_table([(run_config(folder).mining.method, scores)], part_name=part))
     if ranks is None or ranks.rank == 0:
         with console.status("baselines without training"):

@@ -64,6 +64,7 @@ class Part:
     texts: Strings | None = None
     block_pairs: int = 0  # read in blocks of so many; the stored order is random. 0: in any order
     feature_weights: FloatArray | None = None  # (F,) for `weighting.unit_values`, when it is read
+    is_read_as_text: bool = False  # the encoder takes the texts in place of the features
 
     def __len__(self) -> int:
         return len(self.positives)

@@ -360,6 +360,39 @@ def _describe_labels(
     """What a data set says of its labels; without a table of them, their names are their ids."""
     if table is None:
         return {"label_names": Strings.from_arrow(ids)}
+    where, columns, row_of = _read_labels(table)
+    label_ids: list[str] = ids.to_pylist()
+    row_ids = [row_of.get(label) for label in label_ids]
+    num_known = len(label_ids) - row_ids.count(None)
+    note_fn(
+        f"{where}: describes {num_known:,} of the {len(label_ids):,} labels, and "
+        f"{len(row_of) - num_known:,} that no row has, which are left out"
+    )
+
+    def of_labels(column: str) -> list[str | None]:
+        values = columns[column]
+        return [None if row is None else values[row] for row in row_ids]
+
+    given = of_labels("name") if "name" in columns else [None] * len(label_ids)
+    names = [name or label for name, label in zip(given, label_ids, strict=True)]
+    num_of = Counter(names)
+    texts = [text or "" for text in of_labels("text")] if "text" in columns else None
+    return {
+        "label_names": Strings.pack(
+            name if num_of[name] == 1 else f"{name} ({label})"
+            for name, label in zip(names, label_ids, strict=True)
+        ),
+        "label_texts": None if texts is None else Strings.pack(texts),
+        "label_groups": {
+            column: make_groups(of_labels(column))
+            for column in columns
+            if column not in ("id", "name", "text")
+        },
+    }
+
+
+def _read_labels(table: Source) -> tuple[str, dict[str, list[str | None]], dict[str, int]]:
+    """What to call a table of labels, the cells of its columns, and the row of each id."""
     where = str(table) if is_path(table) else "the table of labels"
     batches = list(read_batches(table, None))
     if not batches:
@@ -377,35 +410,17 @@ def _describe_labels(
         label = squeeze(text or "")
         if label and row_of.setdefault(label, row) != row:
             raise UserError(f"{where}: the id {label!r} is on several rows; keep one")
-    label_ids: list[str] = ids.to_pylist()
-    row_ids = [row_of.get(label) for label in label_ids]
-    num_known = len(label_ids) - row_ids.count(None)
-    note_fn(
-        f"{where}: describes {num_known:,} of the {len(label_ids):,} labels, and "
-        f"{len(row_of) - num_known:,} that no row has, which are left out"
-    )
+    return where, {column: cells(column) for column in dict.fromkeys(rows.schema.names)}, row_of
 
-    def of_labels(column: str) -> list[str | None]:
-        values = cells(column)
-        return [None if row is None else values[row] for row in row_ids]
 
-    columns = dict.fromkeys(rows.schema.names)
-    given = of_labels("name") if "name" in columns else [None] * len(label_ids)
-    names = [name or label for name, label in zip(given, label_ids, strict=True)]
-    num_of = Counter(names)
-    texts = [text or "" for text in of_labels("text")] if "text" in columns else None
-    return {
-        "label_names": Strings.pack(
-            name if num_of[name] == 1 else f"{name} ({label})"
-            for name, label in zip(names, label_ids, strict=True)
-        ),
-        "label_texts": None if texts is None else Strings.pack(texts),
-        "label_groups": {
-            column: make_groups(of_labels(column))
-            for column in columns
-            if column not in ("id", "name", "text")
-        },
-    }
+def load_labels(table: Source) -> tuple[list[str], list[str]]:
+    """The names of the labels of a table, or else their ids, and what it says of each."""
+    _, columns, row_of = _read_labels(table)
+    names = columns.get("name") or [None] * (1 + max(row_of.values(), default=0))
+    texts = columns.get("text") or [None] * len(names)
+    return [names[row] or label for label, row in row_of.items()], [
+        texts[row] or "" for row in row_of.values()
+    ]
 
 
 def make_parts(

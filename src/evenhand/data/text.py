@@ -20,6 +20,7 @@ MAX_MARKS = 30  # combining, one after the other
 BLOCK_CHARACTERS = 2**20  # of texts hashed at once, about: bounds the memory, not the result
 MAX_LENGTH = 64  # of an n-gram; every text has as many n-grams of each length as characters
 MAX_WORDS = 8  # in a feature
+TEXTS = {"kind": "texts"}  # a featurizer's settings: an encoder takes the texts, normalised
 WORD_HASH = np.uint64(0x2545F4914F6CDD1D)  # where the hash of a word starts: not that of an n-gram
 
 # What a character does to the word before it.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evenhand.data import FloatArray, IntArray, Rows, Strings
 from evenhand.data.csr import MAX_IDS, check_offsets, check_rows, check_shape, check_spans
-from evenhand.data.text import featurizer_from
+from evenhand.data.text import TEXTS, featurizer_from, normalize
 from evenhand.data.weighting import unit_values
 from evenhand.files import open_arrays, save_arrays
 from evenhand.models import Retriever, as_tensors
@@ -87,8 +87,8 @@ class Searcher:
         check_scores(*found)
         return found
 
-    def prepare(self, features: Rows | FloatArray) -> Tensor | HybridQueries:
-        """Queries as the index takes them, from weighted features: Q rows, or dense (Q, F)."""
+    def prepare(self, features: Rows | FloatArray | list[str]) -> Tensor | HybridQueries:
+        """Queries as the index takes them, from what the encoder takes, weighted: Q of them."""
         vectors = self.vectors(features)
         if not isinstance(self.index, HybridIndex):
             return vectors
@@ -96,14 +96,18 @@ class Searcher:
         return self.index.prepare(vectors, features)
 
     @torch.no_grad()
-    def vectors(self, features: Rows | FloatArray) -> Tensor:
+    def vectors(self, features: Rows | FloatArray | list[str]) -> Tensor:
         """(Q, D) vectors of weighted features."""
         device = self.model.label_table.device
         return self.model.as_queries(self.encoder(as_tensors(features, device=device)))
 
-    def _features(self, queries: Queries) -> Rows | FloatArray:
+    def _features(self, queries: Queries) -> Rows | FloatArray | list[str]:
         """What a model is trained on: features checked, and weighted as those of the data set."""
         data = self.data
+        if data.featurizer == TEXTS:
+            if isinstance(queries, Rows | np.ndarray):
+                raise ValueError("queries must be texts, which the encoder of this model reads")
+            return [normalize(text) for text in queries]
         if isinstance(queries, np.ndarray):
             if data.is_sparse or queries.shape[1:] != (data.num_features,):
                 raise ValueError(f"queries must be {self._expected()}, got {queries.shape}")
@@ -213,7 +217,8 @@ def load_query_data(path: Path) -> QueryData:
             check_shape("label_coordinates", arrays["label_coordinates"], (2 * num_labels,))
             pairs = arrays["label_coordinates"].reshape(num_labels, 2)  # (2L,) -> (L, 2)
             data = data._replace(label_coordinates=pairs)
-        if data.featurizer and featurizer_from(data.featurizer).num_buckets > num_features:
+        is_hashed = data.featurizer not in (None, TEXTS)
+        if is_hashed and featurizer_from(data.featurizer).num_buckets > num_features:
             raise ValueError(f"the featurizer has more buckets than features, {num_features}")
         if data.label_counts is not None and data.label_counts.min() < 0:
             raise ValueError(f"label_counts must be at least 0, got {data.label_counts.min()}")

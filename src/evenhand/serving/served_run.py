@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evenhand.data.text import NgramFeaturizer, featurizer_from
+from evenhand.data.text import TEXTS, NgramFeaturizer, featurizer_from
 from evenhand.errors import UserError
 from evenhand.models import BagEncoder
 from evenhand.run_folder import read_about
@@ -35,7 +35,8 @@ class ServedRun:
                 f"{folder} cannot be served: it was trained on features, not on texts; to use its "
                 f"vectors elsewhere: evenhand export {folder} --out FOLDER"
             )
-        self.featurizer = featurizer_from(self.data.featurizer)
+        is_hashed = self.data.featurizer != TEXTS
+        self.featurizer = featurizer_from(self.data.featurizer) if is_hashed else None
         self.loaded = datetime.now(UTC).isoformat(timespec="seconds")
         # The first search looks up or compiles code; no client should wait for that.
         self.search(["warm"], 1, explains=True)

@@ -57,6 +57,7 @@ def why_no_graph(
         "the encoder is not a bag of sparse features": (
             getattr(model.encoder, "kernel_kind", None) != "bag"
         ),
+        "model.labels is not 'table'": training.labels is not None,
         "mining.whole_queries is true": feed.has_whole_queries,
         "mining.sampler is not 'uniform'": not isinstance(plan.sampler, UniformSampler),
         "the loss (loss.name) has no kernel": kernel_loss(plan.loss_fn) is None,

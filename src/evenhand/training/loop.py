@@ -70,6 +70,9 @@ def train(
             training.recent.clear()
             figures = {"loss": loss, "zero_loss_share": zero_loss_share, **scheduled._asdict()}
             figures |= watch.figures()
+            if training.labels is not None:
+                age = (training.step - 1) % plan.refresh_every
+                figures |= {"label_age": age, "label_drift": training.label_drift}
             if warning := watch.warning(figures):
                 warn_fn(warning)
             if metrics_path is not None:

@@ -81,14 +81,15 @@ class Optimizers:
     """One for every table of the model, and one for the dense weights of the encoder, if any."""
 
     rows: dict[str, RowOptimizer]  # by the names in `state.TABLES`
-    dense: torch.optim.Adam | None
+    dense: torch.optim.AdamW | None
+    dense_rate: float = 1.0  # times the learning rate of the tables
 
     def step(self, gradients: Gradients, *, learning_rate: float) -> None:
         for name, rows in gradients.items():
             self.rows[name].step(rows, learning_rate=learning_rate)
         if self.dense is not None:
             for group in self.dense.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate * self.dense_rate
             self.dense.step()
             self.dense.zero_grad(set_to_none=True)
 

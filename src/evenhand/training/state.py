@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from evenhand.data import Part
 from evenhand.errors import UserError
 from evenhand.losses import LossFn
 from evenhand.models import Retriever
@@ -18,7 +19,13 @@ from evenhand.training.checkpoint import Checkpoint
 from evenhand.training.feed import Batch, PairFeed
 from evenhand.training.optimizers import Optimizers
 
-TABLES = {"labels": "label_table", "biases": "label_bias", "features": "encoder.weight"}
+TABLES = {
+    "labels": "label_table",
+    "biases": "label_bias",
+    "features": "encoder.weight",
+    "label features": "label_tower.weight",
+    "label offsets": "label_offsets",
+}
 
 
 class Scheduled(NamedTuple):
@@ -44,6 +51,8 @@ class Plan:
     warmup_steps: int = 0
     max_gradient_norm: float = 0.0  # 0: gradients are not clipped
     chunk_size: int = 0  # examples that a dense encoder encodes at once; 0: the batch
+    is_mixed: bool = False  # a dense encoder computes in bfloat16 where autocast says so
+    refresh_every: int = 100  # steps, after which a label tower encodes all labels again
     draws_for_each: bool = False  # every example has a label sample of its own
     is_log_q_corrected: bool = False
     log_every: int = 50
@@ -96,6 +105,8 @@ class Training:
     best_value: float = -math.inf
     best_step: int = 0
     recent: list[Tensor] = dataclasses.field(default_factory=list)  # (2,) a step since the last log
+    labels: Part | None = None  # what the tower reads, as the features of queries; None: no tower
+    label_drift: float = 0.0  # 1 - cosine of a label's vector and the one it was mined by, mean
     # Of tables split over ranks, named as in TABLES: the first row that is here, the rows in all.
     row_ranges: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 

@@ -20,17 +20,28 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from evenhand.distributed.ranks import Ranks, share_of
+from evenhand.distributed.row_exchange import places_among, sorted_distinct_ids
 from evenhand.encoding import count_examples, draw_seeds, take_examples
 from evenhand.errors import UserError
 from evenhand.kernels.rows import scores_of_each
 from evenhand.kernels.selection import largest_of_blocks, mask_shared_
-from evenhand.kernels.sparse import Lists, matrix_of, product, transposed_product
+from evenhand.kernels.sparse import Lists, distinct_ids, matrix_of, product, transposed_product
 from evenhand.losses import LossFn
 from evenhand.mining import mask_positives
-from evenhand.models import Passes, Retriever, RowGradients, backward, encode, row_encoder
+from evenhand.models import (
+    Passes,
+    Retriever,
+    RowGradients,
+    backward,
+    encode,
+    features_of,
+    row_encoder,
+    tower_rows,
+)
 from evenhand.objective import ScoreGradients, score_gradients
 from evenhand.risk import RiskFn, mean_weights, top_weights
 from evenhand.sampling import LabelSample, log_q_corrected
@@ -114,6 +125,8 @@ def choose_step(
 def train_step(training: Training, plan: Plan, scheduled: Scheduled) -> Tensor:
     """The eager step: one operation after the other, on any device; see `Step`."""
     model, num_hard_examples = training.model, scheduled.num_hard_examples
+    if training.labels is not None and training.step % plan.refresh_every == 0:
+        refresh_labels(training)
     batch = training.feed.next_batch()
     draw_fn = plan.sampler.sample_for_each if plan.draws_for_each else plan.sampler.sample
     sample = draw_fn(batch.positive_ids, plan.num_sampled_labels, generator=training.generator)
@@ -131,14 +144,19 @@ def train_step(training: Training, plan: Plan, scheduled: Scheduled) -> Tensor:
         risk_fn=lambda losses: training.risk.weights(losses, batch, num_hard_examples),
         is_log_q_corrected=plan.is_log_q_corrected,
     )
-    gradients = gradients_of(
-        mined, query_vectors, batch, model, raw_vectors=raw_vectors, passes=passes
-    )
+    if training.labels is None:
+        final = mined
+        gradients = gradients_of(
+            mined, query_vectors, batch, model, raw_vectors=raw_vectors, passes=passes
+        )
+    else:
+        vectors = query_vectors, raw_vectors, passes
+        gradients, final = tower_gradients(training, plan, mined, *vectors, batch, sample)
     model.encoder.eval()  # it is in training mode within a step alone
     if plan.max_gradient_norm:
         gradients = clip(gradients, model, max_norm=plan.max_gradient_norm)
     training.optimizers.step(gradients, learning_rate=scheduled.learning_rate)
-    objective = (mined.weights * mined.losses[mined.survivors]).sum()
+    objective = (final.weights * final.losses[final.survivors]).sum()
     return torch.stack([objective, (mined.losses <= 0).to(objective.dtype).mean()])
 
 
@@ -152,7 +170,7 @@ def passes_of(training: Training, plan: Plan, batch: Batch) -> Passes | None:
     (rank, num_ranks), batch_size = training.feed.share, training.feed.batch_size
     seeds = draw_seeds(batch_size, training.generator)[share_of(batch_size, rank, num_ranks)[0] :]
     seeds = seeds[: count_examples(batch.features)]
-    return Passes(seeds, chunk_size=plan.chunk_size or batch_size)
+    return Passes(seeds, chunk_size=plan.chunk_size or batch_size, is_mixed=plan.is_mixed)
 
 
 @torch.no_grad()
@@ -186,6 +204,7 @@ class Mined(NamedTuple):
     query_rows: Tensor  # (R,) of the query vectors with a gradient: the survivors, or fewer
     label_ids: Tensor  # (T,) distinct labels with a gradient
     coefficients: Lists | Tensor  # (R, T) d objective / d score
+    kept: Tensor | None  # (U, k) places of the kept labels in the sample; None: all are kept
 
 
 @torch.no_grad()
@@ -236,7 +255,8 @@ def mine(
         label_ids, coefficients = matrix_of(
             torch.cat([positive_ids, kept_ids], dim=1), torch.cat([positive, negative], dim=1)
         )  # of (R, P + k)
-    return Mined(found.losses, found.survivors, found.weights, query_rows, label_ids, coefficients)
+    survivors = found.survivors, found.weights
+    return Mined(found.losses, *survivors, query_rows, label_ids, coefficients, kept)
 
 
 def gradients_of(
@@ -277,6 +297,124 @@ def gradients_of(
     if feature_rows is not None:
         gradients["features"] = feature_rows
     return gradients
+
+
+# --- labels that a tower reads --------------------------------------------------------------------
+# They are mined by vectors from the last time that all were encoded, in `model.label_table`. What
+# the survivors kept, and their positives, is encoded again, and the objective is that of these
+# fresh vectors: its gradient is exact for what was mined, however old the table.
+
+
+@torch.no_grad()
+def refresh_labels(training: Training) -> None:
+    """Encodes all labels, for mining and for search; without a tower, there is nothing to do."""
+    model, labels = training.model, training.labels
+    if labels is None:
+        return
+    assert model.tower is not None
+    for first, rows in tower_rows(model.tower, labels, device=training.feed.device):
+        span = slice(first, first + len(rows))
+        offsets = 0 if model.label_offsets is None else model.label_offsets[span]
+        model.label_table[span] = rows + offsets
+
+
+@torch.no_grad()
+def tower_gradients(
+    training: Training,
+    plan: Plan,
+    mined: Mined,
+    query_vectors: Tensor,
+    raw_vectors: Tensor,
+    passes: Passes | None,
+    batch: Batch,
+    sample: LabelSample,
+) -> tuple[Gradients, Mined]:
+    """The gradients by way of fresh label vectors, and the survivors' objective by these."""
+    model, device, labels = training.model, training.feed.device, training.labels
+    assert labels is not None
+    assert model.tower is not None
+    chosen = mined.survivors
+    rows = chosen if batch.query_rows is None else batch.query_rows[chosen]  # (k',)
+
+    def of_survivors(values: Tensor) -> Tensor:
+        values = _kept(values, mined.kept)
+        return values if values.dim() == 1 else values[rows]  # (M,) of all, or (k', k)
+
+    kept_ids, label_ids = of_survivors(sample.ids), batch.label_ids[chosen]
+    wanted, _ = sorted_distinct_ids(torch.cat([label_ids, kept_ids[kept_ids >= 0]]))  # (T,)
+    features = features_of(labels, wanted.cpu().numpy(), device=device)
+    own_passes = None
+    if row_encoder(model.tower) is None:
+        seeds, size = draw_seeds(len(wanted), training.generator), plan.chunk_size or len(wanted)
+        own_passes = Passes(seeds, chunk_size=size, is_mixed=plan.is_mixed)
+    model.tower.train()
+    fresh = encode(model.tower, features, own_passes)  # (T, D)
+    if model.label_offsets is not None:
+        fresh = fresh + model.label_offsets[wanted]
+    cosines = F.cosine_similarity(fresh, model.label_table[wanted])
+    training.label_drift = float(1 - cosines.mean())
+    small = Retriever(  # the same model, of these labels alone
+        model.encoder,
+        0,
+        fresh.shape[1],
+        is_cosine=model.is_cosine,
+        scale=model.scale,
+        has_label_bias=model.label_bias is not None,
+    )
+    small.label_table.data = fresh
+    if small.label_bias is not None and model.label_bias is not None:
+        small.label_bias.data = model.label_bias[wanted]
+    model.encoder.train()
+    survivors = Batch(
+        take_examples(batch.features, rows),
+        places_among(label_ids, wanted),
+        places_among(batch.positive_ids[rows], wanted),
+    )
+    own_queries = query_vectors[rows]  # (k', D)
+    final = mine(
+        own_queries,
+        survivors,
+        small,
+        LabelSample(places_among(kept_ids, wanted), of_survivors(sample.log_counts)),
+        num_hard_labels=kept_ids.shape[-1],
+        loss_fn=plan.loss_fn,
+        risk_fn=lambda losses: mined.weights,
+        is_log_q_corrected=plan.is_log_q_corrected,
+    )
+    found = gradients_of(
+        final,
+        own_queries,
+        survivors,
+        small,
+        raw_vectors=raw_vectors[rows],
+        passes=None if passes is None else passes.take(rows),
+    )
+    ids, values = found.pop("labels")
+    gradients = {
+        name: own if name == "features" else RowGradients(wanted[own.ids], own.values)
+        for name, own in found.items()
+    }
+    own_passes = None if own_passes is None else own_passes.take(ids)
+    by_rows = backward(model.tower, take_examples(features, ids), values, own_passes)
+    model.tower.eval()
+    if model.label_offsets is not None:
+        gradients["label offsets"] = RowGradients(wanted[ids], values)
+    if by_rows is not None and model.is_tower_shared:
+        gradients["features"] = _sum_of(gradients["features"], by_rows)
+    elif by_rows is not None:
+        gradients["label features"] = by_rows
+    return gradients, final
+
+
+def _sum_of(first: RowGradients, second: RowGradients) -> RowGradients:
+    """The sum of two gradients of one table."""
+    ids, places = distinct_ids(torch.cat([first.ids, second.ids]))
+    values = first.values.new_zeros(len(ids), first.values.shape[1])
+    values.index_add_(0, places, torch.cat([first.values, second.values]))
+    return RowGradients(ids, values)
+
+
+# --- scores ---------------------------------------------------------------------------------------
 
 
 def _scores_of_shared(

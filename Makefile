@@ -51,9 +51,9 @@ docs: $(TOOLS)  ## the docs as a site; to read it with its search: python -m htt
 	$(SITE)
 
 CORE := */losses.py,*/mining.py,*/sampling.py,*/risk.py,*/objective.py,*/metrics.py,*/kernels/*
-# Compiled functions count where they are compiled, so their cache must be empty.
+# Lines of compiled functions count when numba compiles them, so its cache must be empty.
 coverage: $(TOOLS)  ## lines of the core that the tests run, at least 95 %
-	NUMBA_CACHE_DIR=$$(mktemp -d) $(BIN)/pytest --quiet --cov=evenhand --cov-report=
+	NUMBA_JIT_COVERAGE=1 NUMBA_CACHE_DIR=$$(mktemp -d) $(BIN)/pytest --quiet --cov=evenhand --cov-report=
 	$(BIN)/coverage report --include='$(CORE)' --show-missing --fail-under=95
 
 fuzz: $(FUZZING)  ## MINUTES of damaged inputs for every parser; findings in fuzzing/

@@ -3,9 +3,14 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
+import torch
 
+import small
+from evenhand.build import build_training
 from evenhand.config import Config, build_config
+from evenhand.data.weighting import weight_features
 from evenhand.defaults import (
     DENSE,
     NAMES,
@@ -13,13 +18,15 @@ from evenhand.defaults import (
     TEXTS,
     Facts,
     choose_settings,
+    fit_settings,
 )
+from evenhand.errors import UserError
 from evenhand.methods import METHODS
 
 PLACES = Facts(
-    num_labels=34_006, num_queries=236_572, num_pairs=246_000, num_features=2**18, kind=NAMES,
-    has_counts=False, num_validation=33_800, is_streamed=False, num_ranks=1, is_gpu=False,
-    memory=2**34,
+    num_labels=34_006, num_queries=236_572, num_pairs=246_000, num_features=2**18, density=0.0001,
+    kind=NAMES, is_uneven=False, has_counts=False, num_validation=33_800, is_streamed=False,
+    num_ranks=1, is_gpu=False, memory=2**34,
 )  # fmt: skip
 
 
@@ -91,8 +98,10 @@ def test_what_is_given_stays_and_the_rules_follow_it():
     [
         ({"has_counts": True}, "data.weighting", "tf-idf"),
         ({}, "data.weighting", "unit"),
-        ({"num_features": 500}, "search.neighbour_power", 8.0),
+        ({"density": 0.03}, "search.neighbour_power", 8.0),
         ({}, "search.neighbour_power", 2.0),
+        ({"num_labels": 5000}, "ranker.weight", 8.0),
+        ({"num_labels": 100_000}, "ranker.weight", 2.0),
         ({"is_streamed": True}, "search.num_neighbours", 0),
         ({"is_streamed": True}, "ranker.num_mined_labels", 0),
         ({"is_streamed": True, "num_pairs": 10**6}, "mining.whole_queries", False),
@@ -108,3 +117,23 @@ def test_what_is_given_stays_and_the_rules_follow_it():
 def test_a_rule_of_sparse_documents(facts, name, value):
     section, _, key = name.partition(".")
     assert getattr(getattr(chosen(kind=SPARSE, **facts), section), key) == value
+
+
+def test_columns_of_very_different_width_are_standardized_by_the_encoder():
+    even = small.dense_dataset()
+    widths = np.where(np.arange(12) == 3, 1e4, 1).astype(np.float32)
+    parts = {
+        name: dataclasses.replace(part, features=5 + part.features * widths)
+        for name, part in even.parts.items()
+    }
+    dataset = small.with_parts(even, **parts)
+    config, _ = fit_settings({}, dataset, device=torch.device("cpu"))
+    assert config.data.weighting == "standard"
+    encoder = build_training(
+        config, weight_features(dataset, "standard"), torch.device("cpu")
+    ).training.model.encoder
+    vectors = torch.from_numpy(parts["train"].features)
+    expected = (vectors - vectors.mean(0)) / vectors.std(0, correction=0)
+    torch.testing.assert_close(encoder(vectors), encoder.layers[0](expected), atol=1e-4, rtol=1e-4)
+    with pytest.raises(UserError, match=r'"standard" is for dense features'):
+        weight_features(small.text_dataset(), "standard")

@@ -24,7 +24,7 @@ from evenhand.data import (
 from evenhand.data.dataset import check_all_ids, check_finite
 from evenhand.data.held_out import GapBins, frequency_bins, hold_out_queries
 from evenhand.data.text import featurizer_from, normalize
-from evenhand.data.weighting import feature_weights, unit_values
+from evenhand.data.weighting import column_spread, feature_weights, unit_values
 from evenhand.distributed.ranks import Ranks, Shards
 from evenhand.errors import UserError
 from evenhand.evaluation import check_selector, group_columns
@@ -128,6 +128,11 @@ def build_training(
         feature_rows=own_rows.get("features"),
         encoder=encoder,
     )
+    if isinstance(model.encoder, MlpEncoder) and model.encoder.means is not None:
+        assert not isinstance(part.features, Rows)
+        spread = map(torch.from_numpy, column_spread(part.features))
+        for buffer, values in zip(model.encoder.buffers(), spread, strict=True):
+            buffer.copy_(values)
     read_labels = None if model.tower is None else label_part(config, dataset, model.tower)
     groups, gap_bins = groups_of_pairs(config, dataset), _gap_bins(config, dataset)
     pair_groups = None if groups is None else groups.ids
@@ -194,7 +199,10 @@ def build_model(
     elif is_sparse:
         encoder = BagEncoder(num_features, dim, rows=feature_rows, dtype=dtype, **where)
     else:
-        encoder = MlpEncoder(num_features, dim, hidden_widths=settings.hidden_widths, **where)
+        widths, standardizes = settings.hidden_widths, config.data.weighting == "standard"
+        encoder = MlpEncoder(
+            num_features, dim, hidden_widths=widths, standardizes=standardizes, **where
+        )
     tower = None
     if settings.labels != "table":
         tower = encoder if settings.label_tower == "shared" else copy.deepcopy(encoder)
@@ -239,7 +247,7 @@ def label_part(config: Config, dataset: Dataset, tower: nn.Module) -> Part:
         )
     train = dataset.parts["train"]
     weights = train.feature_weights
-    if config.data.weighting != "as-is" and weights is None:
+    if config.data.weighting in ("unit", "tf-idf") and weights is None:
         weights = feature_weights(train.features, dataset.num_features, config.data.weighting)
     words = words_of_labels(dataset.label_names, dataset.label_texts)
     return text_part(config, words, dataset.featurizer, weights, tower)

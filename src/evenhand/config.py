@@ -111,7 +111,7 @@ class DataConfig(Section):
     # n-grams of a name are hashed into so many features
     num_buckets: Annotated[int, partial(check_range, low=1, high=2**31 - 1)] = 2**18
     # of the values of sparse features; unit: every query of length 1; tf-idf: that, and rare ones
-    # count more
+    # count more; standard: of dense ones, each column less its mean and over its deviation
     weighting: Annotated[str, partial(check_choice, choices=WEIGHTINGS)] = "as-is"
 
     @property

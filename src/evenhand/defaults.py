@@ -16,6 +16,7 @@ from rich.text import Text
 
 from evenhand.config import OWN, Config, build_config, check_settings, toml_value
 from evenhand.data import Dataset, Rows
+from evenhand.data.weighting import column_spread
 from evenhand.errors import UserError
 from evenhand.evaluation.scores import main_cutoff
 from evenhand.methods import METHODS
@@ -41,7 +42,9 @@ class Facts(NamedTuple):
     num_queries: int  # of the training part
     num_pairs: int
     num_features: int
+    density: float  # sparse: the share of all features that a query has, on average
     kind: str  # one of the six above
+    is_uneven: bool  # dense: a column is much wider than most, or they lie far from 0
     has_counts: bool  # sparse: nobody has weighted the values (whole numbers, words of texts)
     num_validation: int  # queries
     is_streamed: bool
@@ -63,8 +66,12 @@ def facts_of(
 ) -> Facts:
     """Reads what the rules look at; of the feature values, no more than the first million."""
     train, validation = dataset.parts["train"], dataset.parts.get("validation")
-    features, kind, has_counts = train.features, DENSE, False
+    features, kind, has_counts, is_uneven, density = train.features, DENSE, False, False, 1.0
+    if not isinstance(features, Rows):
+        means, deviations = column_spread(features)
+        is_uneven = bool(max(deviations.max(), np.median(abs(means))) > 10 * np.median(deviations))
     if isinstance(features, Rows):
+        density = len(features.ids) / max(1, len(features) * dataset.num_features)
         is_short = len(features.ids) <= MOST_NGRAMS * len(features)
         kind = SPARSE if features.values is not None else NAMES if is_short else TEXTS
         if features.values is not None:
@@ -79,7 +86,9 @@ def facts_of(
         num_queries=len(train),
         num_pairs=len(train.positives.ids),
         num_features=dataset.num_features,
+        density=density,
         kind=kind,
+        is_uneven=is_uneven,
         has_counts=has_counts,
         num_validation=0 if validation is None else len(validation),
         is_streamed=dataset.is_read_in_blocks,
@@ -155,6 +164,10 @@ def choose_settings(
             else "values are weighted already; rows of length 1"
         )
         choose("data.weighting", "tf-idf" if f.has_counts else "unit", why)
+
+    if kind == DENSE and f.is_uneven and not (is_given("model.encoder") or has_tower):
+        # Wine and breast cancer, as measured: P@1 .889, .942 as they are.
+        choose("data.weighting", "standard", "some columns are far wider than others")
 
     # The loss. On names (places) contrastive beats softmax and BOWL, .875, .858 and .820; on
     # documents softmax on dot products with a bias is far better (recall@10 .336 and .248 on 7,600
@@ -264,9 +277,9 @@ def choose_settings(
     cutoff = main_cutoff(cutoffs, num_labels=f.num_labels)
     choose("training.select_by", f"recall@{cutoff}", "what a better model has more of")
 
-    # Additions to the model's scores, by features with values. Rows of few features are all alike,
-    # and only the nearest should vote: a power of 8 is best on bibtex and delicious, 2 on four sets
-    # made of debian-deps (P@1 .315 and .290 with one of 1,000 labels). All else is shared.
+    # Additions to the model's scores, by features with values. Rows that share most of few features
+    # are all alike, and only the nearest should vote: a power of 8 is best on bibtex and delicious,
+    # 2 on four sets made of debian-deps and on lines of three words (P@1 .530 and .508).
     if kind == SPARSE and not has_tower:
         can_add = not f.is_streamed and f.num_ranks == 1
         why = "similar training documents vote"
@@ -274,7 +287,7 @@ def choose_settings(
         num_neighbours = 50 if can_add and f.num_queries <= 200_000 else 0
         choose("search.num_neighbours", min(num_neighbours, f.num_queries), why, most=f.num_queries)
         choose("search.neighbour_weight", 12.0, why)
-        choose("search.neighbour_power", 8.0 if f.num_features < 5000 else 2.0, why)
+        choose("search.neighbour_power", 8.0 if f.density > 0.01 else 2.0, why)
         num_mined = f.num_labels if f.num_labels <= 1000 else 150
         num_mined = min(num_mined, 40_000_000 // max(1, f.num_queries))
         num_mined = num_mined if can_add and num_mined >= min(50, f.num_labels) else 0
@@ -283,7 +296,8 @@ def choose_settings(
         choose("ranker.num_candidates", max(1, min(f.num_labels, num_mined, 1000)), why)
         choose("ranker.positive_cost", 1.0, why)
         choose("ranker.negative_cost", 0.3, why)
-        choose("ranker.weight", 8.0, why)
+        # Labels with one or two pairs teach a classifier little: P@1 .539 with 2, .521 with 8.
+        choose("ranker.weight", 8.0 if f.num_pairs > 4 * f.num_labels else 2.0, why)
     return settings, choices
 
 

@@ -262,10 +262,19 @@ class MlpEncoder(nn.Module):
         embedding_dim: int,
         *,
         hidden_widths: tuple[int, ...] = (),
+        standardizes: bool = False,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        """
+        Args:
+            standardizes: features less `means`, over `deviations`, which training sets.
+        """
         super().__init__()
+        self.means: Tensor | None
+        self.deviations: Tensor | None
+        self.register_buffer("means", torch.zeros(num_features) if standardizes else None)
+        self.register_buffer("deviations", torch.ones(num_features) if standardizes else None)
         widths = [num_features, *hidden_widths, embedding_dim]
         self.layers = nn.ModuleList(
             nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)
@@ -280,6 +289,8 @@ class MlpEncoder(nn.Module):
 
     def forward(self, features: Features) -> Tensor:
         assert isinstance(features, Tensor)
+        if self.means is not None and self.deviations is not None:
+            features = (features - self.means) / self.deviations
         for layer in self.layers[:-1]:
             features = F.relu(layer(features))
         return self.layers[-1](features)  # type: ignore[no-any-return]

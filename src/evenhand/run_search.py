@@ -120,7 +120,7 @@ def query_data_of(dataset: Dataset, config: Config, *, weighs_features: bool = T
     coordinates = dataset.label_coordinates
     if coordinates is not None and np.isfinite(coordinates).all():
         data = data._replace(label_coordinates=np.asarray(coordinates))
-    if weighs_features and weighting != "as-is":
+    if weighs_features and weighting in ("unit", "tf-idf"):
         weights = train.feature_weights
         if weights is None:
             weights = feature_weights(train.features, dataset.num_features, weighting)

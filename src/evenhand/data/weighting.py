@@ -4,8 +4,11 @@
 - `tf-idf`: before that, every value is multiplied by 1 + log((1 + N) / (1 + n_f)), where n_f of the
   N training rows have the feature. Weights come from the training part alone.
 
-Features without values (a plain mean, as in `places`) and dense features are left alone: they are
-refused, because a setting without effect misleads.
+- `standard`: for dense features; every column less its mean, over its deviation. The encoder does
+  it, so the data stay as they are.
+
+What a weighting is not for is refused, because a setting without effect misleads: features without
+values (a plain mean, as in `places`) have none.
 """
 
 import dataclasses
@@ -17,12 +20,18 @@ from evenhand.data.csr import FloatArray, Rows, count_ids
 from evenhand.data.dataset import Dataset
 from evenhand.errors import UserError
 
-WEIGHTINGS = ("as-is", "unit", "tf-idf")
+WEIGHTINGS = ("as-is", "unit", "tf-idf", "standard")
+MOST_ROWS = 100_000  # that means and deviations of columns are taken from
 
 
 def weight_features(dataset: Dataset, weighting: str) -> Dataset:
     """The data set with its feature values weighted; the ids, and the file, stay as they are."""
-    if weighting == "as-is":
+    if weighting == "standard" and dataset.is_sparse:
+        raise UserError(
+            f'data.weighting = "standard" is for dense features, and those of {dataset.name} are '
+            f'sparse; set it to "unit"'
+        )
+    if weighting in ("as-is", "standard"):
         return dataset
     for name, part in dataset.parts.items():
         if not isinstance(part.features, Rows) or part.features.values is None:
@@ -41,6 +50,13 @@ def weight_features(dataset: Dataset, weighting: str) -> Dataset:
             features = part.features.with_values(unit_values(part.features, of_feature))
             parts[name] = dataclasses.replace(part, features=features)
     return dataclasses.replace(dataset, parts=parts)
+
+
+def column_spread(vectors: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The mean and the deviation of every column, (F,) each; 1 for a column that is constant."""
+    rows = np.asarray(vectors[:MOST_ROWS], dtype=np.float64)
+    deviations = rows.std(axis=0)
+    return rows.mean(axis=0), np.where(deviations > 0, deviations, 1)
 
 
 def feature_weights(train: Rows | FloatArray, num_features: int, weighting: str) -> FloatArray:

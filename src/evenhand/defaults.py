@@ -166,7 +166,7 @@ def choose_settings(
         choose("data.weighting", "tf-idf" if f.has_counts else "unit", why)
 
     if kind == DENSE and f.is_uneven and not (is_given("model.encoder") or has_tower):
-        # Wine and breast cancer, as measured: P@1 .889, .942 as they are.
+        # P@1 on breast cancer is .983, and .942 with the columns as they are; on wine .963, .889.
         choose("data.weighting", "standard", "some columns are far wider than others")
 
     # The loss. On names (places) contrastive beats softmax and BOWL, .875, .858 and .820; on

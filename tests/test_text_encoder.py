@@ -184,3 +184,13 @@ def test_a_module_takes_vectors_where_there_are_no_texts_compiled_or_not(is_comp
     again = evenhand.load(run.folder, encoder=encoder(), progress=False)
     found = [own.search(part.features[:5], 3)["score"].tolist() for own in (run, again)]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_transformer_reads_the_labels_too(transformer, is_frozen):
+    changes = {"model.labels": "both", "model.freeze_encoder": is_frozen, "training.num_steps": 20}
+    run = train(transformer / "st", **changes)
+    assert run.add_labels({"id": ["badoki", "another"], "text": ["badoki1", ""]}) == 2
+    found = run.search(["badoki badoki1"], 1)  # the text of a label, read by the same encoder
+    assert found["label"].tolist() == ["badoki"]
+    assert found["score"].tolist() == pytest.approx([run.config.model.scale], rel=1e-4)

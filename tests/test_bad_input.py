@@ -77,8 +77,8 @@ REFUSED = [  # words, what the sentence must hold
     (("train", "--resume"), ["--resume needs the folder"]),
     ((*RESUME, "data"), ["data", "cannot be resumed", "config.toml"]),
     ((*RESUME, "nowhere"), ["nowhere", "cannot be resumed"]),
-    (("compare", "runs/a", "runs/dense"), ["runs/dense", "another data set"]),
-    (("report", "runs/a", "runs/dense"), ["runs/dense", "another data set"]),
+    (("compare", "runs/a", "runs/dense"), ["runs/dense", "different data sets"]),
+    (("report", "runs/a", "runs/dense"), ["runs/dense", "different data sets"]),
     (("compare", "runs/a"), ["two runs or more", "runs/a"]),
     (("compare", "runs/a", "runs/a", "--metric", "recall@7"),
      ["--metric", "recall@1, recall@5, recall@10", "'recall@7'"]),
@@ -198,7 +198,7 @@ DAMAGES = [  # file, damage, command, what the sentence must hold beside the fil
     ("config.toml", "lengthen", "evaluate", "not valid TOML"),
     ("config.toml", "lengthen", "compare", "damaged"),
     ("config.toml", "lengthen", "resume", "not valid TOML"),
-    ("metrics.jsonl", "lengthen", "report", "damaged"),
+    ("metrics.jsonl", "lengthen", "resume", "damaged"),
     ("metrics.jsonl", "list instead", "resume", "damaged"),
 ]  # fmt: skip
 

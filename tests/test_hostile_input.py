@@ -176,7 +176,7 @@ def test_a_group_that_is_not_there_is_refused(copy, capsys, reader, name):
     ids[7] = 99
     np.save(copy / f"data/{name}.npy", ids)
     column, part = name.split(".")[2], name.split(".")[0]
-    run_main(capsys, *reading(reader)).says("small", f"{column} of {part}", "99", "again")
+    run_main(capsys, *reading(reader)).says("data is damaged", f"{column} of {part}", "99", "again")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_offsets_that_decrease_are_refused(copy, capsys, reader, name):
     offsets[5], offsets[6] = offsets[6], offsets[5] - 1
     np.save(copy / f"data/{name}.offsets.npy", offsets)
     offsets_of = name.replace("labels.names", "labels") + ".offsets"  # names and texts of labels
-    run_main(capsys, *reading(reader)).says("small", offsets_of, "decrease", "again")
+    run_main(capsys, *reading(reader)).says("data is damaged", offsets_of, "decrease", "again")
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -280,7 +280,7 @@ INPUTS = [  # what is replaced, who reads it
     ("a.toml", "train"),
     ("runs/a/config.toml", "evaluate"), ("runs/a/run.json", "evaluate"),
     ("runs/a/run.json", "report"), ("runs/a/config.toml", "report"),
-    ("runs/a/metrics.jsonl", "report"), ("runs/a/metrics.jsonl", "resume"),
+    ("runs/a/metrics.jsonl", "resume"),
     ("runs/a/model/weights/rank-0-file-0.safetensors", "search"),
     ("runs/a/model/weights/manifest.json", "search"),
     ("runs/a/evaluation/test/scores.json", "compare"),

@@ -7,7 +7,10 @@ import threading
 
 import httpx
 import pytest
+import schemathesis
 import torch
+from hypothesis import given, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import small
 from evenhand.data import save_dataset
@@ -397,10 +400,6 @@ def test_no_request_that_the_schema_can_name_breaks_the_server(runs):
 
 def check_schema(app, *, max_examples):
     """Sends what the schema allows and what it forbids; every answer must be one it names."""
-    schemathesis = pytest.importorskip("schemathesis")
-    from hypothesis import given, settings
-    from schemathesis.specs.openapi.checks import positive_data_acceptance
-
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     for operation in schema.get_all_operations():
 

@@ -257,7 +257,11 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
         ("rows.index_select(0, b", "rows.flip(0).index_select(0, b", "dot and softmax and product"),
         ("- first[places]", "", "dot and softmax and product"),
         ("counts.cumsum(0) - counts", "counts.cumsum(0) * 0", "product"),
-        ("index_add_(0, places, ", "index_copy_(0, places, ", "dot and softmax and product"),
+        (
+            "negative.index_add_(0, places, ",
+            "negative.index_copy_(0, places, ",
+            "dot and softmax and product",
+        ),
         ("(matrix != 0)", "(matrix > 0)", "every and softmax"),
         ("matrix.index_select(1, label_ids)", "matrix[:, : len(label_ids)]", "every and softmax"),
     ],
@@ -476,7 +480,7 @@ MISTAKES = {  # (file, what tests it): old, new and names of several mutants
         ("if is_first and not keeps_checkpoints:", "if is_first:", "keeps_its_last_weights"),
     ],
     ("export_vectors.py", "test_export.py"): [
-        ('", column, first_row=first', '", column', "brute_force"),
+        ('", column[:num_own], first_row=first', '", column[:num_own]', "brute_force"),
     ],
     ("cli/evaluate.py", "test_cli.py"): [
         (

@@ -58,7 +58,7 @@ def certificate(losses: ArrayLike, *, delta: float = 0.05) -> Certificate:
     Example:
         >>> found = certificate(np.repeat([0.0, 0.5, 1.0], [900, 80, 20]))
         >>> found.estimates([1.0, 0.1]), found.bounds([1.0, 0.1]).round(3)
-        (array([0.06, 0.6 ]), array([0.086, 0.685]))
+        (array([0.06, 0.6 ]), array([0.086, 0.682]))
     """
     values = np.asarray(losses, dtype=np.float64)
     check_chance("delta", delta)

@@ -566,6 +566,57 @@ def _signed(value: float) -> str:
     return f"{value:+.4f}".replace("0.", ".", 1)
 
 
+# --- serving.md -----------------------------------------------------------------------------------
+
+
+def serving_tables() -> dict[str, list[str]]:
+    found: dict[str, list[Any]] = {}  # by command, whatever runs it was about
+    for words, section in read("serving.json").items():
+        found.setdefault(words.split()[0], []).extend(section["rows"])
+    load = [
+        (
+            f"{row['labels']:,}",
+            f"{row['requests_a_second']:,.0f}",
+            *(f"{row['milliseconds'][name]:.0f}" for name in ("p50", "p99")),
+            f"{row['mb_at_the_end']:,.0f}",
+        )
+        for row in found["load"]
+    ]
+    faiss = [
+        (
+            f"{row['labels']:,}",
+            row["index"],
+            f"{row['recall_at_10']['all']['recall']:.2%}",
+            f"{row['worst_group'][0]:.2%} ({row['worst_group'][1]})",
+            f"{row['milliseconds_a_query']['exact search']:.1f}",
+            f"{row['milliseconds_a_query']['index']:.2f}",
+            f"{row['seconds_to_build']:.0f}",
+            f"{row['megabytes']:,.0f}",
+        )
+        for row in found["faiss"]
+    ]
+    stores = [
+        (
+            row["store"],
+            f"{row['labels']:,}",
+            f"{row['seconds_to_load']:.0f}",
+            f"{row['overlap_with_exact_at_10']:.2%}",
+            f"{row['milliseconds_a_query']:.1f}",
+        )
+        for row in found["databases"]
+    ]
+    return {
+        "load": table(["labels", "requests a second", "ms, median", "ms, p99", "memory, MB"], load),
+        "faiss": table(
+            ["labels", "index", "finds of the exact first 10", "in the worst group", "exact, ms",
+             "index, ms", "built in s", "MB"], faiss,
+        ),
+        "databases": table(
+            ["store", "labels", "loaded in s", "finds of the exact first 10", "ms a query"], stores
+        ),
+    }  # fmt: skip
+
+
 # --- pages ----------------------------------------------------------------------------------------
 
 PAGES: dict[str, Callable[[], Tables]] = {
@@ -573,6 +624,7 @@ PAGES: dict[str, Callable[[], Tables]] = {
     "results.md": results_tables,
     "speed.md": speed_tables,
     "reproduction.md": reproduction_tables,
+    "serving.md": serving_tables,
     "scaling.md": lambda: {"kills": kills_table()},
 }
 

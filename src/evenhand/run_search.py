@@ -393,7 +393,7 @@ def build_run_index(
     *,
     kind: str | None = None,
     effort: int | None = None,
-    target: float = 0.98,
+    target: float = 0.99,
 ) -> tuple[FaissIndex, list[GroupRecall]]:
     """Builds, measures and writes the index of a run; also its recall by group.
 

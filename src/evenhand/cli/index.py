@@ -32,7 +32,7 @@ def build(
             show_default="the least that reaches --target in every group",
         ),
     ] = None,
-    target: Target = 0.98,
+    target: Target = 0.99,
     part: options.Part = "validation",
     data: options.MovedData = None,
     device: options.Device = None,

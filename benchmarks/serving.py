@@ -19,6 +19,7 @@ databases  seconds to load PostgreSQL and milvus-lite, and what they find of exa
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -57,13 +59,18 @@ HEAD = (
 )
 
 
-def start_server(*runs: Path) -> tuple[subprocess.Popen[str], int]:
-    """The server of some runs, ready, and its port."""
+@contextlib.contextmanager
+def started_server(*runs: Path) -> Iterator[tuple[int, int]]:
+    """The process id and the port of a server of some runs, which is stopped in the end."""
     command = [sys.executable, "-m", "evenhand", "serve", *map(str, runs), "--port", "0", "--quiet"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    return server, int(line.rsplit(":", 1)[1])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.pid, int(server.stdout.readline().rsplit(":", 1)[1])
+        finally:
+            server.terminate()
+            status = server.wait(30)
+        assert status == 0, f"the server ended with {status}"
 
 
 def requests_of(run: Path, count: int) -> list[bytes]:
@@ -110,12 +117,11 @@ def cpu_seconds(pid: int) -> float:
 
 def measure(run: Path, num_requests: int, num_connections: int) -> dict[str, Any]:
     """Requests a second and their times, and the memory after a tenth of them and after all."""
-    server, port = start_server(run)
-    try:
+    with started_server(run) as (server_id, port):
         messages = requests_of(run, num_requests + WARM_UP)
         asyncio.run(ask_all(port, messages[:WARM_UP], num_connections))
         sizes, seconds, num_errors, total = [], [], 0, 0.0
-        of_server, of_clients = -cpu_seconds(server.pid), -time.process_time()
+        of_server, of_clients = -cpu_seconds(server_id), -time.process_time()
         tenth = WARM_UP + num_requests // 10
         for part in (messages[WARM_UP:tenth], messages[tenth:]):
             started = time.perf_counter()
@@ -123,12 +129,9 @@ def measure(run: Path, num_requests: int, num_connections: int) -> dict[str, Any
             total += time.perf_counter() - started
             seconds += times
             num_errors += errors
-            sizes.append(proc_bytes("VmRSS", server.pid))
-        of_server += cpu_seconds(server.pid)
+            sizes.append(proc_bytes("VmRSS", server_id))
+        of_server += cpu_seconds(server_id)
         of_clients += time.process_time()
-    finally:
-        server.terminate()
-        server.wait(30)
     return {
         "labels": read_about(run)["dataset"]["num_labels"],
         "requests": num_requests,
@@ -157,11 +160,9 @@ def start_up(runs: list[Path]) -> list[dict[str, Any]]:
         subprocess.run([sys.executable, "-c", "import torch"], check=True)
         of_torch.append(time.perf_counter() - began)
         began = time.perf_counter()
-        server, port = start_server(*runs)
-        _, num_errors = asyncio.run(ask_all(port, message, 1))
-        of_server.append(time.perf_counter() - began)
-        server.terminate()
-        server.wait(30)
+        with started_server(*runs) as (_, port):
+            _, num_errors = asyncio.run(ask_all(port, message, 1))
+            of_server.append(time.perf_counter() - began)
         assert not num_errors
     seconds = {"import_torch": of_torch, "first_answer": of_server}
     row: dict[str, Any] = {

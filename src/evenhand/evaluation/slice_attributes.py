@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, identity
 
 from evenhand.data import Dataset, Groups, IntArray, Part, Rows, Strings, pairs_of
+from evenhand.data.csr import count_ids
 from evenhand.evaluation.groups import BUILT_IN, group_columns
 
 DOUBLINGS = (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)  # 0 | 1 | 2 to 3 | 4 to 7 | ...
@@ -103,7 +104,7 @@ def _query_features(dataset: Dataset, part: Part) -> Iterable[Attribute]:
     train, features = dataset.parts["train"].features, part.features
     if isinstance(features, Rows) and isinstance(train, Rows):
         # How often a query's rarest feature occurs in training, and how many do not at all.
-        counts = np.bincount(train.ids, minlength=dataset.num_features)[features.ids]  # (nnz,)
+        counts = count_ids(train.ids, dataset.num_features)[features.ids]  # (nnz,)
         has_any = features.lengths() > 0  # (Q,)
         starts = features.offsets[:-1][has_any]  # the rows without a feature have none between
         rarest, shares = np.full((2, len(features)), np.nan)

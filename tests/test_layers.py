@@ -55,7 +55,7 @@ DECLARED = {
     "h11", "pydantic", "starlette",  # come with these
     "llvmlite",  # comes with numba
     "mlflow", "sklearn",  # extras, of integrations/
-    "sentence_transformers",  # the extra `text`
+    "sentence_transformers", "transformers",  # the extra `text`
     "triton",  # comes with a torch for CUDA, and is imported for CUDA alone
 }  # fmt: skip
 

@@ -37,10 +37,13 @@ class TextEncoder(nn.Module):
         check_encoder(folder)
         try:
             from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging
         except ImportError as error:
             raise UserError(
                 f"the encoder {folder} needs the extra: pip install 'evenhand[text]'"
             ) from error
+        has_bar = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # the weights of a local folder are there in a moment
         try:
             self.model = SentenceTransformer(
                 str(folder),
@@ -53,6 +56,9 @@ class TextEncoder(nn.Module):
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(f"the encoder {folder} could not be read: {first}") from error
+        finally:
+            if has_bar:
+                logging.enable_progress_bar()
 
     def forward(self, texts: list[str]) -> Tensor:
         if self.training or len(texts) <= AT_ONCE:

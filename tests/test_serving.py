@@ -8,6 +8,7 @@ import threading
 import httpx
 import pytest
 import schemathesis
+import schemathesis.specs.openapi.schemas  # beside threads pytest may fail to rewrite it
 import torch
 from hypothesis import given, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
